@@ -34,7 +34,7 @@ prepare_environment()  # as the command line does, before PyTorch is loaded
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from accuracy_tables import Measured, summarise, tables  # noqa: E402
-from no_skill import helix_bundle, straight_helix  # noqa: E402
+from no_skill import SeparationPrior, helix_bundle, straight_helix  # noqa: E402
 
 import fastfold  # noqa: E402
 from fastfold.data.features.coevolution import analyse  # noqa: E402
@@ -46,17 +46,15 @@ from fastfold.data.training.entry import Entry, read_entry, select_chain  # noqa
 from fastfold.inference.config import PRECISIONS  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.io.read import read_structure  # noqa: E402
-from fastfold.protein.metrics.all_atom import count_clashes  # noqa: E402
 from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration  # noqa: E402
 from fastfold.protein.metrics.contacts import (  # noqa: E402
     CONTACT_SEPARATION,
     LONG_RANGE,
     ContactPrecision,
-    SeparationPrior,
     contact_precision,
     distogram_cross_entropy,
 )
-from fastfold.protein.metrics.lddt import lddt  # noqa: E402
+from fastfold.protein.metrics.lddt import count_clashes, lddt  # noqa: E402
 from fastfold.protein.metrics.tm_score import tm_score  # noqa: E402
 from fastfold.protein.structure import ChainStructure  # noqa: E402
 from fastfold.training.report.calibration import calibrate, calibration_png  # noqa: E402

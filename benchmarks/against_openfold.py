@@ -45,8 +45,8 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerStack  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
-from fastfold.evoformer.weights.alphafold_names import alphafold_mappings  # noqa: E402
 from fastfold.evoformer.weights.mapping import read_parameters  # noqa: E402
+from fastfold.evoformer.weights.names import alphafold_mappings  # noqa: E402
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402

@@ -23,8 +23,7 @@ import fastfold
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.lddt import lddt
-from fastfold.protein.metrics.superposition import superpose
-from fastfold.protein.metrics.tm_score import tm_score
+from fastfold.protein.metrics.tm_score import superpose, tm_score
 
 CA = rc.atom_order["CA"]
 STEPS = 12  # points of the drawn curve between two alpha carbons

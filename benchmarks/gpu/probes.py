@@ -20,7 +20,7 @@ prepare_environment()  # must precede the import of PyTorch
 import torch  # noqa: E402
 
 import fastfold  # noqa: E402
-from fastfold.protein.metrics.superposition import rmsd  # noqa: E402
+from fastfold.protein.metrics.tm_score import rmsd  # noqa: E402
 
 SEQUENCE = "MTYKLILNGKTLKGETTTEAVDAATAEKVFKQYANDNGVDGEWTYDDATKTFTVTE"
 """Protein G, 56 residues."""

@@ -58,23 +58,31 @@ class Attention(nn.Module):
 
 
 def self_attention(
-    norm: LayerNorm, attention: Attention, block: Block, bias: Tensor | None, mask: Tensor
+    norm: LayerNorm,
+    attention: Attention,
+    block: Block,
+    bias: Tensor | None,
+    mask: Tensor,
+    *,
+    columns: bool = False,
 ) -> Tensor:
-    """Compute ``x + dropout * attention(norm(x))`` of a block ``[*, R, N, c]`` along N in one operator.
+    """Compute ``x + dropout * attention(norm(x))`` of a block ``[*, R, N, c]`` along its rows in one operator.
 
-    Supplement Algorithms 7, 8, 13 and 14. The ``bias [*, H, N, N]`` is added to the logits of every row; the ``mask [*,
-    R, N]`` is 0 for keys that must not be seen.
+    Supplement Algorithms 7, 8, 13 and 14. The ``bias [*, H, N, N]`` is added to the logits of every row. The whole
+    ``mask [*, R, N]`` is 0 for keys that must not be seen. With ``columns`` each column attends instead.
     """
-    return kernels.gated_attention(
-        block.x,
+    part = block.transposed() if columns else block
+    updated = kernels.gated_attention(
+        part.x,
         bias,
-        mask,
+        mask[..., block.rows].transpose(-2, -1) if columns else mask[..., block.rows, :],
         kernel_parameters(norm, attention),
         heads=attention.heads,
-        residual=block.x,
-        dropout=block.dropout,
-        out=block.out,
+        residual=part.x,
+        dropout=part.dropout,
+        out=part.out,
     )
+    return updated.transpose(-3, -2) if columns else updated
 
 
 def kernel_parameters(norm: LayerNorm, attention: Attention) -> kernels.GatedAttentionParams:

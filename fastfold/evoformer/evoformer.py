@@ -210,7 +210,12 @@ class EvoformerStack(BlockStack):
 
 
 class TemplatePairStack(BlockStack):
-    """Template pair blocks one after the other (supplement Algorithm 16, lines 1-7)."""
+    """Template pair blocks one after the other (supplement Algorithm 16, lines 1-7); arguments as of a block."""
+
+    def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
+        blocks = range(config.num_block)
+        how: dict[str, Any] = {"attention_first": attention_first, "zero_init": zero_init}
+        super().__init__([TemplatePairBlock(config, c_t, **how) for _ in blocks])
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""

@@ -121,11 +121,12 @@ class ExecutionPolicy:
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
     def pair_rows(self, pair: Tensor) -> PairRows:
-        """Return an accessor of the rows of ``pair [*, N, N, c]``, offloaded by the policy."""
+        """Return an accessor of the rows of ``pair [*, N, N, c]``, which must not be used before they are restored."""
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
         if self.offload is None or not self.inplace or not alone or torch.is_grad_enabled():
             return PairRows(pair)
-        return OffloadedPairRows(pair, self.offload, kept=self.offload_kept)
+        offloaded = OffloadedRows(pair, self.offload, kept=self.offload_kept)
+        return PairRows(offloaded.placeholder, offloaded)
 
     def map(
         self,
@@ -174,62 +175,32 @@ class ExecutionPolicy:
 
 
 class PairRows:
-    """Accessor of a pair tensor ``[*, N, N, c]`` that reads and updates rows.
+    """Accessor of a pair tensor ``[*, N, N, c]`` that reads and updates rows, on the device or on the host.
 
-    Attributes:
-        pair: Tensor of the same shape, to be cut into blocks. Only :meth:`read` returns valid contents.
+    ``pair`` is a tensor of the same shape, to be cut into blocks; it has no contents while the rows are ``offloaded``.
     """
 
-    def __init__(self, pair: Tensor) -> None:
-        self.pair = pair
-
-    def read(self, rows: slice) -> Tensor:
-        """Return rows ``[*, rows, N, c]`` on the device."""
-        return self.pair[..., rows, :, :]
+    def __init__(self, pair: Tensor, offloaded: OffloadedRows | None = None) -> None:
+        self.pair, self._offloaded = pair, offloaded
 
     def reader(self) -> Callable[[slice], Tensor]:
-        """Return :meth:`read` for recomputed blocks, which have to read the pair of now after it is updated."""
+        """Return a function of rows that returns ``[*, rows, N, c]`` on the device.
+
+        Recomputed blocks have to read the pair of now after it is updated.
+        """
         pair = self.pair
-        return lambda rows: pair[..., rows, :, :]
+        return (lambda rows: pair[..., rows, :, :]) if self._offloaded is None else self._offloaded.rows
 
     def add(self, block: Block, update: Tensor) -> Tensor:
-        """Add ``update [*, rows, N, c]`` to the block's rows, as :meth:`Block.add` does."""
-        return block.add(update)
-
-    def restore(self) -> Tensor:
-        """Return the updated tensor ``[*, N, N, c]`` on the device."""
-        return self.pair
-
-
-class OffloadedPairRows(PairRows):
-    """Accessor of a pair tensor that is on the host until :meth:`restore`; its device memory is released.
-
-    Args:
-        pair: Contiguous and the only user of its storage; must not be used before :meth:`restore`.
-        host: Host memory for the contents.
-        kept: Share of the rows that stay on the device, in memory of their own.
-    """
-
-    def __init__(self, pair: Tensor, host: HostBuffers, *, kept: float = 0.0) -> None:
-        self._offloaded = OffloadedRows(pair, host, kept=kept)
-        super().__init__(self._offloaded.placeholder)
-
-    def read(self, rows: slice) -> Tensor:
-        """Return rows ``[*, rows, N, c]``, copied from the host."""
-        return self._offloaded.rows(rows)
-
-    def reader(self) -> Callable[[slice], Tensor]:
-        """Return :meth:`read`, because nothing is recomputed while no gradients are recorded."""
-        return self.read
-
-    def add(self, block: Block, update: Tensor) -> Tensor:
-        """Add ``update [*, rows, N, c]`` to the block's rows on the host, and return the placeholder ``block.x``."""
+        """Add ``update [*, rows, N, c]`` to the block's rows; return the sum, or ``block.x`` if it is on the host."""
+        if self._offloaded is None:
+            return block.add(update)
         self._offloaded.write(block.rows, self._offloaded.rows(block.rows).add_(update))
         return block.x
 
     def restore(self) -> Tensor:
-        """Return the updated tensor ``[*, N, N, c]``, copied back to the device."""
-        return self._offloaded.restore()
+        """Return the updated tensor ``[*, N, N, c]`` on the device."""
+        return self.pair if self._offloaded is None else self._offloaded.restore()
 
 
 class LazyRows:

@@ -9,20 +9,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import ExecutionPolicy, LayerSizes, LazyRows, PolicyModule
+from fastfold.evoformer.execution import LayerSizes, LazyRows, PolicyModule
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
-class DistogramHead(PolicyModule):
-    """Distribution of CB distances from the symmetrised pair (supplement, section 1.9.8)."""
+class PairHead(PolicyModule):
+    """Logits of the bins of each pair of residues: one linear layer, applied on demand if the policy says so."""
 
     operator = "heads"
-    has_columns = True  # False in layouts where other processes hold the mirrored columns
 
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.config = config
         self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
+
+    def on_demand(self, rows: Callable[[slice], Tensor], pair: Tensor) -> LazyRows | None:
+        """Return logits ``[*, N, N, bins]`` of ``pair [*, N, N, c_z]`` by ``rows``; None if they are to be whole.
+
+        They record gradients if gradients are recorded at the call.
+        """
+        policy = self.policy
+        if not policy.lazy_logits or (torch.is_grad_enabled() and not policy.recompute):
+            return None
+        rows = rows if torch.is_grad_enabled() else torch.no_grad()(rows)
+        return LazyRows(rows, (*pair.shape[:-1], self.config.num_bins), policy)
+
+
+class DistogramHead(PairHead):
+    """Distribution of CB distances from the symmetrised pair (supplement, section 1.9.8)."""
+
+    has_columns = True  # False in layouts where other processes hold the mirrored columns
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Any]:
         """Return ``logits [*, N, N, bins]`` and ``bin_edges [bins - 1]`` in Å from ``pair [*, N, N, c_z]``."""
@@ -33,13 +49,11 @@ class DistogramHead(PolicyModule):
             half = _exactly(self.logits, pair[..., index, :, :])
             return half + _exactly(self.logits, pair[..., :, index, :]).transpose(-2, -3)
 
-        if _is_lazy(self.policy) and self.has_columns:
-            return {
-                "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
-                "bin_edges": edges,
-            }
-        half = _exactly(self.logits, pair)
-        return {"logits": half + self.transposed(half), "bin_edges": edges}
+        logits: Tensor | LazyRows | None = self.on_demand(rows, pair) if self.has_columns else None
+        if logits is None:
+            half = _exactly(self.logits, pair)
+            logits = half + self.transposed(half)
+        return {"logits": logits, "bin_edges": edges}
 
     def transposed(self, half: Tensor) -> Tensor:
         """Return ``half [*, N, N, bins]`` with rows and columns exchanged."""
@@ -92,15 +106,8 @@ class PredictedLDDTHead(nn.Module):
         return {"logits": self.logits(F.relu(self.hidden_2(F.relu(self.hidden(x)))))}
 
 
-class PredictedAlignedErrorHead(PolicyModule):
+class PredictedAlignedErrorHead(PairHead):
     """Distribution of the error of residue j after alignment on residue i (section 1.9.7)."""
-
-    operator = "heads"
-
-    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
-        super().__init__()
-        self.config = config
-        self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Any]:
         """Return ``logits [*, N, N, bins]`` and ``breaks [bins - 1]`` in Å from ``pair [*, N, N, c_z]``."""
@@ -110,12 +117,8 @@ class PredictedAlignedErrorHead(PolicyModule):
         def rows(index: slice) -> Tensor:
             return _exactly(self.logits, pair[..., index, :, :])
 
-        if _is_lazy(self.policy):
-            return {
-                "logits": _lazily(rows, (*pair.shape[:-1], c.num_bins), self.policy),
-                "breaks": breaks,
-            }
-        return {"logits": rows(slice(None)), "breaks": breaks}
+        logits = self.on_demand(rows, pair)
+        return {"logits": rows(slice(None)) if logits is None else logits, "breaks": breaks}
 
     @classmethod
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
@@ -126,15 +129,6 @@ class PredictedAlignedErrorHead(PolicyModule):
 def _exactly(linear: Linear, x: Tensor) -> Tensor:
     """Apply the layer in the precision of its parameters, because the trunk may run in less."""
     return linear(x.to(linear.weight.dtype))
-
-
-def _is_lazy(policy: ExecutionPolicy) -> bool:
-    return policy.lazy_logits and (policy.recompute or not torch.is_grad_enabled())
-
-
-def _lazily(rows: Callable[[slice], Tensor], shape: tuple[int, ...], policy: ExecutionPolicy) -> LazyRows:
-    """Return logits on demand, which record gradients if they are recorded now."""
-    return LazyRows(rows if torch.is_grad_enabled() else torch.no_grad()(rows), shape, policy)
 
 
 def _last(zero_init: bool) -> Init:

@@ -97,14 +97,8 @@ class AlphaFold(PolicyModule):
             self.extra_msa_embedder = Linear(25, c.extra_msa_channel)
 
         def stack(blocks: int, channels: int, *, global_column: bool) -> EvoformerStack:
-            return EvoformerStack(
-                [
-                    EvoformerBlock(
-                        c.evoformer, channels, c_z, global_column=global_column, zero_init=zero_init
-                    )
-                    for _ in range(blocks)
-                ]
-            )
+            how = {"global_column": global_column, "zero_init": zero_init}
+            return EvoformerStack([EvoformerBlock(c.evoformer, channels, c_z, **how) for _ in range(blocks)])
 
         self.extra_msa_stack = stack(c.extra_msa_stack_num_block, c.extra_msa_channel, global_column=True)
         self.evoformer = stack(c.evoformer_num_block, c_m, global_column=False)
@@ -261,11 +255,6 @@ class AlphaFold(PolicyModule):
     def _wants(self, head: str) -> bool:
         return self.policy.heads is None or head in self.policy.heads
 
-    @property
-    def _structure_dtype(self) -> torch.dtype:
-        """Precision of the structure module and the heads, independent of the trunk's."""
-        return self.structure_module.initial.weight.dtype
-
     def _features(self, source: FeatureSource, cycle: int, member: int, num_ensemble: int) -> Features:
         device = self.single_projection.weight.device
         if callable(source):
@@ -283,7 +272,7 @@ class AlphaFold(PolicyModule):
         if positions is None:
             positions = like.new_zeros(*shape, 37, 3)
         return {
-            "prev_pos": positions.to(self._structure_dtype),
+            "prev_pos": positions.to(self.structure_module.initial.weight.dtype),
             "prev_msa_first_row": like.new_zeros(*shape, c.msa_channel),
             "prev_pair": like.new_zeros(*shape[:-1], own.stop - own.start, shape[-1], c.pair_channel),
         }
@@ -305,6 +294,7 @@ class AlphaFold(PolicyModule):
     def _average(self, members: list[Features], previous: Features) -> Features:
         """Compute the representations of one cycle, averaged over the ensemble."""
         total: Features = {}
+        inplace = self.policy.inplace and not torch.is_grad_enabled()
         for number, features in enumerate(members, 1):
             # The embedder overwrites the previous pair, which the next member needs.
             pair = previous["prev_pair"] if number == len(members) else previous["prev_pair"].clone()
@@ -319,32 +309,35 @@ class AlphaFold(PolicyModule):
                 elif len(members) == 1:
                     total[key] = value
                 else:
-                    total[key] = self._add_share(total.get(key), value, len(members))
+                    share = value.div_(len(members)) if inplace else value / len(members)
+                    if key in total:
+                        share = total[key].add_(share) if inplace else total[key] + share
+                    total[key] = share
             del found
         return total
-
-    def _add_share(self, total: Tensor | None, value: Tensor, count: int) -> Tensor:
-        """Add one member's share of the mean over ``count`` members; in place if the policy allows it."""
-        inplace = self.policy.inplace and not torch.is_grad_enabled()
-        share = value.div_(count) if inplace else value / count
-        if total is None:
-            return share
-        return total.add_(share) if inplace else total + share
 
     def _represent(self, features: Features, previous: Features) -> Features:
         """Compute the representations of one cycle and ensemble member (supplement Algorithm 2, lines 5-16).
 
-        Features are removed from the dict after their last use. Each step is a method, so that layouts can override
-        it.
+        Features are removed from the dict after their last use. Steps that layouts override are methods.
         """
         msa, pair = self._embed_inputs(features, previous)
         sequences, dtype = msa.shape[-3], pair.dtype
         del features["msa_feat"]
         msa_mask, seq_mask = features["msa_mask"].to(dtype), features["seq_mask"].to(dtype)
         pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
-        pair = self._add_templates(pair, features, pair_mask)
-        pair = self._add_extra_msa(pair, features, pair_mask)
-        msa, msa_mask = self._append_template_rows(msa, msa_mask, features)
+        if self.template_embedder is not None:  # lines 9-13
+            first = self._own_rows(pair_mask.shape[-1]).start
+            pair = self.template_embedder(pair, features, pair_mask, first)
+        if self.extra_msa_embedder is not None:  # lines 14-15
+            extra = self._embed_extra_msa(self.extra_msa_embedder, features)
+            extra_mask = features.pop("extra_msa_mask").to(pair.dtype)
+            pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
+            del extra, extra_mask
+        if self.template_torsion_embedder is not None:  # lines 7-8
+            rows, mask = self._template_rows(self.template_torsion_embedder, features)
+            msa, msa_mask = torch.cat([msa, rows], -3), torch.cat([msa_mask, mask.to(dtype)], -2)
+            del rows, mask
         for key in [key for key in features if key.startswith("template_")]:
             del features[key]
         msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask)
@@ -357,37 +350,10 @@ class AlphaFold(PolicyModule):
         msa, pair = self.input_embedder(features, previous)
         return msa, pair
 
-    def _append_template_rows(
-        self, msa: Tensor, msa_mask: Tensor, features: Features
-    ) -> tuple[Tensor, Tensor]:
-        """Append torsion angle rows of templates to the MSA, if the network has them (lines 7-8)."""
-        if self.template_torsion_embedder is None:
-            return msa, msa_mask
-        rows, mask = self._template_rows(self.template_torsion_embedder, features)
-        return torch.cat([msa, rows], dim=-3), torch.cat([msa_mask, mask.to(msa_mask.dtype)], dim=-2)
-
     def _template_rows(self, embedder: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
         """Return MSA rows ``[*, T, N, c_m]`` and their mask ``[*, T, N]``."""
         rows, mask = embedder(features)
         return rows, mask
-
-    def _add_templates(self, pair: Tensor, features: Features, pair_mask: Tensor) -> Tensor:
-        """Update the pair by templates, if the network has them (lines 9-13)."""
-        if self.template_embedder is None:
-            return pair
-        updated: Tensor = self.template_embedder(
-            pair, features, pair_mask, self._own_rows(pair_mask.shape[-1]).start
-        )
-        return updated
-
-    def _add_extra_msa(self, pair: Tensor, features: Features, pair_mask: Tensor) -> Tensor:
-        """Update the pair by the extra MSA, if the network has one, and drop its features (lines 14-15)."""
-        if self.extra_msa_embedder is None:
-            return pair
-        extra = self._embed_extra_msa(self.extra_msa_embedder, features)
-        extra_mask = features.pop("extra_msa_mask").to(pair.dtype)
-        updated: Tensor = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
-        return updated
 
     def _embed_extra_msa(self, embedder: Linear, features: Features) -> Tensor:
         """Return the embedded extra MSA ``[*, E, N, c_e]``."""
@@ -444,11 +410,10 @@ def distance_change(before: Features, after: Features, seq_mask: Tensor) -> Tens
     total = new.new_zeros(())
     for rows in range(0, new.shape[-2], 1024):
         part = slice(rows, rows + 1024)
-        delta = _distances(old[..., part, :], old) - _distances(new[..., part, :], new)
+        before_part, after_part = (
+            torch.cdist(x[..., part, :], x, compute_mode="donot_use_mm_for_euclid_dist") for x in (old, new)
+        )
+        delta = before_part - after_part
         total += (delta.square() * mask[..., part, None] * mask[..., None, :]).sum()
     count = mask.sum(-1).square().sum()
     return (total / (count + 1e-10) + 1e-8).sqrt()
-
-
-def _distances(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")

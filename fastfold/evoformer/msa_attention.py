@@ -48,7 +48,7 @@ class MSARowAttention(PolicyModule):
         bias = bias_for_blocks(self.attention, self.bias(pair) if bias is None else bias)
 
         def add_attention(block: Block) -> Tensor:
-            return self_attention(self.norm, self.attention, block, bias, msa_mask[..., block.rows, :])
+            return self_attention(self.norm, self.attention, block, bias=bias, mask=msa_mask)
 
         return self.policy.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout(msa))
 
@@ -90,9 +90,7 @@ class MSAColumnAttention(PolicyModule):
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_m]``; mask ``[*, S, N]``."""
 
         def add_attention(block: Block) -> Tensor:
-            mask = msa_mask[..., block.rows].transpose(-2, -1)
-            updated = self_attention(self.norm, self.attention, block.transposed(), None, mask)
-            return updated.transpose(-3, -2)
+            return self_attention(self.norm, self.attention, block, bias=None, mask=msa_mask, columns=True)
 
         return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
 

@@ -53,9 +53,9 @@ def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
         )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for module in model.children():
-        parameters_to(module, torch.float32 if module in _after_trunk(model) else dtype)
+        parameters_to(module, dtype if in_trunk(model, module) else torch.float32)
         module.__dict__.pop("forward", None)
-        if module not in _after_trunk(model) and precision in _PRODUCTS:
+        if in_trunk(model, module) and precision in _PRODUCTS:
             multiply_with_fewer_bits(module, precision)
     return model
 
@@ -102,7 +102,16 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
         ConfigError: The device does not support the precision, or the name is not a precision.
     """
     if name == "auto":
-        return _best_precision(device)
+        if device.type == "cuda":
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                return "bf16", "the GPU has bfloat16"
+            return "fp32", "the GPU has no bfloat16"
+        if device.type != "cpu":
+            return "fp32", f"the default on {device.type}"
+        for supported, precision, unit in _UNITS:
+            if getattr(torch.cpu, supported)() and (precision != "int8" or adds_int8_exactly()):
+                return precision, f"the processor has {unit}"
+        return "fp32", f"the processor has none of {', '.join(unit for *_, unit in _UNITS)}"
     if name not in get_args(Precision):
         raise ConfigError(f"expected a precision (auto, {', '.join(get_args(Precision))}), found {name!r}")
     if name in _PRODUCTS and device.type != "cpu":
@@ -110,19 +119,6 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
     if name == "int8" and not adds_int8_exactly():
         raise ConfigError("int8 sums overflow on this processor; use precision fp32 or bf16")
     return name, "as requested"  # type: ignore[return-value]
-
-
-def _best_precision(device: torch.device) -> tuple[Precision, str]:
-    if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16", "the GPU has bfloat16"
-        return "fp32", "the GPU has no bfloat16"
-    if device.type != "cpu":
-        return "fp32", f"the default on {device.type}"
-    for supported, precision, unit in _UNITS:
-        if getattr(torch.cpu, supported)() and (precision != "int8" or adds_int8_exactly()):
-            return precision, f"the processor has {unit}"
-    return "fp32", f"the processor has none of {', '.join(unit for *_, unit in _UNITS)}"
 
 
 _UNITS: tuple[tuple[str, Precision, str], ...] = (
@@ -170,10 +166,6 @@ def autocast_trunk(model: AlphaFold, device_type: str, *, cache: bool = True) ->
         cache: Keep the bfloat16 copies of parameters until the end of the trunk. False if parameters are offloaded.
     """
     for module in model.children():
-        if module not in _after_trunk(model):
+        if in_trunk(model, module):
             wrap = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=cache)
             module.forward = wrap(module.forward)
-
-
-def _after_trunk(model: AlphaFold) -> tuple[nn.Module, ...]:
-    return model.structure_module, model.heads

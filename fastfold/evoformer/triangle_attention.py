@@ -47,11 +47,9 @@ class TriangleAttention(PolicyModule):
         bias = bias_for_blocks(self.attention, bias if self.starting else bias.transpose(-2, -1))
 
         def add_attention(block: Block) -> Tensor:
-            if self.starting:
-                return self_attention(self.norm, self.attention, block, bias, pair_mask[..., block.rows, :])
-            mask = pair_mask[..., block.rows].transpose(-2, -1)
-            updated = self_attention(self.norm, self.attention, block.transposed(), bias, mask)
-            return updated.transpose(-3, -2)
+            return self_attention(
+                self.norm, self.attention, block, bias=bias, mask=pair_mask, columns=not self.starting
+            )
 
         dim = -3 if self.starting else -2
         return self.policy.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout(pair))

@@ -33,25 +33,19 @@ class Protein:
 
     Arrays are converted to the types below, without a copy if they have these types.
 
-    Attributes:
-        atom_positions: ``[N, 37, 3]`` float32, in Å; meaningless where ``atom_mask`` is 0.
-        atom_mask: ``[N, 37]`` float32, 1 for present atoms. A residue may lack all atoms.
-        aatype: ``[N]`` int32, residue types 0-20.
-        residue_index: ``[N]`` int32, residue numbers as printed (usually counted from 1), unique in a chain.
-        chain_index: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on, without a gap.
-        b_factors: ``[N, 37]`` float32; in predictions each residue's pLDDT (0 to 100).
-
     Raises:
         ValueError: Shapes disagree, a residue type is outside 0-20, chains are not in one piece each, or a
             residue number occurs twice in a chain.
     """
 
-    atom_positions: np.ndarray
-    atom_mask: np.ndarray
-    aatype: np.ndarray
-    residue_index: np.ndarray
-    chain_index: np.ndarray
-    b_factors: np.ndarray
+    atom_positions: np.ndarray  #: ``[N, 37, 3]`` float32, in Å; meaningless where ``atom_mask`` is 0
+    atom_mask: np.ndarray  #: ``[N, 37]`` float32, 1 for present atoms. A residue may lack all atoms.
+    aatype: np.ndarray  #: ``[N]`` int32, residue types 0-20
+    residue_index: (
+        np.ndarray
+    )  #: ``[N]`` int32, residue numbers as printed (usually from 1), unique in a chain
+    chain_index: np.ndarray  #: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on, without a gap
+    b_factors: np.ndarray  #: ``[N, 37]`` float32; in predictions each residue's pLDDT (0 to 100)
 
     def __post_init__(self) -> None:
         n = len(self.aatype)

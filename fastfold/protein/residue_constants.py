@@ -140,15 +140,11 @@ def aatype_to_sequence(aatype: np.ndarray) -> str:
     return "".join(restypes_with_x[min(int(a), unk_restype_index)] for a in aatype)
 
 
-class Stereochemistry:
-    """Bond and angle statistics of the twenty residues (Engh and Huber), lengths in angstrom, angles in degrees.
+def stereochemistry() -> tuple[list[Any], list[Any]]:
+    """Return bonds and angles of the twenty residues (Engh and Huber), lengths in angstrom, angles in degrees.
 
-    Attributes:
-        bonds: ``(residue, atom, atom, mean, standard deviation)``.
-        angles: ``(residue, atom, vertex atom, atom, mean, standard deviation)``.
+    A bond is ``[residue, atom, atom, mean, standard deviation]``, an angle ``[residue, atom, vertex atom, atom, mean,
+    standard deviation]``.
     """
-
-    def __init__(self) -> None:
-        data = _load("stereochemistry.json")
-        self.bonds: list[tuple[Any, ...]] = [tuple(b) for b in data["bonds"]]
-        self.angles: list[tuple[Any, ...]] = [tuple(a) for a in data["angles"]]
+    data = _load("stereochemistry.json")
+    return data["bonds"], data["angles"]

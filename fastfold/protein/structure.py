@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,29 +12,20 @@ from fastfold.protein.protein import Protein
 
 @dataclass(frozen=True, eq=False)
 class ChainStructure:
-    """One protein chain of an experimental structure, ``N`` residues of its sequence, resolved or not.
+    """One protein chain of an experimental structure, ``N`` residues of its sequence, resolved or not."""
 
-    Attributes:
-        chain_id: The chain's name in the file (author's name in mmCIF).
-        sequence: ``N`` one-letter residues, ``X`` for others than the twenty. All residues of the polymer if the file
-            lists them (SEQRES, ``entity_poly_seq``), else those with coordinates.
-        positions: ``[N, 37, 3]`` float32 atom37 positions in Å, zero for unobserved atoms.
-        mask: ``[N, 37]`` float32, 1 for observed atoms.
-        residue_index: ``[N]`` int32, strictly increasing; its gaps are gaps in the chain.
-        b_factors: ``[N, 37]`` float32.
-        author_numbers: ``N`` residue numbers with insertion codes as in the file (``52``, ``52A``), empty texts for
-            unobserved residues. An empty tuple if the chain is not from a file.
-        residue_names: Residue names as in the file, empty for unobserved residues.
-    """
-
-    chain_id: str
+    chain_id: str  #: The chain's name in the file (author's name in mmCIF)
+    #: ``N`` one-letter residues, ``X`` for others than the twenty. All residues of the polymer if the file lists them
+    #: (SEQRES, ``entity_poly_seq``), else those with coordinates.
     sequence: str
-    positions: np.ndarray
-    mask: np.ndarray
-    residue_index: np.ndarray
-    b_factors: np.ndarray
+    positions: np.ndarray  #: ``[N, 37, 3]`` float32 atom37 positions in Å, zero for unobserved atoms
+    mask: np.ndarray  #: ``[N, 37]`` float32, 1 for observed atoms
+    residue_index: np.ndarray  #: ``[N]`` int32, strictly increasing; its gaps are gaps in the chain
+    b_factors: np.ndarray  #: ``[N, 37]`` float32
+    #: ``N`` residue numbers with insertion codes as in the file (``52``, ``52A``), empty texts for unobserved residues.
+    #: An empty tuple if the chain is not from a file.
     author_numbers: tuple[str, ...] = ()
-    residue_names: tuple[str, ...] = ()
+    residue_names: tuple[str, ...] = ()  #: Residue names as in the file, empty for unobserved residues
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -42,23 +33,16 @@ class ChainStructure:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """Protein chains of one structure file.
+    """Protein chains of one structure file."""
 
-    Attributes:
-        name: Name of the file without its suffixes.
-        chains: The chains in the order of the file; at least one.
-        resolution: Resolution of the experiment in Å, or None if not stated (NMR, missing header).
-        method: Experimental method in lower case (``x-ray diffraction``), or an empty string.
-        release_date: ``YYYY-MM-DD``, or an empty string.
-        warnings: Decisions of the reader, one sentence each.
-    """
-
-    name: str
-    chains: tuple[ChainStructure, ...]
-    resolution: float | None = None
-    method: str = ""
-    release_date: str = ""
-    warnings: tuple[str, ...] = field(default=())
+    name: str  #: Name of the file without its suffixes
+    chains: tuple[ChainStructure, ...]  #: The chains in the order of the file; at least one
+    resolution: float | None = (
+        None  #: Resolution of the experiment in Å, or None if not stated (NMR, missing header)
+    )
+    method: str = ""  #: Experimental method in lower case (``x-ray diffraction``), or an empty string
+    release_date: str = ""  #: ``YYYY-MM-DD``, or an empty string
+    warnings: tuple[str, ...] = ()  #: Decisions of the reader, one sentence each
 
 
 def structure_to_protein(structure: Structure) -> Protein:

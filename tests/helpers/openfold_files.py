@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
-from fastfold.evoformer.weights.openfold_names import official_keys
+from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings, official_keys
 from tests.helpers.networks import oracle_arrays, oracle_config
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastfold.protein.io.altlocs import Conformer, choose_conformer
-from fastfold.protein.io.records import AtomRecord, ResidueRecord
+from fastfold.protein.io.records import AtomRecord, Conformer, ResidueRecord, choose_conformer
 from tests.helpers.structure_texts import BACKBONE
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.weights.alphafold_names import PREFIX
+from fastfold.evoformer.weights.names import PREFIX
 from tests.helpers.networks import folder
 
 Arrays = dict[str, np.ndarray]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.no_skill import RISE, helix_bundle, straight_helix
+from benchmarks.no_skill import RISE, SeparationPrior, helix_bundle, straight_helix
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.contacts import SeparationPrior, contact_probabilities, score_distogram
+from fastfold.protein.metrics.contacts import contact_probabilities, score_distogram
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.validation import ChainScore, resolved_beta
 from tests.conftest import REPOSITORY

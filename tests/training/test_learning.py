@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import fastfold
+from benchmarks.no_skill import SeparationPrior
 from fastfold.cli import main
 from fastfold.data.fasta import split_records
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import read_entry
 from fastfold.evoformer import AlphaFold
-from fastfold.protein.metrics.contacts import SeparationPrior, score_distogram
+from fastfold.protein.metrics.contacts import score_distogram
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.validation import resolved_beta
 from tests.conftest import REPOSITORY

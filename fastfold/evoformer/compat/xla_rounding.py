@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
 
-Vector = tuple[Tensor, Tensor, Tensor]
+Vector = tuple[Tensor, ...]  #: Three components
 
 _LANES = 8
 _SHORTEST_VECTOR_LOOP = 16
@@ -42,7 +42,7 @@ def own_frame_direction(positions: Tensor) -> Tensor:
         residues: those are divided by the length of their first two components (the third is exactly 0 where that loop
         computes the length) and can be longer.
     """
-    n, ca, c = (_components(positions[..., rc.atom_order[name], :].float()) for name in ("N", "CA", "C"))
+    n, ca, c = (positions[..., rc.atom_order[name], :].float().unbind(-1) for name in ("N", "CA", "C"))
     count = positions.shape[-3]
     remainder = count % _LANES if count >= _SHORTEST_VECTOR_LOOP else 0
     single = torch.arange(count, device=positions.device) >= count - remainder
@@ -53,18 +53,15 @@ def own_frame_direction(positions: Tensor) -> Tensor:
     # Each component of the second axis recomputes the projection on the first; the middle one uses another order.
     arm = _difference(n, ca)
     outer = torch.where(single, _dot_z_fused(arm, e0), _dot_y_rounded(arm, e0))
-    middle = torch.where(single, _dot_x_fused(arm, e0), _dot_x_rounded(arm, e0))
-    e1 = (_fma(-outer, e0[0], arm[0]), _fma(-middle, e0[1], arm[1]), _fma(-outer, e0[2], arm[2]))
+    middle = torch.where(
+        single, _fma(arm[0], e0[0], arm[1] * e0[1]) + arm[2] * e0[2], _dot_x_rounded(arm, e0)
+    )
+    e1: Vector = (_fma(-outer, e0[0], arm[0]), _fma(-middle, e0[1], arm[1]), _fma(-outer, e0[2], arm[2]))
     e1 = _divide(e1, _length(_dot_y_rounded(e1, e1)))
 
     x, y, z = (_dot_y_rounded(axis, ca) - _dot_x_rounded(axis, ca) for axis in (e0, e1, _cross(e0, e1)))
     length = _length(torch.where(single, _fma(y, y, x * x), _dot_y_rounded((x, y, z), (x, y, z))))
     return torch.stack(_divide((x, y, z), length), -1)
-
-
-def _components(points: Tensor) -> Vector:
-    x, y, z = points.unbind(-1)
-    return x, y, z
 
 
 def _difference(a: Vector, b: Vector) -> Vector:
@@ -98,10 +95,6 @@ def _dot_y_rounded(a: Vector, b: Vector) -> Tensor:
 
 def _dot_z_fused(a: Vector, b: Vector) -> Tensor:
     return _fma(a[2], b[2], a[0] * b[0] + a[1] * b[1])
-
-
-def _dot_x_fused(a: Vector, b: Vector) -> Tensor:
-    return _fma(a[0], b[0], a[1] * b[1]) + a[2] * b[2]
 
 
 def _cross(a: Vector, b: Vector) -> Vector:

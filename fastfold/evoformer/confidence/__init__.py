@@ -1,6 +1,10 @@
 """Confidence of a prediction, computed from the logits of the heads in blocks of rows."""
 
-from fastfold.evoformer.confidence.chains import chain_confidence
-from fastfold.evoformer.confidence.scores import plddt, predicted_aligned_error, predicted_tm_score
+from fastfold.evoformer.confidence.scores import (
+    chain_confidence,
+    plddt,
+    predicted_aligned_error,
+    predicted_tm_score,
+)
 
 __all__ = ["chain_confidence", "plddt", "predicted_aligned_error", "predicted_tm_score"]

@@ -164,11 +164,7 @@ class InputEmbedder(PolicyModule):
         return self.sequence_convolution(target, features["seq_mask"])
 
     def _msa(
-        self,
-        features: dict[str, Tensor],
-        target: Tensor,
-        previous: dict[str, Tensor],
-        first_sequence: int,
+        self, features: dict[str, Tensor], target: Tensor, previous: dict[str, Tensor], first_sequence: int
     ) -> Tensor:
         dtype = self.msa.weight.dtype
         target = self.target_to_msa(target).unsqueeze(-3)

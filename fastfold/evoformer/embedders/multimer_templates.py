@@ -16,7 +16,7 @@ from fastfold.evoformer.embedders.templates import (
     one_hot_bytes,
     outer,
 )
-from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
+from fastfold.evoformer.evoformer import TemplatePairStack
 from fastfold.evoformer.execution import Block, LayerSizes, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
@@ -45,12 +45,7 @@ class MultimerTemplateEmbedder(PolicyModule):
         self.unit_vector = nn.ModuleList(Linear(1, c_t, init="relu") for _ in range(3))
         self.backbone_mask = Linear(1, c_t, init="relu")
         self.query = Linear(c_z, c_t, init="relu")
-        self.stack = TemplatePairStack(
-            [
-                TemplatePairBlock(stack, c_t, attention_first=False, zero_init=zero_init)
-                for _ in range(stack.num_block)
-            ]
-        )
+        self.stack = TemplatePairStack(stack, c_t, attention_first=False, zero_init=zero_init)
         self.norm = LayerNorm(c_t)
         self.output = Linear(c_t, c_z, init="relu")
 

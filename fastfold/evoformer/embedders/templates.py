@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders.input import distogram_bins
-from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
+from fastfold.evoformer.evoformer import TemplatePairStack
 from fastfold.evoformer.execution import Block, LayerSizes, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
@@ -82,12 +82,7 @@ class TemplateEmbedder(PolicyModule):
         stack = config.template_pair_stack
         c_t = stack.triangle_attention_ending_node.value_dim
         self.embedding = Linear(config.dgram_features.num_bins + 49, c_t, init="relu")
-        self.stack = TemplatePairStack(
-            [
-                TemplatePairBlock(stack, c_t, attention_first=True, zero_init=zero_init)
-                for _ in range(stack.num_block)
-            ]
-        )
+        self.stack = TemplatePairStack(stack, c_t, attention_first=True, zero_init=zero_init)
         self.norm = LayerNorm(c_t)
         self.attention = Attention(
             c_z,
@@ -190,12 +185,7 @@ class TemplateEmbedder(PolicyModule):
         return self.policy.map(target.pair, logits_of, dim=-3, out=out)
 
     def _add(
-        self,
-        target: PairRows,
-        template: Tensor,
-        weights: Tensor,
-        any_template: Tensor,
-        bias: Tensor | None,
+        self, target: PairRows, template: Tensor, weights: Tensor, any_template: Tensor, bias: Tensor | None
     ) -> None:
         """Add one template's part of the attention to the pair, and the bias if given."""
 

@@ -14,11 +14,10 @@ from torch.nn import functional as F
 
 from fastfold.evoformer.confidence.scores import bin_centres
 from fastfold.evoformer.losses.clashes import between_residue_clashes
-from fastfold.evoformer.losses.masked import masked_mean
-from fastfold.evoformer.losses.pair_logits import PairLogits, over_bins, pair_logits
+from fastfold.evoformer.losses.masked import PairLogits, masked_mean, over_bins, pair_logits
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import lookup
-from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.rigid import Rigid
 
 _N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -102,27 +103,13 @@ def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: A
     ``use_clamped_fape [*]`` in the batch, optional, is the weight of the clamped error against the unclamped one
     (section 1.11.5).
     """
-    trajectory = affine_to_rigid(structure["traj"])
-    target = affine_to_rigid(batch["backbone_affine_tensor"])
-    mask = batch["backbone_affine_mask"]
-
-    def fape(clamp: float | None) -> Tensor:
-        return frame_aligned_point_error(
-            trajectory,
-            target,
-            mask,
-            trajectory.translation,
-            target.translation,
-            mask,
-            length_scale=config.fape.loss_unit_distance,
-            clamp_distance=clamp,
-        )
-
-    clamped = fape(config.fape.clamp_distance)
+    unit = config.fape.loss_unit_distance
+    parts = [(unit, config.fape.clamp_distance, None)]
     if "use_clamped_fape" not in batch:
-        return clamped
+        return _backbone_errors(structure, batch, parts)[0]
+    clamped, free = _backbone_errors(structure, batch, [*parts, (unit, None, None)])
     share = batch["use_clamped_fape"]
-    return clamped * share + fape(None) * (1.0 - share)
+    return clamped * share + free * (1.0 - share)
 
 
 def complex_backbone_fape(
@@ -134,32 +121,48 @@ def complex_backbone_fape(
     between chains (frames of one chain, points of another) has its own clamp and unit. The nodes ``intra_chain_fape``
     and ``interface_fape`` of the configuration set both.
     """
-    trajectory = affine_to_rigid(structure["traj"])
-    target = affine_to_rigid(batch["backbone_affine_tensor"])
-    mask, chain = batch["backbone_affine_mask"], batch["asym_id"]
-    same = (chain[..., :, None] == chain[..., None, :]).to(mask.dtype)
+    chain = batch["asym_id"]
+    same = (chain[..., :, None] == chain[..., None, :]).to(batch["backbone_affine_mask"].dtype)
+    within, between = _backbone_errors(
+        structure,
+        batch,
+        [
+            (node.loss_unit_distance, node.atom_clamp_distance, pairs)
+            for node, pairs in ((config.intra_chain_fape, same), (config.interface_fape, 1.0 - same))
+        ],
+    )
+    return within, between
 
-    def fape(pair_mask: Tensor, part: Any) -> Tensor:
-        return frame_aligned_point_error(
+
+def _backbone_errors(
+    structure: dict[str, Any],
+    batch: dict[str, Tensor],
+    parts: Sequence[tuple[float, float | None, Tensor | None]],
+) -> list[Tensor]:
+    """Return errors ``[layers, *]`` of the backbone, for each unit, clamp and mask of pairs."""
+    trajectory, target = (affine_to_rigid(x) for x in (structure["traj"], batch["backbone_affine_tensor"]))
+    mask = batch["backbone_affine_mask"]
+    return [
+        frame_aligned_point_error(
             trajectory,
             target,
             mask,
             trajectory.translation,
             target.translation,
             mask,
-            length_scale=part.loss_unit_distance,
-            clamp_distance=part.atom_clamp_distance,
-            pair_mask=pair_mask,
+            length_scale=unit,
+            clamp_distance=clamp,
+            pair_mask=pairs,
         )
-
-    return fape(same, config.intra_chain_fape), fape(1.0 - same, config.interface_fape)
+        for unit, clamp, pairs in parts
+    ]
 
 
 def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
     """Return the last layer's FAPE ``[*]`` of all atoms in all rigid groups' frames (Algorithm 20, line 28).
 
     ``structure`` holds the renamed ground truth of
-    :func:`fastfold.evoformer.losses.ambiguous_atoms.rename_ground_truth`.
+    :func:`fastfold.evoformer.losses.side_chains.rename_ground_truth`.
     """
     better = structure["alt_naming_is_better"][..., None, None]
     target = (1.0 - better) * batch["rigidgroups_gt_frames"] + better * batch["rigidgroups_alt_gt_frames"]

@@ -8,13 +8,12 @@ AlphaFold-Multimer, doi:10.1101/2021.10.04.463034, section 7.3).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.metrics.tm_score import superpose
 
 ChainLabels = Mapping[str, Tensor]
 """Labels of one whole chain of the experiment. Every tensor has a leading residue axis ``[L]``; among them are
@@ -88,7 +87,7 @@ def match_chains(
         left out.
     """
     with torch.no_grad():
-        pairs = _Pairs.of(predicted, asym_id, entity_id, residue_index, chains)
+        pairs = _Pairs(predicted, asym_id, entity_id, residue_index, chains)
         best = pairs.as_given()
         least = pairs.deviation(best)
         for anchor in pairs.anchors():
@@ -99,26 +98,21 @@ def match_chains(
         return {pairs.asym[k]: pairs.chain[k] for k in best}
 
 
-@dataclass(frozen=True)
 class _Pairs:
-    """All pairs of a predicted and an experimental chain of one sequence."""
+    """All ``K`` pairs of a predicted and an experimental chain of one sequence; arguments of :func:`match_chains`.
 
-    asym: list[int]  #: ``[K]`` ``asym_id`` of the predicted chain
-    chain: list[int]  #: ``[K]`` index of the experimental chain
-    entity: list[int]  #: ``[K]`` entity of both
-    given: list[bool]  #: ``[K]`` True if both have the same ``asym_id``
-    predicted: Tensor  #: ``[K, L, 3]`` CA positions in Å, padded to the longest chain
-    true: Tensor  #: ``[K, L, 3]`` CA positions in Å of the same residues in the experiment
-    mask: Tensor  #: ``[K, L]`` residues that the experiment resolved
+    Positions are ``[K, L, 3]`` of CA in Å, padded to the longest chain, and ``mask [K, L]`` is 1 for residues that the
+    experiment resolved. A pair is ``given`` if both chains have the same ``asym_id``.
+    """
 
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         predicted: Tensor,
         asym_id: Tensor,
         entity_id: Tensor,
         residue_index: Tensor,
         chains: Sequence[ChainLabels],
-    ) -> _Pairs:
+    ) -> None:
         members = {int(a): (asym_id == a).nonzero().squeeze(-1) for a in asym_id.unique() if a > 0}
         keys = [
             (asym, index, int(entity_id[rows[0]]))
@@ -126,24 +120,18 @@ class _Pairs:
             for index, chain in enumerate(chains)
             if int(chain["entity_id"][0]) == int(entity_id[rows[0]])
         ]
+        self.asym, self.chain, self.entity = ([key[axis] for key in keys] for axis in range(3))
+        self.given = [int(chains[index]["asym_id"][0]) == asym for asym, index, _ in keys]
         longest = max((len(rows) for rows in members.values()), default=0)
-        points = predicted.new_zeros((2, len(keys), longest, 3), dtype=torch.float64)
-        mask = points.new_zeros(len(keys), longest)
+        self.predicted = predicted.new_zeros((len(keys), longest, 3), dtype=torch.float64)
+        self.true, self.mask = torch.zeros_like(self.predicted), self.predicted.new_zeros(len(keys), longest)
         for k, (asym, index, _) in enumerate(keys):
             rows, chain = members[asym], chains[index]
             there, found = _rows(residue_index[rows], chain["residue_index"])
-            points[0, k, : len(rows)] = predicted[rows].double()
-            points[1, k, : len(rows)] = chain["all_atom_positions"][there, _CA].double()
-            mask[k, : len(rows)] = found * (chain["all_atom_mask"][there, _CA] > 0.5)
-        return _Pairs(
-            asym=[asym for asym, _, _ in keys],
-            chain=[index for _, index, _ in keys],
-            entity=[entity for _, _, entity in keys],
-            given=[int(chains[index]["asym_id"][0]) == asym for asym, index, _ in keys],
-            predicted=points[0],
-            true=points[1].masked_fill(mask[..., None] < 0.5, 0.0),
-            mask=mask,
-        )
+            self.predicted[k, : len(rows)] = predicted[rows].double()
+            self.true[k, : len(rows)] = chain["all_atom_positions"][there, _CA].double()
+            self.mask[k, : len(rows)] = found * (chain["all_atom_mask"][there, _CA] > 0.5)
+        self.true.masked_fill_(self.mask[..., None] < 0.5, 0.0)
 
     def as_given(self) -> list[int]:
         """Return pairs of the same ``asym_id``; chains without one get the first unused chain of their sequence."""

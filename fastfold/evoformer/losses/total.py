@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.losses import ca_trace, center_of_mass, heads, smooth_lddt
-from fastfold.evoformer.losses.ambiguous_atoms import rename_ground_truth
+from fastfold.evoformer.losses import heads
+from fastfold.evoformer.losses.ca_atoms import ca_losses
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape, sidechain_fape
 from fastfold.evoformer.losses.masked import full_precision
-from fastfold.evoformer.losses.torsion import torsion_losses
+from fastfold.evoformer.losses.side_chains import rename_ground_truth, torsion_losses
 from fastfold.evoformer.losses.violation import find_violations, violation_loss, violation_metrics
 
 _HEADS = {
@@ -57,19 +57,9 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
     loss = loss + config.structural_violation_loss_weight * violation_loss(
         violations, batch, config.get("violation")
     )
-    if "chain_center_of_mass" in config:
-        found["chain_center_of_mass"] = center_of_mass.of_structure(
-            structure, batch, config.chain_center_of_mass
-        )
-        loss = loss + config.chain_center_of_mass.weight * found["chain_center_of_mass"]
-    if "smooth_lddt" in config:
-        layers = smooth_lddt.of_structure(structure, batch, config.smooth_lddt)
-        found["smooth_lddt"] = layers[-1]
-        loss = loss + config.smooth_lddt.weight * layers.mean(0)
-    if "ca_trace" in config:
-        layers = ca_trace.of_structure(structure, batch, config.ca_trace)
-        found["ca_trace"] = layers[-1]
-        loss = loss + config.ca_trace.weight * layers.mean(0)
+    for name, layers in ca_losses(structure, batch, config).items():
+        found[name] = layers[-1]
+        loss = loss + config[name].weight * layers.mean(0)
     found |= {"violations": violations, "metrics": metrics, "fape": backbone[-1], "sidechain_fape": sidechain}
     return found | angles | {"loss": loss}
 
@@ -92,20 +82,14 @@ def alphafold_loss(
     result = full_precision({name: result[name] for name in names if name in result})
     batch = full_precision(batch)
     with torch.autocast(batch["aatype"].device.type, enabled=False):
-        parts = _parts(result, batch, weights)
+        structure = structure_loss(result["structure_module"], batch, weights.structure_module)
+        parts: dict[str, dict[str, Any]] = {"structure_module": structure}
+        for name, function in _HEADS.items():
+            if name in result:
+                parts[name] = function(result, batch, weights[name])
+        if "predicted_aligned_error" in result:
+            parts["predicted_aligned_error"] = heads.predicted_aligned_error_loss(
+                result, batch, weights.predicted_aligned_error, weights.structure_module.position_scale
+            )
     terms = [weights[name].weight * part["loss"] for name, part in parts.items()]
     return sum(terms[1:], terms[0]).mean(), parts
-
-
-def _parts(result: dict[str, Any], batch: dict[str, Tensor], weights: Any) -> dict[str, dict[str, Any]]:
-    parts: dict[str, dict[str, Any]] = {
-        "structure_module": structure_loss(result["structure_module"], batch, weights.structure_module)
-    }
-    for name, function in _HEADS.items():
-        if name in result:
-            parts[name] = function(result, batch, weights[name])
-    if "predicted_aligned_error" in result:
-        parts["predicted_aligned_error"] = heads.predicted_aligned_error_loss(
-            result, batch, weights.predicted_aligned_error, weights.structure_module.position_scale
-        )
-    return parts

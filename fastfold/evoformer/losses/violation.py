@@ -169,7 +169,7 @@ def distance_bounds(overlap_tolerance: float, bond_tolerance: float) -> tuple[np
     Bonded atoms and atoms one angle apart stay within ``bond_tolerance`` standard deviations of their mean; all
     others may overlap by ``overlap_tolerance`` Å.
     """
-    stereo = rc.Stereochemistry()
+    all_bonds, all_angles = rc.stereochemistry()
     lower, upper = np.zeros((2, 21, 14, 14), np.float32)
     for i, names in enumerate(rc.restype_atom14_names[:20]):
         radii = np.array([rc.element_radius[name[0]] if name else 0.0 for name in names])
@@ -178,9 +178,9 @@ def distance_bounds(overlap_tolerance: float, bond_tolerance: float) -> tuple[np
         lower[i][apart] = (radii[:, None] + radii[None, :] - overlap_tolerance)[apart]
         upper[i][apart] = 1e10
         residue = rc.resnames[i]
-        bonds = {frozenset((a, b)): (mean, std) for r, a, b, mean, std in stereo.bonds if r == residue}
+        bonds = {frozenset((a, b)): (mean, std) for r, a, b, mean, std in all_bonds if r == residue}
         fixed = dict(bonds)
-        for r, a, b, c, mean, std in stereo.angles:
+        for r, a, b, c, mean, std in all_angles:
             if r == residue:
                 pair = _across_angle(bonds[frozenset((a, b))], bonds[frozenset((b, c))], mean, std)
                 fixed[frozenset((a, c))] = pair

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import in_trunk, multiply_with_fewer_bits, set_precision
 from fastfold.evoformer.primitives import Linear
-from fastfold.evoformer.quantization.report import QuantizationReport, stored_bytes
 from fastfold.kernels.cpu.int8_layers import (
     Int8Conv1D,
     Int8Embedding,
@@ -25,6 +25,49 @@ from fastfold.kernels.cpu.int8_layers import (
     adds_int8_exactly,
     refusal,
 )
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """Result of :func:`fastfold.quantize`."""
+
+    bytes_before: int  #: Bytes of parameters and buffers before; shared ones count once
+    bytes_after: int  #: Bytes of parameters and buffers after
+    quantized: tuple[str, ...]  #: Names of the layers in 8 bits
+    #: Reason of each layer with parameters that is not in 8 bits, by name
+    refused: Mapping[str, str] = field(default_factory=dict)
+    #: Largest error of each output over all batches, relative to its norm, by name; empty without batches
+    errors: Mapping[str, float] = field(default_factory=dict)
+    #: Largest error of each tested layer's output, from its own input, by name
+    layer_errors: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.quantized)} layers in 8 bits: {self.bytes_before / _MIB:,.1f} MiB of parameters before, "
+            f"{self.bytes_after / _MIB:,.1f} MiB after"
+        ]
+        lines += [
+            f"output {name or '(the only one)'}: error {error:.2%}" for name, error in self.errors.items()
+        ]
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.refused.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            lines.append(f"not in 8 bits: {names[0]}{more}: {reason}")
+        return "\n".join(lines)
+
+
+def stored_bytes(model: nn.Module) -> int:
+    """Return the bytes that a module's parameters and buffers hold; shared memory counts once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    storages = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors if not x.is_meta
+    }
+    return sum(storages.values())
+
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 """Arguments of a module: one tensor, positional ones, or ones by name."""
@@ -74,9 +117,10 @@ def _quantized(
     layers, refused = _choose(model, skip)
     stored = _store({id(layer.weight): layer for layer in layers.values()})
     replacements = {name: _replacement(layer, stored) for name, layer in layers.items()}
-    layer_errors: dict[str, float] = {}
-    with _watch(layers, replacements, layer_errors):
+    watched: dict[str, list[float]] = {}
+    with _watch(layers, replacements, watched):
         expected = [_outputs(model, batch) for batch in batches]
+    layer_errors = _largest(watched)
     for name, error in layer_errors.items():
         if not error <= tolerance:
             refused[name] = f"its output has an error of {error:.1%}, more than {tolerance:.1%}"
@@ -86,10 +130,24 @@ def _quantized(
         model.set_submodule(name, replacements[name])
     model.requires_grad_(False)
     if any(type(module) is StoredLinear for module in model.modules()):
-        _multiply_in_int8(model)
-    found = [_outputs(model, batch) for batch in batches]
-    errors = _errors(expected, found)
-    return QuantizationReport(before, stored_bytes(model), tuple(done), refused, errors, layer_errors)
+        # The operators of the Evoformer multiply with 8 bits too.
+        if isinstance(model, AlphaFold):
+            set_precision(model, "int8")
+        else:
+            multiply_with_fewer_bits(model, "int8")
+    errors: dict[str, list[float]] = {}
+    for batch, outputs in zip(batches, expected, strict=True):
+        found = _outputs(model, batch)
+        for name, x in outputs.items():
+            errors.setdefault(name, []).append(_relative(found[name], x))
+    return QuantizationReport(
+        before,
+        stored_bytes(model),
+        tuple(done),
+        refused=refused,
+        errors=_largest(errors),
+        layer_errors=layer_errors,
+    )
 
 
 def _check(model: nn.Module, dtype: str, tolerance: float, skip: Sequence[str]) -> None:
@@ -197,23 +255,15 @@ def _replacement(layer: Any, stored: Mapping[int, Int8Weight]) -> nn.Module:
     return kind(weight, layer.bias)
 
 
-def _multiply_in_int8(model: nn.Module) -> None:
-    """Let the operators of the Evoformer multiply with 8 bits."""
-    if isinstance(model, AlphaFold):
-        set_precision(model, "int8")
-    else:
-        multiply_with_fewer_bits(model, "int8")
-
-
 @contextmanager
 def _watch(
-    layers: Mapping[str, Any], replacements: Mapping[str, nn.Module], errors: dict[str, float]
+    layers: Mapping[str, Any], replacements: Mapping[str, nn.Module], errors: dict[str, list[float]]
 ) -> Iterator[None]:
     """Compare each called layer with its replacement on its own inputs."""
 
     def compare(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            _keep_largest(errors, name, _relative(replacements[name](*inputs), output))
+            errors.setdefault(name, []).append(_relative(replacements[name](*inputs), output))
 
         return hook
 
@@ -237,19 +287,9 @@ def _outputs(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {keystr(path): x for path, x in leaves if isinstance(x, Tensor) and x.is_floating_point()}
 
 
-def _errors(
-    expected: Sequence[Mapping[str, Tensor]], found: Sequence[Mapping[str, Tensor]]
-) -> dict[str, float]:
-    errors: dict[str, float] = {}
-    for before, after in zip(expected, found, strict=True):
-        for name, x in before.items():
-            _keep_largest(errors, name, _relative(after[name], x))
-    return errors
-
-
-def _keep_largest(errors: dict[str, float], name: str, error: float) -> None:
-    """Keep the largest error of a name; NaN is larger than all numbers."""
-    errors[name] = float(np.maximum(errors.get(name, 0.0), error))
+def _largest(errors: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the largest error of each name; NaN is larger than all numbers."""
+    return {name: float(np.max(values)) for name, values in errors.items()}
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:

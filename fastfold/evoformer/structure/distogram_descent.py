@@ -20,9 +20,13 @@ from torch import Tensor
 
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes, mirror_images
-from fastfold.evoformer.structure.distogram_potential import Distances, Springs, potential_bytes
-from fastfold.evoformer.structure.point_pairs import PointPairs
-from fastfold.evoformer.structure.strand_twist import strand_twist
+from fastfold.evoformer.structure.distogram_potential import (
+    Distances,
+    PointPairs,
+    Springs,
+    potential_bytes,
+    strand_twist,
+)
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
 
@@ -67,7 +71,7 @@ def descend(
             the chain whose distances are kept, and ``last_steps`` with ``lddt`` and ``agreement``, the weights of
             expected scores in them, ``share``, the factor of the potential, and ``stiffness``, that of ``overlap`` and
             ``bond``; ``twist``, the energy of
-            :func:`fastfold.evoformer.structure.strand_twist.strand_twist` in the choice of the start.
+            :func:`fastfold.evoformer.structure.distogram_potential.strand_twist` in the choice of the start.
         first_row: Number of the first row of ``logits``.
         sum_over_ranks: Sums a tensor over the processes that hold other rows.
 

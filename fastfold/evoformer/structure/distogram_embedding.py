@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import LazyRows
-from fastfold.protein.metrics.superposition import best_rotation, superpose
+from fastfold.protein.metrics.tm_score import best_rotation, superpose
 from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
 
 _FAR = 0.3  #: Probability of the last bin from which a pair counts as far apart, at an unknown distance

@@ -57,12 +57,7 @@ class InvariantPointAttention(PolicyModule):
         )
 
     def forward(
-        self,
-        single: Tensor,
-        pair: Tensor | LazyRows,
-        frames: Rigid,
-        mask: Tensor,
-        rows: slice = slice(None),
+        self, single: Tensor, pair: Tensor | LazyRows, frames: Rigid, mask: Tensor, rows: slice = slice(None)
     ) -> Tensor:
         """Compute the update ``[*, rows, c_s]`` of the single representation ``[*, N, c_s]``.
 

@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from fastfold.errors import WeightsError
-from fastfold.evoformer.weights.alphafold_names import PREFIX
+from fastfold.evoformer.weights.mapping import Source
+from fastfold.evoformer.weights.names import PREFIX
 from fastfold.evoformer.weights.untrusted import DAMAGED, NO_PICKLES, READABLE
 
 _MAX_DIMENSIONS = 8
 
 
-class NpzParameters:
-    """Official parameter file: a :class:`fastfold.evoformer.weights.mapping.Source`.
-
-    The constructor reads only the headers of the arrays.
+class NpzParameters(Source):
+    """Official parameter file; the constructor reads only the headers of the arrays.
 
     The archive is from :func:`open_archive`, and stays open while parameters are read.
 
@@ -27,13 +26,11 @@ class NpzParameters:
             contradicts its size.
     """
 
-    flat = False
-
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
         self.origin = str(path)
         self._archive = archive
         self._members: dict[str, zipfile.ZipInfo] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         types: set[str] = set()
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
@@ -45,18 +42,14 @@ class NpzParameters:
                     "pass a params_model_*.npz file of AlphaFold 2"
                 )
             key = name.removeprefix(PREFIX)
-            self.shapes[key], array_type = self._header(name, member)
+            shapes[key], array_type = self._header(name, member)
             self._members[key] = member
             types.add(array_type)
-        self.dtype = ", ".join(sorted(types))
+        super().__init__(self.origin, shapes, ", ".join(sorted(types)))
 
     def label(self, key: str) -> str:
         """Return the parameter's name in the file."""
         return PREFIX + key
-
-    def show_shape(self, key: str, shape: tuple[int, ...]) -> str:
-        """Return a shape in the axes of the file."""
-        return str(list(shape))
 
     def read(self, key: str) -> np.ndarray:
         """Read a parameter as a float32 array."""

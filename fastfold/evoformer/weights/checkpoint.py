@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,24 +22,113 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fastfold.errors import OutputError, WeightsError
+from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
-from fastfold.evoformer.weights.infer_config import infer_config, preset_of
-from fastfold.evoformer.weights.info import Kind, WeightsInfo
+from fastfold.evoformer.weights.infer_config import has_ptm, has_templates, infer_config, preset_of
 from fastfold.evoformer.weights.mapping import (
     Source,
     check_parameters,
+    own_mappings,
     read_parameters,
     refuse_not_finite,
     write_parameters,
 )
+from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters, is_openfold
-from fastfold.evoformer.weights.safetensors_file import compare_state, open_own, write_own
-from fastfold.evoformer.weights.untrusted import READABLE, file_format, open_archive, read_torch
+from fastfold.evoformer.weights.safetensors_file import OwnFile, write_own
+from fastfold.evoformer.weights.untrusted import READABLE, Format, file_format, open_archive, read_torch
 from fastfold.utils.atomic_files import replacing
 
+Kind = Literal["alphafold", "openfold", "fastfold"]
+
+_KINDS: dict[Kind, str] = {
+    "alphafold": "official AlphaFold parameters (.npz)",
+    "openfold": "OpenFold checkpoint (.pt)",
+    "fastfold": "FastFold weights (.safetensors)",
+}
+
+
+@dataclass(frozen=True)
+class WeightsInfo:
+    """Description of a weights file."""
+
+    path: Path  #: The file
+    kind: Kind  #: Program that defines its format
+    #: The network, whose parameters are on the meta device until they are loaded
+    model: AlphaFold = field(repr=False, compare=False)
+    dtype: str  #: Element types in the file; in memory they are float32
+    #: Official name of its network, None for other configurations. Some official networks have equal shapes: the
+    #: file's name decides between them, or else the first one is returned.
+    preset: str | None
+    #: Further entries of the file's header, such as the training data
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def config(self) -> ConfigDict:
+        """The network's configuration."""
+        return self.model.config
+
+    @property
+    def multimer(self) -> bool:
+        """True for the multimer network."""
+        return is_multimer(self.config)
+
+    @property
+    def has_templates(self) -> bool:
+        """True if the network uses templates."""
+        return has_templates(self.config)
+
+    @property
+    def has_ptm(self) -> bool:
+        """True if the network predicts aligned errors, and so pTM."""
+        return has_ptm(self.config)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(value.numel() for value in self.model.state_dict().values())
+
+    def describe(self) -> str:
+        """Return the description as a few lines of text."""
+        trunk, heads = self.config.model.embeddings_and_evoformer, self.config.model.heads
+        parts = [
+            "multimer" if self.multimer else "monomer",
+            "templates" if self.has_templates else "no templates",
+            "predicted aligned error and pTM" if self.has_ptm else "no predicted aligned error",
+        ]
+        sizes = [
+            f"{trunk.evoformer_num_block} Evoformer blocks",
+            f"{trunk.extra_msa_stack_num_block} extra MSA blocks",
+            f"{heads.structure_module.num_layer} structure iterations",
+            f"{self.config.model.num_recycle} recycles",
+        ]
+        channels = [
+            f"MSA {trunk.msa_channel}",
+            f"extra MSA {trunk.extra_msa_channel}",
+            f"pair {trunk.pair_channel}",
+            f"single {trunk.seq_channel}",
+        ]
+        lines = {
+            "file": str(self.path),
+            "format": _KINDS[self.kind],
+            "model": self.preset or "not an official one",
+            "network": ", ".join(parts),
+            "size": ", ".join(sizes),
+            "channels": ", ".join(channels),
+            "parameters": f"{self.parameters:,} ({self.dtype})",
+        }
+        lines |= {_one_line(name.replace("_", " ")): _one_line(text) for name, text in self.notes.items()}
+        return "\n".join(f"{name:<11} {value}" for name, value in lines.items())
+
+
+def _one_line(text: str) -> str:
+    """Return the first 200 characters of an untrusted text, unprintable ones as blanks."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:200])
+
+
 AnyPath = str | os.PathLike[str]
+_FORMATS: dict[Format, Kind] = {"npz": "alphafold", "torch": "openfold", "safetensors": "fastfold"}
 
 
 def weights_info(path: AnyPath) -> WeightsInfo:
@@ -46,8 +136,8 @@ def weights_info(path: AnyPath) -> WeightsInfo:
 
     Names and shapes are checked.
     """
-    with _open(Path(path), None) as file:
-        return file.info
+    with _open(Path(path), None) as (info, _):
+        return info
 
 
 def read_weights(
@@ -62,8 +152,8 @@ def read_weights(
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or made for another network.
     """
-    with _open(Path(path), config) as file:
-        return file.info, file.read()
+    with _open(Path(path), config) as (info, read):
+        return info, read()
 
 
 def load_model(
@@ -79,9 +169,9 @@ def load_model(
     Raises:
         WeightsError: As :func:`read_weights`.
     """
-    with _open(Path(path), config, model) as file:
-        file.info.model.load_state_dict(file.read(), assign=True)
-        return file.info.model.eval()
+    with _open(Path(path), config, model) as (info, read):
+        info.model.load_state_dict(read(), assign=True)
+        return info.model.eval()
 
 
 def save_weights(
@@ -104,7 +194,7 @@ def save_weights(
     _check_ending(path, (".safetensors",))
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     shapes = {name: tuple(value.shape) for name, value in state.items()}
-    compare_state(str(path), shapes, _network(config, str(path)))
+    check_parameters(own_mappings(_network(config, str(path))), Source(str(path), shapes))
     for name, value in state.items():
         refuse_not_finite(f"{path} (not written)", name, value.detach().cpu().float().numpy())
     with _replacing(path) as temporary:
@@ -141,8 +231,7 @@ def convert(
     with suppress(OSError, ValueError):
         if os.path.samefile(path_in, path_out):
             raise WeightsError(f"{path_out}: the output is the same file as the input; choose another name")
-    with _open(path_in, config) as file:
-        info, state = file.info, file.read()
+    info, state = read_weights(path_in, config=config)
     if path_out.suffix == ".safetensors":
         state = {name: value.to(dtype) for name, value in state.items()}
         save_weights(path_out, state, info.config, preset=info.preset, metadata=info.notes)
@@ -153,57 +242,47 @@ def convert(
     return weights_info(path_out)
 
 
-@dataclass(frozen=True)
-class _OpenFile:
-    """Open file with parameters that fit the network of ``info``; ``read`` returns its state dict."""
-
-    info: WeightsInfo
-    read: Callable[[], dict[str, Tensor]]
-
-
 @contextmanager
 def _open(
     path: Path, config: Mapping[str, Any] | None, model: AlphaFold | None = None
-) -> Iterator[_OpenFile]:
-    kind = file_format(path)
-    if kind == "safetensors":
-        with open_own(path) as own:
-            if model is None:
-                model = _network(own.config if config is None else config, own.origin)
-            own.check(model)
-            preset = own.preset if config is None else None
-            preset = preset or preset_of(model.config, path.name)
-            info = WeightsInfo.of(path, "fastfold", model, own.dtype, preset, own.notes)
-            yield _OpenFile(info, own.read)
-    elif kind == "npz":
-        with open_archive(path) as archive:
-            yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config, model)
-    else:
-        tensors = read_torch(path)
-        if not is_openfold(tensors):
-            raise WeightsError(_not_openfold(path, tensors))
-        yield _open_foreign(path, "openfold", OpenFoldParameters(tensors, str(path)), config, model)
-
-
-def _open_foreign(
-    path: Path, kind: Kind, source: Source, config: Mapping[str, Any] | None, model: AlphaFold | None
-) -> _OpenFile:
-    if model is None:
-        own = infer_config(source.shapes, name_hint=path.name) if config is None else config
-        model = _network(own, source.origin)
-    mappings = alphafold_mappings(model)
-    check_parameters(mappings, source)
-    info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))
-    return _OpenFile(info, lambda: read_parameters(model, mappings, source))
-
-
-def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    if "input_embedder.target_to_msa.weight" in tensors:
-        return (
-            f"{path}: is a FastFold state dict without a configuration; save it with "
-            "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
+) -> Iterator[tuple[WeightsInfo, Callable[[], dict[str, Tensor]]]]:
+    """Open a file; yield its description, and a function that reads the state dict of the description's network."""
+    kind, preset, stored = file_format(path), None, None
+    notes: Mapping[str, str] = {}
+    with ExitStack() as opened:
+        source: Source
+        if kind == "safetensors":
+            own = source = OwnFile(opened.enter_context(path.open("rb")), path)
+            preset, notes, stored = own.preset if config is None else None, own.notes, own.config
+        elif kind == "npz":
+            source = NpzParameters(opened.enter_context(open_archive(path)), path)
+        else:
+            tensors = read_torch(path)
+            if not is_openfold(tensors):
+                if "input_embedder.target_to_msa.weight" in tensors:
+                    raise WeightsError(
+                        f"{path}: is a FastFold state dict without a configuration; save it with "
+                        "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
+                    )
+                raise WeightsError(
+                    f"{path}: expected OpenFold's parameter names, found {next(iter(tensors))}. {READABLE}"
+                )
+            source = OpenFoldParameters(tensors, str(path))
+        if model is None:
+            if config is None:
+                config = infer_config(source.shapes, name_hint=path.name) if stored is None else stored
+            model = _network(config, source.origin)
+        mappings = own_mappings(model) if kind == "safetensors" else alphafold_mappings(model)
+        check_parameters(mappings, source)
+        info = WeightsInfo(
+            path=path,
+            kind=_FORMATS[kind],
+            model=model,
+            dtype=source.dtype,
+            preset=preset or preset_of(model.config, path.name),
+            notes=notes,
         )
-    return f"{path}: expected OpenFold's parameter names, found {next(iter(tensors))}. {READABLE}"
+        yield info, partial(read_parameters, model, mappings, source)
 
 
 def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:

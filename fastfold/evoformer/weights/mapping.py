@@ -1,7 +1,7 @@
 """Mappings between the parameters of weights files and ours, and copying in both directions.
 
 A :class:`ParamMapping` maps one official parameter, or a part of it, to a parameter of ours. The names are in
-:mod:`fastfold.evoformer.weights.alphafold_names` and :mod:`fastfold.evoformer.weights.openfold_names`.
+:mod:`fastfold.evoformer.weights.names`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -73,25 +72,36 @@ class ParamMapping:
         return x.transpose(*range(self.inputs), *axes) if axes else x
 
 
-class Source(Protocol):
-    """Weights file under official keys, independent of the names in the file."""
+class Source:
+    """Parameters of a weights file under official keys, or our names; subclasses read them and tell the file's names.
 
-    origin: str  #: Name of the file in errors
-    flat: bool  #: True if head axes are joined with their channels, as in :attr:`ParamMapping.flat_shape`
-    dtype: str  #: Element types of its parameters, as text
+    Args:
+        origin: Name of the file in errors.
+        shapes: Shape of each parameter by key, blocks of a stack along the first axis.
+        dtype: Element types of the parameters, as text.
+    """
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of each parameter by official key, blocks of a stack along the first axis."""
+    flat = False  #: True if head axes are joined with their channels, as in :attr:`ParamMapping.flat_shape`
+
+    def __init__(self, origin: str, shapes: Mapping[str, tuple[int, ...]], dtype: str = "") -> None:
+        self.origin, self.shapes, self.dtype = origin, shapes, dtype
 
     def label(self, key: str) -> str:
         """Return the parameter's name in the file."""
+        return key
 
     def show_shape(self, key: str, shape: tuple[int, ...]) -> str:
         """Return a shape in the axes of the file."""
+        return str(list(shape))
 
     def read(self, key: str) -> np.ndarray:
         """Read a float32 array of the shape in :attr:`shapes`; may be called only once for a parameter."""
+        raise NotImplementedError
+
+
+def own_mappings(model: nn.Module) -> list[ParamMapping]:
+    """Return mappings of a network's parameters to themselves, for files with our names."""
+    return [ParamMapping(name, name, tuple(value.shape)) for name, value in model.state_dict().items()]
 
 
 def check_parameters(mappings: Iterable[ParamMapping], source: Source) -> None:
@@ -112,20 +122,14 @@ def check_parameters(mappings: Iterable[ParamMapping], source: Source) -> None:
         for key, shape in wanted.items()
         if source.shapes.get(key, shape) != shape
     ]
-    refuse_problems(source.origin, [*missing, *extra, *misshapen])
-
-
-def refuse_problems(origin: str, problems: list[str]) -> None:
-    """Raise a :class:`WeightsError` that lists the first ``problems`` and counts the rest, if there are any."""
-    if not problems:
-        return
-    shown = "; ".join(problems[:_NAMED_PROBLEMS])
-    if len(problems) > _NAMED_PROBLEMS:
-        shown += f"; and {len(problems) - _NAMED_PROBLEMS} more"
-    raise WeightsError(
-        f"{origin}: {shown}. The file is incomplete or belongs to another network; "
-        "download it again, or pass its configuration"
-    )
+    if problems := [*missing, *extra, *misshapen]:
+        shown = "; ".join(problems[:_NAMED_PROBLEMS])
+        if len(problems) > _NAMED_PROBLEMS:
+            shown += f"; and {len(problems) - _NAMED_PROBLEMS} more"
+        raise WeightsError(
+            f"{source.origin}: {shown}. The file is incomplete or belongs to another network; "
+            "download it again, or pass its configuration"
+        )
 
 
 def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
@@ -145,13 +149,10 @@ def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: 
     Raises:
         WeightsError: A parameter holds NaN or infinite values, or its data are damaged.
     """
-    by_key: dict[str, list[ParamMapping]] = {}
-    for mapping in mappings:
-        by_key.setdefault(mapping.key, []).append(mapping)
     state = {
         name: torch.empty(value.shape, dtype=torch.float32) for name, value in model.state_dict().items()
     }
-    for key, parts in by_key.items():
+    for key, parts in _by_key(mappings).items():
         array = source.read(key)
         refuse_not_finite(source.origin, source.label(key), array)
         array = array.reshape(parts[0].full_shape)
@@ -163,12 +164,16 @@ def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: 
 
 def write_parameters(model: nn.Module, mappings: Iterable[ParamMapping]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield official key, without the common prefix, and float32 array of a network's parameters, one by one."""
-    by_key: dict[str, list[ParamMapping]] = {}
-    for mapping in mappings:
-        by_key.setdefault(mapping.key, []).append(mapping)
     state = model.state_dict()
-    for key, parts in by_key.items():
+    for key, parts in _by_key(mappings).items():
         array = np.empty(parts[0].full_shape, np.float32)
         for mapping in parts:
             mapping.write(state[mapping.name][mapping.rows].detach().cpu().float().numpy(), array)
         yield key, array
+
+
+def _by_key(mappings: Iterable[ParamMapping]) -> dict[str, list[ParamMapping]]:
+    by_key: dict[str, list[ParamMapping]] = {}
+    for mapping in mappings:
+        by_key.setdefault(mapping.key, []).append(mapping)
+    return by_key

@@ -1,6 +1,8 @@
-"""Reading OpenFold's state dicts under official keys, with official axes.
+"""Reading OpenFold's state dicts of all releases under official keys, with official axes.
 
 OpenFold's matrices are the transposed official ones, with head axes joined with their channels and a tensor per block.
+Names that changed between releases (published monomer weights, training checkpoints, the multimer refactoring) are
+first converted to one spelling.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from fastfold.errors import WeightsError
-from fastfold.evoformer.weights.openfold_names import official_keys, spell
+from fastfold.evoformer.weights.mapping import Source
+from fastfold.evoformer.weights.names import official_keys
 from fastfold.evoformer.weights.untrusted import types_of
 
 # Constant tables that older releases store next to the parameters.
@@ -22,14 +25,39 @@ _VECTOR = re.compile(r"/template_pair_embedding_[14567]//weights$")
 # For incoming edges OpenFold contracts a with b, the official program b with a.
 _EXCHANGED_HALVES = re.compile(r"/triangle_multiplication_incoming/(?:projection|gate)//")
 
+_TORSIONS = "template_single_embedder"
+# Spelling in some release, and our common spelling. Wrappers add prefixes, and releases moved modules.
+_SPELLINGS = tuple(
+    (re.compile(pattern), spelling)
+    for pattern, spelling in (
+        (r"^(?:module\.)?(?:model\.)?", ""),
+        (r"^template_embedder\.", ""),
+        (r"^template_(?:angle|single)_embedder\.linear_1\.", f"{_TORSIONS}.template_single_embedder."),
+        (r"^template_(?:angle|single)_embedder\.linear_2\.", f"{_TORSIONS}.template_projector."),
+        (r"^extra_msa_stack\.stack\.", "extra_msa_stack."),
+        (r"(\.blocks\.[0-9]+)\.(?:core|pair_stack)\.", r"\1."),
+        (r"\.msa_att_col\._msa_att\.", ".msa_att_col."),
+        (r"_points\.linear\.", "_points."),
+    )
+)
+_BLOCK = re.compile(r"\.blocks\.([0-9]{1,6})\.")
+
+
+def spell(name: str) -> tuple[str, int | None]:
+    """Return the common spelling of any release's name, with ``*`` for a block's number, and that number."""
+    for pattern, spelling in _SPELLINGS:
+        name = pattern.sub(spelling, name)
+    match = _BLOCK.search(name)
+    return _BLOCK.sub(".blocks.*.", name), int(match[1]) if match else None
+
 
 def is_openfold(names: Iterable[str]) -> bool:
     """Return True if parameter names are OpenFold's."""
     return any(name.endswith("input_embedder.linear_tf_m.weight") for name in names)
 
 
-class OpenFoldParameters:
-    """OpenFold's state dict under official keys: a :class:`fastfold.evoformer.weights.mapping.Source`.
+class OpenFoldParameters(Source):
+    """OpenFold's state dict under official keys.
 
     Args:
         tensors: State dict of any release. Reading a parameter removes its tensors from the dict.
@@ -69,10 +97,8 @@ class OpenFoldParameters:
             if block in blocks:
                 raise WeightsError(f"{origin}: {blocks[block]} and {name} are the same parameter; remove one")
             blocks[block] = name
-        self.dtype = types_of(
-            tensors[name].dtype for names in self._names.values() for name in names.values()
-        )
-        self.shapes = {key: self._shape(key) for key in self._names}
+        dtypes = (tensors[name].dtype for names in self._names.values() for name in names.values())
+        super().__init__(origin, {key: self._shape(key) for key in self._names}, types_of(dtypes))
 
     def label(self, key: str) -> str:
         """Return OpenFold's name of a parameter, in the file or else in our table."""

@@ -69,7 +69,14 @@ def weights_files(name: str | os.PathLike[str]) -> list[Path]:
         if text == MINI:
             return [Path(str(resources.files("fastfold") / "trained" / f"{MINI}.safetensors"))]
         if networks := published_networks(text):
-            return _on_this_machine(text, networks)
+            folder, files = weights_folder(), [file_name(network) for network in networks]
+            if missing := [file for file in files if not (folder / file).is_file()]:
+                raise WeightsError(
+                    f"the weights {text!r} are not on this machine: {folder} lacks {listed(missing)}. "
+                    f"'fastfold weights download {text}' fetches them. {by_hand(missing, folder)}"
+                )
+            verify_recorded(folder, files)
+            return [folder / file for file in files]
         if re.fullmatch(r"\w+", text):
             known = (*PUBLISHED, *PUBLISHED["all"], MINI)
             hint = suggest(text, known, otherwise="check the path of the weights", cutoff=0.7)
@@ -85,19 +92,6 @@ def one_weights_file(name: str | os.PathLike[str]) -> Path:
             f"expected one network, found {name} ({len(paths)} networks); name one, such as {paths[0].stem[7:]}"
         )
     return paths[0]
-
-
-def _on_this_machine(name: str, networks: Iterable[str]) -> list[Path]:
-    folder = weights_folder()
-    files = [file_name(network) for network in networks]
-    missing = [file for file in files if not (folder / file).is_file()]
-    if missing:
-        raise WeightsError(
-            f"the weights {name!r} are not on this machine: {folder} lacks {listed(missing)}. "
-            f"'fastfold weights download {name}' fetches them. {by_hand(missing, folder)}"
-        )
-    verify_recorded(folder, files)
-    return [folder / file for file in files]
 
 
 def listed(files: list[str]) -> str:

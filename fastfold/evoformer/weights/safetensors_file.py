@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from ml_collections import ConfigDict
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import PRESETS
-from fastfold.evoformer.weights.mapping import refuse_not_finite, refuse_problems
+from fastfold.evoformer.weights.mapping import Source
 from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, types_of
 
 FORMAT_VERSION = "1"
@@ -51,8 +51,8 @@ class _Entry:
     start: int
 
 
-class OwnFile:
-    """Open weights file of FastFold; it must stay open while parameters are read.
+class OwnFile(Source):
+    """Open weights file of FastFold, under our names; it must stay open while parameters are read.
 
     The constructor reads only the header.
 
@@ -61,11 +61,10 @@ class OwnFile:
     """
 
     def __init__(self, file: BufferedReader, path: Path) -> None:
-        self.origin = str(path)
         self._file = file
         metadata, self._entries = _read_header(file, path)
-        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
-        self.dtype = types_of(entry.dtype for entry in self._entries.values())
+        shapes = {name: entry.shape for name, entry in self._entries.items()}
+        super().__init__(str(path), shapes, types_of(entry.dtype for entry in self._entries.values()))
         check_size(path, sum(4 * prod(shape) for shape in self.shapes.values()))
         version = metadata.get("fastfold_format")
         if version is None:
@@ -82,32 +81,16 @@ class OwnFile:
         self.preset = preset if preset in PRESETS else None
         self.notes = {name: text for name, text in metadata.items() if name not in _OWN_NOTES}
 
-    def check(self, model: nn.Module) -> None:
-        """Check that the file has exactly the network's parameters.
-
-        Raises:
-            WeightsError: A parameter is missing, unknown, or has a wrong shape.
-        """
-        compare_state(self.origin, self.shapes, model)
-
-    def read(self) -> dict[str, Tensor]:
-        """Read all parameters as float32 tensors.
-
-        Raises:
-            WeightsError: A parameter holds NaN or infinite values, or the file was truncated after it was opened.
-        """
-        return {name: self._read(name, entry) for name, entry in self._entries.items()}
-
-    def _read(self, name: str, entry: _Entry) -> Tensor:
+    def read(self, key: str) -> np.ndarray:
+        """Read a parameter as a float32 array."""
         # Not mapped, because a write to a mapped file by another program changes the network or kills this process.
+        entry = self._entries[key]
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
         data = tensor.reshape(-1).view(torch.uint8).numpy()
         self._file.seek(entry.start)
         if self._file.readinto(data.data) != data.nbytes:
             raise WeightsError(f"{self.origin}: {DAMAGED}")
-        tensor = tensor.float()
-        refuse_not_finite(self.origin, name, tensor.numpy())
-        return tensor
+        return tensor.float().numpy()
 
     def _parse(self, text: str) -> ConfigDict:
         try:
@@ -147,7 +130,13 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
         end = 8 + length
         for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = (8 + length + offset for offset in about["data_offsets"])
-            entries[name] = entry = _entry(name, about, start, path)
+            if about["dtype"] not in _TYPES:
+                raise WeightsError(
+                    f"{path}: parameter {name}: expected floating point numbers, found {about['dtype']}"
+                )
+            entries[name] = entry = _Entry(_TYPES[about["dtype"]], tuple(about["shape"]), start)
+            if not all(isinstance(axis, int) and axis > 0 for axis in entry.shape):
+                raise ValueError("invalid shape")
             if start != end or stop - start != prod(entry.shape) * entry.dtype.itemsize:
                 raise ValueError(f"{name} has a wrong offset or size")
             end = stop
@@ -160,33 +149,11 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
     return metadata, entries
 
 
-def _entry(name: str, about: Mapping[str, Any], start: int, path: Path) -> _Entry:
-    if about["dtype"] not in _TYPES:
-        raise WeightsError(
-            f"{path}: parameter {name}: expected floating point numbers, found {about['dtype']}"
-        )
-    shape = tuple(about["shape"])
-    if not all(isinstance(axis, int) and axis > 0 for axis in shape):
-        raise ValueError("invalid shape")
-    return _Entry(_TYPES[about["dtype"]], shape, start)
-
-
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("duplicate name")
     return found
-
-
-@contextmanager
-def open_own(path: Path) -> Iterator[OwnFile]:
-    """Open a weights file of FastFold.
-
-    Raises:
-        WeightsError: The file is damaged or not FastFold's.
-    """
-    with path.open("rb") as file:
-        yield OwnFile(file, path)
 
 
 def write_own(
@@ -213,20 +180,3 @@ def _plain(tensor: Tensor) -> Tensor:
     """Return a contiguous CPU tensor that is the only user of its storage, as the format requires."""
     tensor = tensor.detach().cpu().contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
-def compare_state(origin: str, shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
-    """Check names and shapes against a network's state dict.
-
-    Raises:
-        WeightsError: A parameter is missing, unknown, or has a wrong shape.
-    """
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    problems = [f"parameter {name} is missing" for name in wanted if name not in shapes]
-    problems += [f"parameter {name} is not in this network" for name in shapes if name not in wanted]
-    problems += [
-        f"parameter {name}: expected shape {list(shape)}, found {list(shapes[name])}"
-        for name, shape in wanted.items()
-        if shapes.get(name, shape) != shape
-    ]
-    refuse_problems(origin, problems)

@@ -18,7 +18,7 @@ from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.task import DesignTask
-from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import input_hash

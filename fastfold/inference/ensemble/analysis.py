@@ -12,8 +12,7 @@ import torch
 from fastfold.inference.ensemble.members import Ensemble
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.metrics.compare import compare_structures
-from fastfold.protein.metrics.superposition import rmsd, superpose
-from fastfold.protein.metrics.tm_score import tm_score
+from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
 

@@ -69,7 +69,7 @@ def run_network(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Run a network; return its result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm``, ``iptm``.
 
-    A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.chains.chain_confidence`.
+    A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.scores.chain_confidence`.
     Arguments are those of :meth:`fastfold.evoformer.model.AlphaFold.forward`. Without a plan, the policy is that of a
     fold without a memory limit.
     """

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.protein.metrics.superposition import best_rotation
+from fastfold.protein.metrics.tm_score import best_rotation
 
 NEIGHBOURS_WITHIN = 13.0  #: Largest distance in Å of CA atoms that are neighbours
 

@@ -20,8 +20,7 @@ from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.errors import ConfigError
 from fastfold.evoformer.confidence.scores import plddt
 from fastfold.evoformer.losses.design import Outputs, plddt_loss
-from fastfold.evoformer.losses.masked import masked_mean
-from fastfold.evoformer.losses.pair_logits import at_columns
+from fastfold.evoformer.losses.masked import at_columns, masked_mean
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.gradients import GradientRun, differentiable
 from fastfold.inference.folding.prediction import input_order

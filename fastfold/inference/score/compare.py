@@ -10,8 +10,7 @@ import torch
 
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.superposition import rmsd, superpose
-from fastfold.protein.metrics.tm_score import tm_score
+from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.structure import ChainStructure
 
 if TYPE_CHECKING:

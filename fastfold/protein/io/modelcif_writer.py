@@ -148,11 +148,7 @@ def _citations(model_name: str) -> list[Any]:
 
 
 def _check_scores(
-    n: int,
-    plddt: np.ndarray | None,
-    pae: np.ndarray | None,
-    ptm: float | None,
-    iptm: float | None,
+    n: int, plddt: np.ndarray | None, pae: np.ndarray | None, ptm: float | None, iptm: float | None
 ) -> None:
     if plddt is not None and np.shape(plddt) != (n,):
         raise ValueError(f"plddt has shape {list(np.shape(plddt))}, expected [{n}]")

@@ -123,17 +123,15 @@ def _check_limits(
     if longest > _MAX_NUMBER:
         raise PdbLimitError(f"a chain of {longest:,} residues, at most {_MAX_NUMBER:,} fit")
     known = [number[0] for number in numbers if number is not None]
-    for extreme in (min(known), max(known)):
-        if not _MIN_NUMBER <= extreme <= _MAX_NUMBER:
-            raise PdbLimitError(f"residue number {extreme}, only {_MIN_NUMBER} to {_MAX_NUMBER} fit")
     values = np.array([row[2:] for row in rows])
-    xyz, b_factors = values[:, :3], values[:, 3]
-    for extreme in (xyz.min(), xyz.max()):
-        if not -999.999 <= extreme <= 9999.999:
-            raise PdbLimitError(f"a coordinate of {extreme:.3f} Å, only -999.999 to 9999.999 fit")
-    for extreme in (b_factors.min(), b_factors.max()):
-        if not -99.99 <= extreme <= 999.99:
-            raise PdbLimitError(f"a B-factor of {extreme:.2f}, only -99.99 to 999.99 fit")
+    for text, column, low, high in (
+        ("residue number {}", np.array(known), _MIN_NUMBER, _MAX_NUMBER),
+        ("a coordinate of {:.3f} Å", values[:, :3], -999.999, 9999.999),
+        ("a B-factor of {:.2f}", values[:, 3], -99.99, 999.99),
+    ):
+        for extreme in (column.min(), column.max()):
+            if not low <= extreme <= high:
+                raise PdbLimitError(f"{text.format(extreme)}, only {low} to {high} fit")
 
 
 def _title_lines(title: str | None) -> Iterator[str]:

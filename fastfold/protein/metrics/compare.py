@@ -12,41 +12,30 @@ from torch import Tensor
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import as_protein
-from fastfold.protein.metrics.all_atom import count_clashes, lddt_all_atom
-from fastfold.protein.metrics.lddt import drmsd, lddt
-from fastfold.protein.metrics.superposition import rmsd
-from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, tm_score
+from fastfold.protein.metrics.lddt import count_clashes, drmsd, lddt, lddt_all_atom
+from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, rmsd, tm_score
+from fastfold.protein.protein import Protein
 
 
 @dataclass(frozen=True)
 class StructureScores:
-    """Scores of a prediction against a reference, normalised by the whole reference.
+    """Scores of a prediction against a reference, normalised by the whole reference."""
 
-    Attributes:
-        lddt_ca: lDDT on the alpha carbons, in [0, 1].
-        lddt: lDDT on all heavy atoms.
-        tm_score: TM-score.
-        gdt_ts: GDT total score, in [0, 1].
-        gdt_ha: GDT high accuracy.
-        rmsd_ca: RMSD in Å over the common residues, after one superposition.
-        drmsd_ca: dRMSD in Å over the common residues.
-        clashes: Clashing atom pairs in the prediction (:func:`fastfold.protein.metrics.all_atom.count_clashes`).
-        aligned_residues: Number of residues with an alpha carbon in both structures.
-        reference_residues: Number of residues with an alpha carbon in the reference.
-        lddt_ca_per_residue: ``[N]`` float32 for each residue of the reference, NaN without alpha carbon.
-    """
-
-    lddt_ca: float
-    lddt: float
-    tm_score: float
-    gdt_ts: float
-    gdt_ha: float
-    rmsd_ca: float
-    drmsd_ca: float
-    clashes: int
-    aligned_residues: int
-    reference_residues: int
-    lddt_ca_per_residue: np.ndarray
+    lddt_ca: float  #: lDDT on the alpha carbons, in [0, 1]
+    lddt: float  #: lDDT on all heavy atoms
+    tm_score: float  #: TM-score
+    gdt_ts: float  #: GDT total score, in [0, 1]
+    gdt_ha: float  #: GDT high accuracy
+    rmsd_ca: float  #: RMSD in Å over the common residues, after one superposition
+    drmsd_ca: float  #: dRMSD in Å over the common residues
+    clashes: (
+        int  #: Clashing atom pairs in the prediction (:func:`fastfold.protein.metrics.lddt.count_clashes`)
+    )
+    aligned_residues: int  #: Number of residues with an alpha carbon in both structures
+    reference_residues: int  #: Number of residues with an alpha carbon in the reference
+    lddt_ca_per_residue: (
+        np.ndarray
+    )  #: ``[N]`` float32 for each residue of the reference, NaN without alpha carbon
 
 
 def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
@@ -74,40 +63,29 @@ def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
     return np.concatenate([np.zeros((0, 2), np.int64), *columns])
 
 
-def compare_atoms(
-    predicted_positions: Any,
-    predicted_mask: Any,
-    reference_positions: Any,
-    reference_mask: Any,
-    reference_aatype: Any,
-    pairs: np.ndarray,
-    *,
-    predicted_residue_index: Any = None,
-    predicted_chain_index: Any = None,
-) -> StructureScores:
-    """Compute all scores of a prediction of ``P`` residues against a reference of ``N``.
+def compare_structures(prediction: Any, reference: Any) -> StructureScores:
+    """Match the chains of two structures and compute all scores of corresponding residues.
+
+    Chains are matched in pairs, those with most identical residues first. Ties keep the order of chains, so copies of
+    one chain are not permuted. Chains that agree in less than 30% of the shorter one are not matched.
 
     Args:
-        predicted_positions: atom37 ``[P, 37, 3]`` in Å, array or tensor.
-        predicted_mask: ``[P, 37]``.
-        reference_positions: ``[N, 37, 3]`` in Å.
-        reference_mask: ``[N, 37]``, 1 for atoms that the experiment resolved.
-        reference_aatype: ``[N]``.
-        pairs: ``[K, 2]``, corresponding residues (prediction, reference), for example from :func:`align_residues`.
-        predicted_residue_index: ``[P]``, for the clashes; None for consecutive residues.
-        predicted_chain_index: ``[P]``; None for one chain.
+        prediction: A :class:`fastfold.Prediction`, :class:`fastfold.Protein`, a file, or another structure of
+            :func:`fastfold.protein.io.read.read_structure`.
+        reference: The same, usually of an experiment.
 
     Raises:
-        InputError: No residue has an alpha carbon in both structures.
+        InputError: The structures do not share a residue with an alpha carbon in both.
     """
-    positions, present = _atoms(predicted_positions, predicted_mask)
-    reference, mask = _atoms(reference_positions, reference_mask)
-    moved, moved_mask = torch.zeros_like(reference), torch.zeros_like(mask)
-    here, there = torch.as_tensor(np.array(pairs, np.int64).reshape(-1, 2)).unbind(-1)
+    prediction, reference = as_protein(prediction), as_protein(reference)
+    positions, present = _atoms(prediction)
+    true, mask = _atoms(reference)
+    moved, moved_mask = torch.zeros_like(true), torch.zeros_like(mask)
+    here, there = torch.from_numpy(_match(prediction, reference)).unbind(-1)
     moved[there], moved_mask[there] = positions[here], present[here]
 
     ca = rc.atom_order["CA"]
-    points, truth = moved[:, ca], reference[:, ca]
+    points, truth = moved[:, ca], true[:, ca]
     has, resolved = moved_mask[:, ca], mask[:, ca]
     common = has * resolved
     aligned, length = int(common.sum()), int(resolved.sum())
@@ -119,19 +97,11 @@ def compare_atoms(
     cutoffs = sorted({*GDT_TS_CUTOFFS, *GDT_HA_CUTOFFS})
     shares = dict(zip(cutoffs, gdt_shares(points, truth, common, cutoffs, length), strict=True))
     per_residue = lddt(points, truth, resolved, predicted_mask=has)
-    count = len(positions)
-    numbers, chains = (
-        default if given is None else torch.as_tensor(np.asarray(given)).long()
-        for given, default in (
-            (predicted_residue_index, torch.arange(count)),
-            (predicted_chain_index, torch.zeros(count, dtype=torch.long)),
-        )
-    )
+    aatype = torch.from_numpy(reference.aatype)
+    numbers, chains = (torch.from_numpy(x).long() for x in (prediction.residue_index, prediction.chain_index))
     return StructureScores(
         lddt_ca=lddt(points, truth, resolved, predicted_mask=has, per_residue=False).item(),
-        lddt=lddt_all_atom(
-            moved, reference, mask, torch.as_tensor(np.asarray(reference_aatype)), predicted_mask=moved_mask
-        ).item(),
+        lddt=lddt_all_atom(moved, true, mask, aatype, predicted_mask=moved_mask).item(),
         tm_score=tm_score(points, truth, common, reference_length=length),
         gdt_ts=sum(shares[c] for c in GDT_TS_CUTOFFS) / len(GDT_TS_CUTOFFS),
         gdt_ha=sum(shares[c] for c in GDT_HA_CUTOFFS) / len(GDT_HA_CUTOFFS),
@@ -144,21 +114,8 @@ def compare_atoms(
     )
 
 
-def compare_structures(prediction: Any, reference: Any) -> StructureScores:
-    """Match the chains of two structures and compute :func:`compare_atoms`.
-
-    Chains are matched in pairs, those with most identical residues first. Ties keep the order of chains, so copies of
-    one chain are not permuted. Chains that agree in less than 30% of the shorter one are not matched.
-
-    Args:
-        prediction: A :class:`fastfold.Prediction`, :class:`fastfold.Protein`, a file, or another structure of
-            :func:`fastfold.protein.io.read.read_structure`.
-        reference: The same, usually of an experiment.
-
-    Raises:
-        InputError: The structures do not share a residue.
-    """
-    prediction, reference = as_protein(prediction), as_protein(reference)
+def _match(prediction: Protein, reference: Protein) -> np.ndarray:
+    """Return corresponding residues ``[K, 2]`` int64 of matched chains."""
     alignments = {}
     for i, (chain, sequence) in enumerate(zip(prediction.chains, prediction.sequences, strict=True)):
         for j, (place, other) in enumerate(zip(reference.chains, reference.sequences, strict=True)):
@@ -173,19 +130,10 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
             found.append(pairs)
             free[0].remove(i)
             free[1].remove(j)
-    return compare_atoms(
-        prediction.atom_positions,
-        prediction.atom_mask,
-        reference.atom_positions,
-        reference.atom_mask,
-        reference.aatype,
-        np.concatenate(found),
-        predicted_residue_index=prediction.residue_index,
-        predicted_chain_index=prediction.chain_index,
-    )
+    return np.concatenate(found)
 
 
-def _atoms(positions: Any, mask: Any) -> tuple[Tensor, Tensor]:
-    """Return positions and mask as float32 on the host; positions of absent atoms are zero."""
-    points, present = (torch.as_tensor(x).detach().float().cpu() for x in (positions, mask))
-    return points.masked_fill(present[..., None] < 0.5, 0.0), (present > 0.5).float()
+def _atoms(protein: Protein) -> tuple[Tensor, Tensor]:
+    """Return positions and mask as tensors; positions of absent atoms are zero."""
+    present = torch.from_numpy(protein.atom_mask) > 0.5
+    return torch.from_numpy(protein.atom_positions).masked_fill(~present[..., None], 0.0), present.float()

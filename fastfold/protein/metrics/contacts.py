@@ -10,7 +10,6 @@ Distograms and score matrices are symmetric: the upper triangle is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +23,6 @@ CONTACT_SEPARATION, LONG_RANGE = 12, 24  #: Minimum separations of scored contac
 
 MIN_CONTACTS = 5
 """Structures with fewer contacts get no precision, which would describe them rather than the scores."""
-
-_MAX_SEPARATION = 255
 
 
 @dataclass(frozen=True)
@@ -122,36 +119,6 @@ def contact_precision(
     length = int((np.asarray(mask) > 0.5).sum())
     l5, l2 = (float(best_first[: max(1, length // part)].mean()) for part in (5, 2))
     return ContactPrecision(l5, l2, float(contact.mean()))
-
-
-@dataclass(frozen=True, eq=False)
-class SeparationPrior:
-    """Distogram that depends on the separation only: the baseline of a network without other knowledge."""
-
-    log_probabilities: np.ndarray  #: ``[256, bins]`` by separation; the last row is for 255 and more
-    edges: np.ndarray  #: ``[bins - 1]`` in Å
-
-    @classmethod
-    def from_structures(
-        cls, structures: Iterable[tuple[np.ndarray, np.ndarray]], edges: np.ndarray
-    ) -> SeparationPrior:
-        """Count distances in structures by separation and bin, with one pseudocount each.
-
-        Structures and edges are those of :func:`score_distogram`.
-        """
-        bins = len(edges) + 1
-        counts = np.ones((_MAX_SEPARATION + 1) * bins)
-        for beta, mask in structures:
-            i, j = _resolved_pairs(mask, 0)
-            cells = np.minimum(j - i, _MAX_SEPARATION) * bins + _bins(_distances(beta, i, j), edges)
-            counts += np.bincount(cells, minlength=len(counts))
-        table = counts.reshape(-1, bins)
-        return cls(np.log(table / table.sum(-1, keepdims=True)).astype(np.float32), np.asarray(edges))
-
-    def logits(self, length: int) -> np.ndarray:
-        """Return log-probabilities ``[N, N, bins]`` for a chain of ``length`` residues."""
-        at = np.arange(length)
-        return self.log_probabilities[np.minimum(np.abs(at[:, None] - at), _MAX_SEPARATION)]
 
 
 def _resolved_pairs(mask: np.ndarray, min_separation: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.protein.io.records import MAX_VALUE, WATERS, AtomRecord, FileRecords, is_hydrogen
@@ -14,19 +13,9 @@ _UNNAMED = "structure"
 _NO_ALTERNATE = (".", "?")
 
 
-class _Row(NamedTuple):
-    """Atom of an object with the place of its residue; position in Å."""
-
-    chain_id: str
-    number: int
-    insertion: str
-    is_hetero: bool
-    residue: str
-    alternate: str
-    name: str
-    occupancy: float
-    position: Sequence[float]
-    b_factor: float
+_Row = tuple[str, int, str, bool, str, str, str, float, Sequence[float], float]
+"""Chain, residue number, insertion code, True for HETATM, residue name, alternate location, atom name, occupancy,
+position in Å and B-factor of an atom."""
 
 
 def library_of(source: Any) -> str | None:
@@ -67,23 +56,22 @@ def object_records(source: Any) -> FileRecords:
         )
     found = FileRecords()
     for row in _ROWS[library](source, found.warnings):
-        residue, name = row.residue.strip(), row.name.strip()
+        chain_id, number, insertion, is_hetero, residue, alternate, name, occupancy, (x, y, z), b_factor = row
+        residue, name, insertion = residue.strip(), name.strip(), insertion.strip()
         if residue in WATERS:
             found.waters += 1
             continue
         if is_hydrogen(name):
             continue
-        values = (row.occupancy, *row.position, row.b_factor)
-        if not all(-MAX_VALUE < value < MAX_VALUE for value in values):
-            place = f"{residue} {row.number}{row.insertion.strip()}"
+        if not all(-MAX_VALUE < value < MAX_VALUE for value in (occupancy, x, y, z, b_factor)):
             raise InputError(
-                f"{object_name(source)}: atom {name} of {place} has a value that is not finite or too large; correct "
-                "or remove it"
+                f"{object_name(source)}: atom {name} of {residue} {number}{insertion} has a value that is not finite "
+                "or too large; correct or remove it"
             )
-        alternate = "" if row.alternate in _NO_ALTERNATE else row.alternate.strip()
-        atom = AtomRecord(residue, alternate, name, row.occupancy, *row.position, row.b_factor)  # type: ignore[call-arg]
-        chain = found.chain(row.chain_id.strip())
-        if problem := chain.add_atom(atom, row.number, row.insertion.strip(), hetero=row.is_hetero):
+        alternate = "" if alternate in _NO_ALTERNATE else alternate.strip()
+        atom = AtomRecord(residue, alternate, name, occupancy, x, y, z, b_factor)
+        problem = found.chain(chain_id.strip()).add_atom(atom, number, insertion, hetero=is_hetero)
+        if problem:
             raise InputError(f"{object_name(source)}: {problem}")
     return found
 
@@ -107,7 +95,7 @@ def _biotite_rows(source: Any, warnings: list[str]) -> Iterator[_Row]:
         source.coord.tolist(),
         column("b_factor", 0.0),
     )
-    return starmap(_Row, zip(*places, *atoms, strict=True))
+    return zip(*places, *atoms, strict=True)
 
 
 def _biopython_rows(source: Any, warnings: list[str]) -> Iterator[_Row]:
@@ -123,18 +111,9 @@ def _biopython_rows(source: Any, warnings: list[str]) -> Iterator[_Row]:
             flag, number, insertion = residue.id
             for atom in residue.get_unpacked_list():
                 occupancy = 1.0 if atom.get_occupancy() is None else atom.get_occupancy()
-                yield _Row(
-                    chain_id=chain.id,
-                    number=number,
-                    insertion=insertion,
-                    is_hetero=flag != " ",
-                    residue=residue.resname,
-                    alternate=atom.get_altloc(),
-                    name=atom.name,
-                    occupancy=occupancy,
-                    position=atom.coord.tolist(),
-                    b_factor=atom.get_bfactor(),
-                )
+                residue_and_atom = residue.resname, atom.get_altloc(), atom.name
+                values = occupancy, atom.coord.tolist(), atom.get_bfactor()
+                yield chain.id, number, insertion, flag != " ", *residue_and_atom, *values
 
 
 def _mdanalysis_rows(source: Any, warnings: list[str]) -> Iterator[_Row]:
@@ -161,7 +140,7 @@ def _mdanalysis_rows(source: Any, warnings: list[str]) -> Iterator[_Row]:
         column("altLocs", ""),
     )
     values = (column("names"), column("occupancies", 1.0), column("positions"), column("tempfactors", 0.0))
-    return starmap(_Row, zip(*places, *values, strict=True))
+    return zip(*places, *values, strict=True)
 
 
 _MARKS = {"biotite": "get_annotation", "Bio": "level", "MDAnalysis": "atoms"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastfold.evoformer.confidence import chain_confidence, predicted_aligned_error, predicted_tm_score
-from fastfold.evoformer.confidence.chains import contact_probability
+from fastfold.evoformer.confidence.scores import contact_probability
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows
 from tests.helpers.interface_oracles import CASES, InterfaceCase
 

@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 from torch.autograd import gradcheck
 
 from fastfold.evoformer.config import model_config
-from fastfold.evoformer.losses.ca_trace import ca_trace_losses, of_structure
+from fastfold.evoformer.losses.ca_atoms import ca_losses, ca_trace_losses
 from fastfold.protein import residue_constants as rc
 
 CONFIG = model_config("mini").model.heads.structure_module.ca_trace
@@ -90,11 +91,11 @@ def test_every_layer_of_a_structure_has_its_loss() -> None:
     layers = torch.stack([predicted, true])
     positions, resolved = torch.zeros(2, 9, 37, 3).double(), torch.zeros(2, 9, 37).double()
     positions[..., rc.atom_order["CA"], :], resolved[..., rc.atom_order["CA"]] = true, mask
-    found = of_structure(
+    found = ca_losses(
         {"traj": torch.cat([torch.zeros(2, 2, 9, 4).double(), layers], -1)},
         {"all_atom_positions": positions, "all_atom_mask": resolved, "residue_index": index},
-        CONFIG,
-    )
+        ConfigDict({"ca_trace": CONFIG}),
+    )["ca_trace"]
     for layer, x in zip(found, layers, strict=True):
         terms = ca_trace_losses(x, true, mask, index, overlap_distance=LIMIT)
         torch.testing.assert_close(layer, sum(CONFIG[name] * value for name, value in terms.items()))

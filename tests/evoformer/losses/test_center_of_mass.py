@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 from torch.autograd import gradcheck
 
 from fastfold.evoformer.config import model_config
-from fastfold.evoformer.losses.center_of_mass import chain_center_of_mass_loss, of_structure
+from fastfold.evoformer.losses.ca_atoms import ca_losses, chain_center_of_mass_loss
 from fastfold.protein import residue_constants as rc
 
 CONFIG = model_config("model_1_multimer_v3").model.heads.structure_module.chain_center_of_mass
@@ -93,8 +93,9 @@ def test_of_a_structure_it_takes_the_alpha_carbons() -> None:
     ca = rc.atom_order["CA"]
     atoms[..., ca, :], labels[..., ca, :], exists[..., ca] = predicted, true, mask
     batch = {"all_atom_positions": labels, "all_atom_mask": exists, "asym_id": chain}
-    config = SimpleNamespace(tolerance=2.0, length_scale=10.0)
+    tree = ConfigDict({"chain_center_of_mass": {"tolerance": 2.0, "length_scale": 10.0}})
+    config = tree.chain_center_of_mass
     torch.testing.assert_close(
-        of_structure({"final_atom_positions": atoms}, batch, config),
+        ca_losses({"final_atom_positions": atoms}, batch, tree)["chain_center_of_mass"][-1],
         chain_center_of_mass_loss(predicted, true, mask, chain, config),
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows
-from fastfold.evoformer.losses.pair_logits import PairLogits, over_bins, pair_logits
+from fastfold.evoformer.losses.masked import PairLogits, over_bins, pair_logits
 
 N, BINS = 7, 5
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 from torch.autograd import gradcheck
 
 from fastfold.evoformer.config import model_config
-from fastfold.evoformer.losses.smooth_lddt import of_structure, smooth_lddt_loss
+from fastfold.evoformer.losses.ca_atoms import ca_losses, smooth_lddt_loss
 from fastfold.protein import residue_constants as rc
 
 CONFIG = model_config("mini").model.heads.structure_module.smooth_lddt
@@ -55,11 +56,11 @@ def test_every_layer_of_a_structure_has_its_loss() -> None:
     layers = torch.stack([predicted, true])
     positions, resolved = torch.zeros(2, 9, 37, 3).double(), torch.zeros(2, 9, 37).double()
     positions[..., rc.atom_order["CA"], :], resolved[..., rc.atom_order["CA"]] = true, mask
-    found = of_structure(
+    found = ca_losses(
         {"traj": torch.cat([torch.zeros(2, 2, 9, 4).double(), layers], -1)},
         {"all_atom_positions": positions, "all_atom_mask": resolved},
-        CONFIG,
-    )
+        ConfigDict({"smooth_lddt": CONFIG}),
+    )["smooth_lddt"]
     for layer, x in zip(found, layers, strict=True):
         torch.testing.assert_close(layer, smooth_lddt_loss(x, true, mask, cutoff=CONFIG.cutoff))
     assert (found[1] < found[0]).all()

@@ -7,9 +7,8 @@ import torch
 from ml_collections import ConfigDict
 from torch.autograd import gradcheck
 
-from fastfold.evoformer.losses.ambiguous_atoms import rename_ground_truth
 from fastfold.evoformer.losses.fape import aligned_errors, backbone_fape, frame_aligned_point_error
-from fastfold.evoformer.losses.torsion import torsion_losses
+from fastfold.evoformer.losses.side_chains import rename_ground_truth, torsion_losses
 from fastfold.evoformer.losses.violation import distance_bounds, find_violations, violation_loss
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt

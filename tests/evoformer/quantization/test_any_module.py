@@ -17,8 +17,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of, set_precision
-from fastfold.evoformer.quantization.any_module import quantize
-from fastfold.evoformer.quantization.report import QuantizationReport, stored_bytes
+from fastfold.evoformer.quantization.any_module import QuantizationReport, quantize, stored_bytes
 from fastfold.evoformer.transition import Transition
 from fastfold.kernels.cpu.int8_layers import Int8Embedding, Int8Linear
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config

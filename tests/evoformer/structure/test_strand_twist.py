@@ -11,7 +11,7 @@ from torch import Tensor
 from fastfold.evoformer.config import descent_settings, model_config
 from fastfold.evoformer.structure import distogram_descent
 from fastfold.evoformer.structure.distogram_embedding import turned
-from fastfold.evoformer.structure.strand_twist import strand_twist
+from fastfold.evoformer.structure.distogram_potential import strand_twist
 from tests.evoformer.structure.test_distogram_descent import CONFIG, beta, certain, helix, run
 
 MIRROR = torch.tensor([1.0, 1.0, -1.0])

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
-from fastfold.evoformer.weights.alphafold_names import PREFIX
 from fastfold.evoformer.weights.checkpoint import (
     load_model,
     weights_info,
 )
+from fastfold.evoformer.weights.names import PREFIX
 from tests.helpers.openfold_files import openfold_state
 from tests.helpers.weights_files import BIAS, OURS, Arrays, npy_header, zip_of
 

@@ -22,7 +22,6 @@ from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights import checkpoint
-from fastfold.evoformer.weights.alphafold_names import PREFIX
 from fastfold.evoformer.weights.checkpoint import (
     convert,
     load_model,
@@ -30,6 +29,7 @@ from fastfold.evoformer.weights.checkpoint import (
     save_weights,
     weights_info,
 )
+from fastfold.evoformer.weights.names import PREFIX
 from tests.helpers.networks import folder, oracle_arrays
 from tests.helpers.openfold_files import openfold_state
 from tests.helpers.weights_files import BIAS, OURS, PARAMS, Arrays, same, write_safetensors

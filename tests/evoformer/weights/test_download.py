@@ -17,7 +17,7 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import ConfigError, NetworkError, WeightsError, WriteError
-from fastfold.evoformer.weights import archive as archives
+from fastfold.evoformer.weights import download as archives
 from fastfold.evoformer.weights.download import download_weights
 from fastfold.evoformer.weights.published import ARCHIVE, PUBLISHED, SUMS, file_name, read_sums, weights_files
 from fastfold.utils import remote_file

@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 
 from fastfold.evoformer.config import PRESETS, model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.infer_config import (
     has_ptm,
     has_templates,
@@ -25,6 +24,7 @@ from fastfold.evoformer.weights.infer_config import (
     preset_in_name,
     preset_of,
 )
+from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings
 from tests.conftest import require_shared
 from tests.helpers.networks import folder, oracle_config
 

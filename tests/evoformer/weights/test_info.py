@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.info import WeightsInfo
+from fastfold.evoformer.weights.checkpoint import WeightsInfo
 from tests.helpers.networks import oracle_arrays, oracle_config
 
 
@@ -18,7 +18,7 @@ def _model(name: str) -> AlphaFold:
 
 def test_the_facts_are_those_of_the_network() -> None:
     model = _model("synthetic_monomer")
-    info = WeightsInfo.of(Path("a.npz"), "alphafold", model, "float32", "model_1_ptm")
+    info = WeightsInfo(Path("a.npz"), "alphafold", model, dtype="float32", preset="model_1_ptm")
     heads = model.config.model.heads
     assert info.parameters == sum(
         array.size for array in oracle_arrays("synthetic_monomer", "params").values()
@@ -26,13 +26,14 @@ def test_the_facts_are_those_of_the_network() -> None:
     assert info.has_ptm == bool(heads.predicted_aligned_error.weight)
     assert info.has_templates == bool(model.config.model.embeddings_and_evoformer.template.enabled)
     assert (info.multimer, info.notes, info.preset) == (False, {}, "model_1_ptm")
-    assert WeightsInfo.of(Path("a"), "alphafold", _model("synthetic_multimer"), "float32", None).multimer
+    multimer = _model("synthetic_multimer")
+    assert WeightsInfo(Path("a"), "alphafold", multimer, dtype="float32", preset=None).multimer
 
 
 def test_the_description_has_a_line_for_each_fact() -> None:
     model = _model("synthetic_monomer")
     trunk = model.config.model.embeddings_and_evoformer
-    info = WeightsInfo.of(Path("dir/a.pt"), "openfold", model, "bfloat16", None)
+    info = WeightsInfo(Path("dir/a.pt"), "openfold", model, dtype="bfloat16", preset=None)
     lines = dict(line.split(maxsplit=1) for line in info.describe().splitlines())
     assert lines["file"] == "dir/a.pt"
     assert lines["format"] == "OpenFold checkpoint (.pt)"
@@ -47,7 +48,7 @@ def test_notes_of_a_file_stay_on_their_lines() -> None:
     """A header may hold anything: neither line breaks nor control characters nor books reach the terminal."""
     model = _model("synthetic_monomer")
     notes = {"trained_on": "a\nfile  : /etc/passwd\x1b[31m", "long": "x" * 5000}
-    info = WeightsInfo.of(Path("a"), "fastfold", model, "float32", None, notes)
-    plain = WeightsInfo.of(Path("a"), "fastfold", model, "float32", None)
+    info = WeightsInfo(Path("a"), "fastfold", model, dtype="float32", preset=None, notes=notes)
+    plain = WeightsInfo(Path("a"), "fastfold", model, dtype="float32", preset=None)
     added = info.describe().splitlines()[len(plain.describe().splitlines()) :]
     assert added == ["trained on  a file  : /etc/passwd [31m", f"long        {'x' * 200}"]

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.alphafold_names import alphafold_mappings, numbered
 from fastfold.evoformer.weights.checkpoint import load_model, read_weights
 from fastfold.evoformer.weights.mapping import ParamMapping, write_parameters
+from fastfold.evoformer.weights.names import alphafold_mappings, numbered
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters
 from tests.helpers.networks import folder, oracle_arrays, oracle_config, oracle_features
 from tests.helpers.openfold_files import official_arrays, openfold_state

@@ -12,7 +12,7 @@ import pytest
 import fastfold
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import PRESETS
-from fastfold.evoformer.weights.archive import open_pieces
+from fastfold.evoformer.weights.download import open_pieces
 from fastfold.evoformer.weights.published import (
     PUBLISHED,
     SUMS,

@@ -15,7 +15,8 @@ from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.checkpoint import (
     load_model,
 )
-from fastfold.evoformer.weights.safetensors_file import compare_state, open_own, write_own
+from fastfold.evoformer.weights.mapping import Source, check_parameters, own_mappings, read_parameters
+from fastfold.evoformer.weights.safetensors_file import OwnFile, write_own
 from tests.helpers.weights_files import OURS, write_safetensors
 
 
@@ -160,36 +161,37 @@ def test_what_is_written_is_read_back_as_float32(tmp_path: Path) -> None:
     state = {"part": base[1:3, ::2], "turned": base.T, "half": base[0].bfloat16()}
     state |= {"rows": base[:2], "same rows": base[:2]}
     write_own(path, state, {"depth": {"num_block": 2}}, preset="model_1", metadata={"trained_on": "nothing"})
-    with open_own(path) as file:
+    with path.open("rb") as opened:
+        file = OwnFile(opened, path)
         assert file.config.to_dict() == {"depth": {"num_block": 2}}
         assert (file.preset, file.notes) == ("model_1", {"trained_on": "nothing"})
         assert file.dtype == "bfloat16, float32"
         assert file.shapes == {name: tuple(value.shape) for name, value in state.items()}
-        found = file.read()
+        found = {name: torch.from_numpy(file.read(name)) for name in file.shapes}
     assert all(torch.equal(found[name], value.float()) for name, value in state.items())
     assert all(value.dtype == torch.float32 for value in found.values())
 
 
 def test_a_preset_of_no_official_network_is_not_believed(tmp_path: Path) -> None:
     write_own(tmp_path / "a", {"w": torch.ones(1)}, {}, preset="model_9", metadata={})
-    with open_own(tmp_path / "a") as file:
-        assert file.preset is None
+    with (tmp_path / "a").open("rb") as file:
+        assert OwnFile(file, tmp_path / "a").preset is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_not_finite_are_named(tmp_path: Path, value: float) -> None:
-    write_own(
-        tmp_path / "a", {"fine": torch.ones(1), "bad": torch.tensor([value])}, {}, preset=None, metadata={}
-    )
-    with open_own(tmp_path / "a") as file, pytest.raises(WeightsError, match="bad"):
-        file.read()
+    state = {"fine": torch.ones(1), "bad": torch.tensor([value])}
+    write_own(tmp_path / "a", state, {}, preset=None, metadata={})
+    model = torch.nn.ParameterDict(state)
+    with (tmp_path / "a").open("rb") as file, pytest.raises(WeightsError, match="bad"):
+        read_parameters(model, own_mappings(model), OwnFile(file, tmp_path / "a"))
 
 
 def test_all_differences_from_a_network_are_named() -> None:
     model = torch.nn.Linear(3, 2)
-    compare_state("here", {"weight": (2, 3), "bias": (2,)}, model)
+    check_parameters(own_mappings(model), Source("here", {"weight": (2, 3), "bias": (2,)}))
     with pytest.raises(WeightsError) as caught:
-        compare_state("here", {"weight": (3, 2), "more": (1,)}, model)
+        check_parameters(own_mappings(model), Source("here", {"weight": (3, 2), "more": (1,)}))
     for problem in (
         "parameter bias is missing",
         "parameter more is not in this network",

@@ -20,8 +20,7 @@ from fastfold.inference.ensemble.analysis import (
 )
 from fastfold.inference.ensemble.members import read_ensembles
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.superposition import rmsd
-from fastfold.protein.metrics.tm_score import tm_score
+from fastfold.protein.metrics.tm_score import rmsd, tm_score
 from tests.inference.ensemble.conftest import FAR
 
 # Not imported by the process that runs other tests.

@@ -17,7 +17,7 @@ from fastfold.inference.output.plots import scan_png
 from fastfold.inference.report import write_report
 from fastfold.inference.report.molstar import load_molstar
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.superposition import rmsd
+from fastfold.protein.metrics.tm_score import rmsd
 from tests.helpers.browser import Browser
 from tests.helpers.results import (
     design_results,

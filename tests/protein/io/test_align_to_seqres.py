@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.align_to_seqres import place_in_sequence
-from fastfold.protein.io.altlocs import Conformer
+from fastfold.protein.io.chains import place_in_sequence
+from fastfold.protein.io.records import Conformer
 from tests.helpers.residues import conformer
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFS"

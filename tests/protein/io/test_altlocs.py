@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.altlocs import bonded, choose_conformer
-from fastfold.protein.io.records import ResidueRecord
+from fastfold.protein.io.records import ResidueRecord, bonded, choose_conformer
 from tests.helpers.residues import atom, conformer
 
 CA, CB = rc.atom_order["CA"], rc.atom_order["CB"]

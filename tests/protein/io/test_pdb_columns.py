@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.protein.io.pdb_columns import find_long_names, residue_id
+from fastfold.protein.io.pdb_reader import find_long_names, residue_id
 from tests.helpers.structure_texts import atom_line, chain_lines, read_lines, seqres_lines
 
 

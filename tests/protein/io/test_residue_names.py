@@ -9,7 +9,7 @@ import pytest
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
-from fastfold.protein.io.residue_names import amino_acid
+from fastfold.protein.io.records import amino_acid
 from tests.helpers.structure_texts import BACKBONE, atom_line, chain_lines, read_lines
 
 WHOLE = {

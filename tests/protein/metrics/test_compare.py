@@ -14,7 +14,6 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.compare import (
     StructureScores,
     align_residues,
-    compare_atoms,
     compare_structures,
 )
 from fastfold.protein.protein import Protein
@@ -82,16 +81,8 @@ def test_unresolved_atoms_and_residues_of_the_reference() -> None:
 
 
 def test_nothing_in_common() -> None:
-    protein = make_protein("GGGG")
     with pytest.raises(InputError, match="same protein"):
-        compare_atoms(
-            protein.atom_positions,
-            protein.atom_mask,
-            protein.atom_positions,
-            protein.atom_mask,
-            protein.aatype,
-            np.zeros((0, 2)),
-        )
+        compare_structures(make_protein("GGGG"), make_protein("WWWW"))
 
 
 def test_chains_find_their_partners() -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from ml_collections import ConfigDict
 
+from benchmarks.no_skill import SeparationPrior
 from fastfold.evoformer.losses.heads import distogram_loss
 from fastfold.protein.metrics.contacts import (
     BANDS,
     ContactPrecision,
-    SeparationPrior,
     contact_precision,
     contact_probabilities,
     distogram_cross_entropy,

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.all_atom import LDDT_OTHER_NAMES, count_clashes, lddt_all_atom
-from fastfold.protein.metrics.lddt import drmsd, lddt
+from fastfold.protein.metrics.lddt import LDDT_OTHER_NAMES, count_clashes, drmsd, lddt, lddt_all_atom
 from tests.helpers.structures import make_protein
 
 LETTERS = "".join(rc.restypes)

@@ -14,8 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.protein.metrics.superposition import rmsd, superpose
-from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, gdt, gdt_shares, tm_score, tm_score_scale
+from fastfold.protein.metrics.tm_score import (
+    GDT_HA_CUTOFFS,
+    gdt,
+    gdt_shares,
+    rmsd,
+    superpose,
+    tm_score,
+    tm_score_scale,
+)
 
 
 def _trace(n: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from fastfold.data.templates.whole.clashes import clashing_residues, overlapping
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure, structure_name
-from fastfold.protein.metrics.superposition import superpose
+from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike
 

@@ -13,8 +13,8 @@ from fastfold.inference.output.score_files import read_pae
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure
-from fastfold.protein.metrics.all_atom import count_clashes
-from fastfold.protein.metrics.superposition import rmsd, superpose
+from fastfold.protein.metrics.lddt import count_clashes
+from fastfold.protein.metrics.tm_score import rmsd, superpose
 
 SINGLE = ("pLDDT", "pTM", "pAE", "RMSD", "Clashes")
 INTERFACE = ("i_pTM", "i_pAE", "i_pLDDT", "n_InterfaceResidues")
@@ -34,7 +34,7 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     ``pLDDT`` (of the designed chains), ``i_pLDDT`` (of their residues at the interface), ``pTM`` and ``i_pTM`` are 0
     to 1. ``pAE`` (within the designed chains) and ``i_pAE`` (between them and other chains, both ways) are divided by
     31 Å. ``n_InterfaceResidues`` counts residues of designed chains with an atom within 4 Å of another chain.
-    ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.all_atom.count_clashes`). Deviations are those of
+    ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.lddt.count_clashes`). Deviations are those of
     CA in Å: ``RMSD`` from the design, ``Hotspot_RMSD`` of the binder from the design with the given chains superposed,
     and ``Target_RMSD`` of the given chains from their file.
 

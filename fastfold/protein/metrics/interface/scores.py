@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.protein.metrics.interface.contacts import contact_points, interface_contacts
-from fastfold.protein.metrics.interface.ipsae import PAE_CUTOFF, DirectedScores, directed_scores
+from fastfold.protein.metrics.interface.pair_scores import (
+    PAE_CUTOFF,
+    contact_points,
+    directed_scores,
+    interface_contacts,
+)
 from fastfold.protein.protein import chain_name
 
 DISTANCE_CUTOFF = 15.0
@@ -106,42 +110,53 @@ def interface_scores(
         if value is not None and np.shape(value) != shapes[name]:
             raise ValueError(f"{name} has shape {list(np.shape(value))}, expected {list(shapes[name])}")
     borders = [0, *(np.flatnonzero(np.diff(chain_index)) + 1).tolist(), n]
-    chains = [
-        _Chain(chain_name(number), slice(start, stop))
-        for number, (start, stop) in enumerate(itertools.pairwise(borders))
-    ]
-    if confidence is not None and len(confidence.ptm) != len(chains):
+    rows = [slice(start, stop) for start, stop in itertools.pairwise(borders)]
+    names = [chain_name(number) for number in range(len(rows))]
+    if confidence is not None and len(confidence.ptm) != len(rows):
         raise ValueError(
-            f"confidence has {len(confidence.ptm)} chains, expected {len(chains)} as in chain_index"
+            f"confidence has {len(confidence.ptm)} chains, expected {len(rows)} as in chain_index"
         )
-    clashes = _Clashes.of(chain_index, atom_positions, atom_mask) if len(chains) > 1 else None
-    arrays = _Arrays(contact_points(atom_positions, atom_mask), np.asarray(plddt, np.float64), pae)
+    plddt = np.asarray(plddt, np.float64)
+    chains: dict[str, dict[str, Any]] = {
+        name: {
+            "residues": part.stop - part.start,
+            "mean_plddt": float(plddt[part].mean()),
+            "ptm": None if confidence is None else float(confidence.ptm[number]),
+        }
+        for number, (name, part) in enumerate(zip(names, rows, strict=True))
+    }
+    clashes = None
+    found: dict[str, Any] = {"clashes": None, "has_clash": None}
+    if len(rows) > 1:
+        clashes, clashing_atoms, has_clash = _count_clashes(chain_index, atom_positions, atom_mask)
+        found = {"clashes": int(clashes.sum()) // 2, "has_clash": has_clash}
+        for chain, atoms in zip(chains.values(), clashing_atoms.tolist(), strict=True):
+            chain["clashing_atoms"] = atoms
+    points = contact_points(atom_positions, atom_mask)
     pairs: dict[str, Any] = {}
-    for (i, first), (j, second) in itertools.combinations(enumerate(chains), 2):
+    for i, j in itertools.combinations(range(len(rows)), 2):
         own: dict[str, Any] = {"iptm": None, "actifptm": None}
         if confidence is not None:
             own["iptm"] = float(confidence.iptm[i, j])
             if confidence.pair_actifptm is not None:
                 own["actifptm"] = float(confidence.pair_actifptm[i, j])
-        own["clashes"] = None if clashes is None else int(clashes.pairs[i, j])
-        pairs[f"{first.name}-{second.name}"] = own | _pair(first, second, arrays, pae_cutoff, distance_cutoff)
+        own["clashes"] = None if clashes is None else int(clashes[i, j])
+        both = rows[i], rows[j]
+        pairs[f"{names[i]}-{names[j]}"] = own | _pair(
+            (names[i], names[j]),
+            points=[points[part] for part in both],
+            plddt=[plddt[part] for part in both],
+            pae=None if pae is None else [pae[both], pae[both[::-1]]],
+            cutoffs=(pae_cutoff, distance_cutoff),
+        )
     best = [pair["ipsae"] for pair in pairs.values() if pair["ipsae"] is not None]
     return {
         "pae_cutoff": float(pae_cutoff),
         "distance_cutoff": float(distance_cutoff),
         "actifptm": None if confidence is None or not pairs else confidence.actifptm,
         "ipsae_max": max(best, default=None),
-        "clashes": None if clashes is None else int(clashes.pairs.sum()) // 2,
-        "has_clash": None if clashes is None else clashes.has_clash,
-        "chains": {
-            chain.name: {
-                "residues": chain.rows.stop - chain.rows.start,
-                "mean_plddt": float(arrays.plddt[chain.rows].mean()),
-                "ptm": None if confidence is None else float(confidence.ptm[number]),
-            }
-            | ({} if clashes is None else {"clashing_atoms": int(clashes.atoms[number])})
-            for number, chain in enumerate(chains)
-        },
+        **found,
+        "chains": chains,
         "pairs": pairs,
     }
 
@@ -159,50 +174,38 @@ def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
     return found | {"reason": reason, "actifptm": None, "ipsae_max": None, "pairs": pairs}
 
 
-@dataclass(frozen=True)
-class _Chain:
-    name: str
-    rows: slice
+def _count_clashes(
+    chain_index: np.ndarray, atom_positions: np.ndarray, atom_mask: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Count clashes between ``C`` chains of positions as structure files hold them.
 
+    Returns:
+        Pairs of atoms ``[C, C]`` int that overlap, atoms ``[C]`` int of each chain within 1.1 Å of another chain, and
+        True if a chain has too many of these.
+    """
+    import torch  # slow to import, and needed here alone
 
-@dataclass(frozen=True, eq=False)
-class _Clashes:
-    """Clashes between ``C`` chains."""
+    from fastfold.protein.metrics.lddt import chain_clashes
 
-    pairs: np.ndarray  #: ``[C, C]`` int, pairs of atoms that overlap
-    atoms: np.ndarray  #: ``[C]`` int, atoms of each chain within 1.1 Å of another chain
-    has_clash: bool  #: Whether a chain has too many of these
-
-    @classmethod
-    def of(cls, chain_index: np.ndarray, atom_positions: np.ndarray, atom_mask: np.ndarray) -> _Clashes:
-        """Count clashes of positions as structure files hold them."""
-        import torch  # slow to import, and needed here alone
-
-        from fastfold.protein.metrics.all_atom import chain_clashes
-
-        numbers = np.cumsum(np.diff(chain_index, prepend=chain_index[0]) != 0)
-        mask = np.asarray(atom_mask, np.float32)
-        positions = np.round(np.asarray(atom_positions, np.float64), 3)
-        found = chain_clashes(*map(torch.from_numpy, (positions, mask, numbers)))
-        pairs, atoms = (counts.numpy() for counts in found)
-        sizes = np.bincount(numbers, weights=(mask > 0.5).sum(1))
-        too_many = (atoms > MAX_CLASHING_ATOMS) | (atoms > MAX_CLASHING_SHARE * sizes)
-        return cls(pairs, atoms, bool(too_many.any()))
-
-
-@dataclass(frozen=True, eq=False)
-class _Arrays:
-    points: np.ndarray
-    plddt: np.ndarray
-    pae: np.ndarray | None
+    numbers = np.cumsum(np.diff(chain_index, prepend=chain_index[0]) != 0)
+    mask = np.asarray(atom_mask, np.float32)
+    positions = np.round(np.asarray(atom_positions, np.float64), 3)
+    found = chain_clashes(*map(torch.from_numpy, (positions, mask, numbers)))
+    pairs, atoms = (counts.numpy() for counts in found)
+    sizes = np.bincount(numbers, weights=(mask > 0.5).sum(1))
+    too_many = (atoms > MAX_CLASHING_ATOMS) | (atoms > MAX_CLASHING_SHARE * sizes)
+    return pairs, atoms, bool(too_many.any())
 
 
 def _pair(
-    first: _Chain, second: _Chain, arrays: _Arrays, pae_cutoff: float, distance_cutoff: float
+    names: tuple[str, str],
+    *,
+    points: list[np.ndarray],
+    plddt: list[np.ndarray],
+    pae: list[np.ndarray] | None,
+    cutoffs: tuple[float, float],
 ) -> dict[str, Any]:
-    """Compute the scores of two chains that do not need logits."""
-    points = arrays.points[first.rows], arrays.points[second.rows]
-    plddt = arrays.plddt[first.rows], arrays.plddt[second.rows]
+    """Compute the scores of two chains that do not need logits, from arrays of both; ``pae`` has both directions."""
     contacts = interface_contacts(*points)
     found: dict[str, Any] = {
         "contacts": len(contacts),
@@ -210,32 +213,29 @@ def _pair(
         "interface_plddt": contacts.interface_plddt(*plddt),
         "pdockq": contacts.pdockq(*plddt),
     }
-    if arrays.pae is None:
+    if pae is None:
         return found | dict.fromkeys((*_LARGER, *_MEAN)) | {"directions": None}
-    near = interface_contacts(*points, distance=math.nextafter(distance_cutoff, 0.0))
+    near = interface_contacts(*points, distance=math.nextafter(cutoffs[1], 0.0))
     directions = {}
-    for one, other, touching, close, values in (
-        (first, second, contacts, near, plddt),
-        (second, first, contacts.turned(), near.turned(), plddt[::-1]),
+    for errors, touching, close, turn in (
+        (pae[0], contacts, near, 1),
+        (pae[1], contacts.turned(), near.turned(), -1),
     ):
-        pae = np.round(np.asarray(arrays.pae[one.rows, other.rows], np.float64), 2)
-        both = pae[close.first, close.second] < pae_cutoff
-        directions[f"{one.name}-{other.name}"] = _plain(directed_scores(pae, cutoff=pae_cutoff)) | {
+        errors = np.round(np.asarray(errors, np.float64), 2)
+        both = errors[close.first, close.second] < cutoffs[0]
+        scores = directed_scores(errors, cutoff=cutoffs[0])
+        directions["-".join(names[::turn])] = {
+            "ipsae": scores.ipsae_d0res,
+            **{name: getattr(scores, name) for name in _SHARED},
+            "pairs": scores.num_pairs,
+            "residues": [scores.aligned_residues, scores.scored_residues],
             "near_pairs": int(both.sum()),
             "near_residues": [len(np.unique(side[both])) for side in (close.first, close.second)],
-            "pdockq2": touching.pdockq2(*values, pae),
-            "interface_pae": touching.interface_pae(pae),
+            "pdockq2": touching.pdockq2(plddt[::turn][0], plddt[::turn][1], errors),
+            "interface_pae": touching.interface_pae(errors),
         }
-    return found | _both_ways(*directions.values()) | {"directions": directions}
-
-
-def _both_ways(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {key: max(there[key], back[key]) for key in _LARGER}
+    there, back = directions.values()
+    found |= {key: max(there[key], back[key]) for key in _LARGER}
     for key in _MEAN:
         found[key] = None if there[key] is None else (there[key] + back[key]) / 2.0
-    return found
-
-
-def _plain(scores: DirectedScores) -> dict[str, Any]:
-    found = {"ipsae": scores.ipsae_d0res} | {name: getattr(scores, name) for name in _SHARED}
-    return found | {"pairs": scores.num_pairs, "residues": [scores.aligned_residues, scores.scored_residues]}
+    return found | {"directions": directions}

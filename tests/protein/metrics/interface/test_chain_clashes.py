@@ -8,8 +8,8 @@ import torch
 
 from fastfold.inference.output.writer import listed_scores, ranking_scores
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.all_atom import chain_clashes, count_clashes
 from fastfold.protein.metrics.interface import interface_scores, without_scores
+from fastfold.protein.metrics.lddt import chain_clashes, count_clashes
 from tests.helpers.results import helix_prediction
 
 CA, SG = rc.atom_order["CA"], rc.atom_order["SG"]

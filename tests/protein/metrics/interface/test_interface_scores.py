@@ -15,7 +15,7 @@ from fastfold.protein.metrics.interface import (
     interface_contacts,
     interface_scores,
 )
-from fastfold.protein.metrics.interface.contacts import contact_points
+from fastfold.protein.metrics.interface.pair_scores import contact_points
 
 CB, CA = rc.atom_order["CB"], rc.atom_order["CA"]
 
@@ -118,7 +118,7 @@ def test_contacts_are_found_in_blocks(monkeypatch) -> None:
     rng = np.random.default_rng(0)
     first, second = rng.uniform(0, 30, (40, 3)), rng.uniform(0, 30, (30, 3))
     whole = interface_contacts(first, second)
-    monkeypatch.setattr("fastfold.protein.metrics.interface.contacts._BLOCK", 64)
+    monkeypatch.setattr("fastfold.protein.metrics.interface.pair_scores._BLOCK", 64)
     cut = interface_contacts(first, second)
     assert len(whole) > 20
     np.testing.assert_array_equal(whole.first, cut.first)

@@ -11,7 +11,7 @@ import pytest
 
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import directed_scores, interface_contacts, interface_scores
-from fastfold.protein.metrics.interface.contacts import contact_points
+from fastfold.protein.metrics.interface.pair_scores import contact_points
 from tests.conftest import require_shared
 from tests.helpers.interface_oracles import CASES, InterfaceCase
 
