@@ -15,8 +15,7 @@ from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.colabfold.source import FILE, ColabFoldSource, search_colabfold
 from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
-from fastfold.data.search.engine import SearchEngine
-from fastfold.data.search.run import SearchPlan
+from fastfold.data.search.engine import SearchEngine, SearchPlan
 from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target
 from fastfold.errors import InputError

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.find import ChainMsas, target_alignments
+from fastfold.data.msa.sampling import cut_alignments
 from fastfold.data.search.colabfold.modes import select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder

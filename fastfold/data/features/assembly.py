@@ -1,7 +1,9 @@
 """Assemble the chains of a target and their alignments to features before sampling.
 
 A single chain has AlphaFold's features for monomers, a complex those of AlphaFold-Multimer. A complex for a monomer
-network is joined to one chain.
+network is joined to one chain, whose residue index has a gap between two chains that is larger than any relative
+position that the network distinguishes. Its alignment follows ColabFold: the whole query, the paired lines, and below
+them each chain's own rows with gaps in all other chains.
 """
 
 from __future__ import annotations
@@ -11,13 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfold.data.features import joining, merging
-from fastfold.data.features.raw import TEMPLATE_LAYOUT, msa_features, sequence_features, template_features
+from fastfold.data.features.merging import (
+    chain_order,
+    merge_chains,
+    paired_lines,
+    rows_without_copy,
+    take_rows,
+)
+from fastfold.data.features.raw import (
+    TEMPLATE_LAYOUT,
+    alignment_ids,
+    msa_features,
+    sequence_features,
+    template_features,
+)
 from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas, Msa
     from fastfold.data.targets import Chain
+
 
 Features = dict[str, np.ndarray]
 
@@ -62,7 +78,7 @@ def multimer_features(
     if len(own) > 1:  # only different chains are paired, copies are aligned row by row
         paired = {sequence: monomer_features(chain, msas[1]) for sequence, (chain, msas) in own.items()}
         raw_paired = [paired[sequence] for sequence in sequences]
-    return merging.merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
+    return merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
 
 
 def joined_features(
@@ -72,7 +88,7 @@ def joined_features(
 ) -> Features:
     """Compute raw features of a complex for a monomer network, with all chains joined.
 
-    See :func:`fastfold.data.features.joining.join_chains`. Atoms of templates are in one frame (:func:`share_frames`).
+    See :func:`fastfold.data.features.assembly.join_chains`. Atoms of templates are in one frame (:func:`share_frames`).
 
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
@@ -87,9 +103,9 @@ def joined_features(
         paired[sequence] = monomer_features(chain, msas[1])
     sequences = [chain.sequence for chain in chains]
     raw_paired = [paired[sequence] for sequence in sequences] if has_pairs else []
-    joined = joining.join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
+    joined = join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
     if templates is not None and any(templates):
-        order = merging.chain_order(sequences)
+        order = chain_order(sequences)
         parts = [template_features(templates[i] or {}, len(sequences[i])) for i in order]
         axes = {name: shape.index("N") for name, shape in TEMPLATE_LAYOUT.items() if "N" in shape}
         joined |= {name: np.concatenate([part[name] for part in parts], axis) for name, axis in axes.items()}
@@ -111,7 +127,7 @@ def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -
     own, _ = alignments_by_sequence(chains, alignments)
     ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}
     sequences = [chain.sequence for chain in chains]
-    return [ids[sequences[index]] for index in merging.chain_order(sequences)]
+    return [ids[sequences[index]] for index in chain_order(sequences)]
 
 
 def alignments_by_sequence(
@@ -133,3 +149,75 @@ def alignments_by_sequence(
             "expected one kind of alignments for all chains, found both rows that are paired already and others"
         )
     return own, in_lines
+
+
+CHAIN_GAP = 200  #: Gap of the residue index between two chains; relative positions end at 32
+
+
+def join_chains(
+    raw: Sequence[Mapping[str, np.ndarray]],
+    raw_paired: Sequence[Mapping[str, np.ndarray]],
+    sequences: Sequence[str],
+    *,
+    in_lines: bool = False,
+) -> dict[str, np.ndarray]:
+    """Compute raw features of one chain of ``N`` residues that joins several.
+
+    The chains are in the order of :func:`~fastfold.data.features.merging.chain_order`.
+
+    Args:
+        raw: Per chain, its raw features with the unpaired alignments; without ``msa`` it has none.
+        raw_paired: Per chain, raw features of the alignment to pair; empty if there is nothing to pair.
+        sequences: Per chain, its sequence; equal ones are adjacent.
+        in_lines: See :func:`fastfold.data.features.merging.merge_chains`.
+
+    Returns:
+        Features as of one chain (:mod:`fastfold.data.features.raw`), without templates: ``aatype`` ``[N, 21]``,
+        ``between_segment_residues``, ``residue_index``, ``seq_length``, ``num_alignments`` ``[N]``, ``msa`` and
+        ``deletion_matrix_int`` ``[S, N]``, int32, ``sequence`` ``[N]`` uint8; and ``asym_id`` ``[N]`` int32, the chain
+        of each residue from one.
+
+    Raises:
+        InputError: Rows are paired line by line, and the chains have different numbers of them.
+    """
+    order = chain_order(sequences)
+    chains = [raw[index] for index in order]
+    lengths = [len(chain["aatype"]) for chain in chains]
+    starts = np.cumsum([0, *lengths])
+    length = int(starts[-1])
+    joined = {
+        name: np.concatenate([chain[name] for chain in chains])
+        for name in ("aatype", "between_segment_residues", "sequence")
+    }
+    number = np.repeat(np.arange(len(chains)), lengths)
+    rows = [alignment_ids([joined["sequence"].tobytes().decode("ascii")])]
+    deletions = [np.zeros((1, length), np.int32)]
+    paired = [raw_paired[index] for index in order] if raw_paired else []
+    lines: list[np.ndarray] = []
+    if paired:
+        chosen = paired_lines(paired, in_lines).T
+        lines = [take_rows(one["msa"], at, rc.gap_index) for one, at in zip(paired, chosen, strict=True)]
+        counts = [
+            take_rows(one["deletion_matrix_int"], at, 0) for one, at in zip(paired, chosen, strict=True)
+        ]
+        rows.append(np.concatenate(lines, axis=1))
+        deletions.append(np.concatenate(counts, axis=1))
+    for k, chain in enumerate(chains):
+        if "msa" not in chain:
+            continue
+        msa, deleted = chain["msa"], chain["deletion_matrix_int"]
+        if lines and not in_lines:
+            left = rows_without_copy(msa, lines[k])
+            msa, deleted = msa[left], deleted[left]
+        around = ((0, 0), (int(starts[k]), length - int(starts[k + 1])))
+        rows.append(np.pad(msa, around, constant_values=rc.gap_index))
+        deletions.append(np.pad(deleted, around))
+    alignment = np.concatenate(rows).astype(np.int32)
+    return joined | {
+        "residue_index": (np.arange(length) + CHAIN_GAP * number).astype(np.int32),
+        "seq_length": np.full(length, length, np.int32),
+        "asym_id": (number + 1).astype(np.int32),
+        "msa": alignment,
+        "deletion_matrix_int": np.concatenate(deletions).astype(np.int32),
+        "num_alignments": np.full(length, len(alignment), np.int32),
+    }

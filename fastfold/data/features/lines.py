@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastfold.data.features import merging, pairing
+from fastfold.data.features import merging
 from fastfold.data.features.assembly import alignments_by_sequence
 from fastfold.data.features.raw import msa_features
 from fastfold.data.msa.msa import ChainMsas, Msa
@@ -82,7 +82,7 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
         for key, msa in own.items():
             if msa.sequences:
                 ids = [msa_features([one], key)["msa"] for one in (msa, _stack(queries[key], lines[key]))]
-                own[key] = msa.take(pairing.rows_without_copy(*ids))
+                own[key] = msa.take(merging.rows_without_copy(*ids))
     return ComplexLines(sequences, queries, lines, own)
 
 

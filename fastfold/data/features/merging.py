@@ -1,7 +1,9 @@
-"""Merge the raw features of each chain to those of the complex (AlphaFold-Multimer's data pipeline).
+"""Merge the raw features of each chain to those of the complex (AlphaFold-Multimer, Evans et al. 2021).
 
 Chains with equal sequences are copies of an entity and share its alignment. Different entities are paired by species as
-far as possible. Unpaired rows are block-diagonal below: each entity's rows with gaps in all other entities.
+far as possible, because chains in contact have co-evolved within each species. Within a species, rows are paired by
+their rank of similarity to their own chain's query. Unpaired rows are block-diagonal below: each entity's rows with
+gaps in all other entities.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastfold.data.features import pairing, transforms
 from fastfold.data.features import raw as raw_features
+from fastfold.data.features import transforms
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 
@@ -159,7 +161,7 @@ def paired_lines(raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool)
     """
     if not in_lines:
         species = "msa_species_identifiers"
-        return pairing.pair_rows([pairing.rows_by_species(raw["msa"], raw[species]) for raw in raw_paired])
+        return pair_rows([rows_by_species(raw["msa"], raw[species]) for raw in raw_paired])
     rows = [len(raw["msa"]) for raw in raw_paired]
     if len(set(rows)) > 1:
         raise InputError(f"expected equal numbers of paired rows in all chains, found {rows}")
@@ -178,12 +180,12 @@ def _pair(
     result = []
     for number, (chain, rows) in enumerate(zip(chains, paired, strict=True)):
         shared = _Rows(
-            pairing.take_rows(rows.msa, lines[:, number], rc.gap_index),
-            pairing.take_rows(rows.deletions, lines[:, number], 0),
+            take_rows(rows.msa, lines[:, number], rc.gap_index),
+            take_rows(rows.deletions, lines[:, number], 0),
         )
         unpaired = chain.unpaired
         if not in_lines:
-            unpaired = unpaired[pairing.rows_without_copy(unpaired.msa, shared.msa)]
+            unpaired = unpaired[rows_without_copy(unpaired.msa, shared.msa)]
         result.append(replace(chain, paired=shared, unpaired=unpaired))
     return result
 
@@ -241,3 +243,61 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
         "cluster_bias_mask": cluster_bias_mask,
         "num_alignments": np.array(rows, np.int32),
     }
+
+
+MAX_ROWS_PER_SPECIES = 600
+"""Largest number of rows of a species in a chain; with more, ranks are meaningless and rows are not paired."""
+
+
+def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndarray]:
+    """Return the rows of each species, most similar to the query first, ties in alignment order.
+
+    The query is row 0 of ``msa [S, N]``. Rows of an unknown ``species [S]``, empty bytes, belong to none.
+    """
+    similarity = (msa == msa[0]).mean(axis=1)
+    names, inverse = np.unique(species, return_inverse=True)
+    order = np.lexsort((-similarity, inverse.reshape(-1)))
+    ends = np.cumsum(np.bincount(inverse.reshape(-1), minlength=len(names)))
+    return {
+        bytes(name): rows for name, rows in zip(names, np.split(order, ends[:-1]), strict=True) if bytes(name)
+    }
+
+
+def pair_rows(species_rows: Sequence[dict[bytes, np.ndarray]]) -> np.ndarray:
+    """Return the row of each chain in each line of the paired alignment, ``[P, chains]`` int64, -1 for a gap.
+
+    The rows of each chain are from :func:`rows_by_species`; line 0 is all zeros (the queries). A species is used if it
+    occurs in at least two chains. Its number of lines is that of its rows in the chain with the fewest; chains without
+    the species have a gap. Lines with more chains come first, and among these the ones with the smaller product of row
+    numbers (and therefore e-values).
+    """
+    number = len(species_rows)
+    lines: dict[int, list[np.ndarray]] = {number: [np.zeros((1, number), np.int64)]}
+    for species in sorted(set().union(*species_rows)):
+        rows = [chain.get(species) for chain in species_rows]
+        sizes = [len(r) for r in rows if r is not None]
+        if len(sizes) < 2 or max(sizes) > MAX_ROWS_PER_SPECIES:
+            continue
+        take = min(sizes)
+        columns = [np.full(take, -1) if r is None else r[:take] for r in rows]
+        lines.setdefault(len(sizes), []).append(np.stack(columns, axis=1))
+    ordered = []
+    for present in sorted(lines, reverse=True):
+        group = np.concatenate(lines[present])
+        # The product is int64 as in AlphaFold and may overflow for many deep chains, which affects only the order.
+        ordered.append(group[np.argsort(np.abs(group.prod(axis=1)), kind="stable")])
+    return np.concatenate(ordered)
+
+
+def take_rows(feature: np.ndarray, rows: np.ndarray, gap: int) -> np.ndarray:
+    """Return lines ``[P, N]`` of a feature ``[S, N]`` by row number, with ``gap`` for -1."""
+    taken = feature[rows]
+    taken[rows < 0] = gap
+    return taken
+
+
+def rows_without_copy(msa: np.ndarray, paired: np.ndarray) -> np.ndarray:
+    """Return the numbers (int64) of rows of ``msa`` ``[S, N]`` that do not occur in ``paired`` ``[P, N]``."""
+    present = {row.tobytes() for row in np.ascontiguousarray(paired)}
+    rows = np.ascontiguousarray(msa, paired.dtype)
+    return np.array([i for i, row in enumerate(rows) if row.tobytes() not in present], np.int64)

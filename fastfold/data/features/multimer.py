@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.data.features import transforms
-from fastfold.data.features.checks import Layout, check_ids, check_layout
+from fastfold.data.features.raw import Layout, check_ids, check_layout
 from fastfold.data.features.transforms import Alignment, Draw
 
 _CHAIN_IDS = ("asym_id", "entity_id", "sym_id")

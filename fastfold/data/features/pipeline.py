@@ -108,7 +108,7 @@ def featurize(
         seed: Random seed, nonnegative.
         templates: Per chain, raw template features (see :func:`fastfold.data.features.raw.template_features`) or None.
         join: Fold a complex with a monomer network, as one chain with gaps in the residue index
-            (:mod:`fastfold.data.features.joining`). The static features then have ``asym_id``.
+            (:mod:`fastfold.data.features.assembly`). The static features then have ``asym_id``.
 
     Raises:
         ConfigError: A complex for a monomer network without ``join``, or with templates of single chains, or a negative

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastfold.data.fasta import FastaRecord
 from fastfold.data.msa.msa import (
     ChainMsas,
+    FastaRecord,
     Msa,
     a3m_records,
     a3m_row,

@@ -51,7 +51,7 @@ MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
 """Largest number of rows that AlphaFold reads of a search, including the query, by file name."""
 
 AlignmentFile = Path | FileSlice
-"""File, or part of an alignment database (:mod:`fastfold.data.msa.database`)."""
+"""File, or part of an alignment database (:mod:`fastfold.data.training.index_tables`)."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Multiple sequence alignment of one query, and the A3M format.
+"""Multiple sequence alignment of one query, and the records of FASTA and A3M.
 
 In A3M each row has the query's columns as upper-case letters and ``-``. Lower-case letters between two columns are
 insertions relative to the query. AlphaFold counts the insertions before each column as deletions (supplement, section
@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastfold.data.fasta import FastaRecord, split_records
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
@@ -287,3 +286,22 @@ def _without_dots(row: bytes, num_columns: int) -> bytes:
     if len(dropped.translate(None, _LOWER)) == num_columns:
         return dropped
     return row.replace(b".", b"-")
+
+
+class FastaRecord(NamedTuple):
+    """Record of a FASTA file."""
+
+    header: str  #: Header without its ``>``
+    line: int  #: Line number of the header, from 1
+    lines: list[str]  #: Lines below it, up to the next header
+
+
+def split_records(text: str) -> tuple[list[str], list[FastaRecord]]:
+    """Split text in FASTA or A3M into the lines above the first header, and the records."""
+    lines = split_lines(text)
+    starts = [i for i, line in enumerate(lines) if line.startswith(">")]
+    records = [
+        FastaRecord(lines[i][1:].strip(), i + 1, lines[i + 1 : end])
+        for i, end in zip(starts, [*starts[1:], len(lines)], strict=False)
+    ]
+    return lines[: starts[0]] if starts else lines, records

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastfold.data.fasta import FastaRecord
-from fastfold.data.msa.msa import RESIDUE_LETTERS, Msa, illegal_character, say_stops
+from fastfold.data.msa.msa import RESIDUE_LETTERS, FastaRecord, Msa, illegal_character, say_stops
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, split_lines
 

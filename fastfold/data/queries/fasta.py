@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fastfold.data.fasta import FastaRecord, split_records
+from fastfold.data.msa.msa import FastaRecord, split_records
 from fastfold.data.queries.records import QueryFile, Record, targets_of_records
 from fastfold.data.targets import Target, parse_sequence, unique_targets
 from fastfold.errors import InputError

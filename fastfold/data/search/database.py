@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfold.data.search.chunks import is_compressed
-from fastfold.data.search.protein_records import searchable_records
+from fastfold.data.search.chunks import is_compressed, searchable_records
 from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.utils.atomic_files import write_atomic

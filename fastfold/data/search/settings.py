@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastfold.data.search.colabfold.access import ServerAccess
 from fastfold.data.search.colabfold.modes import (
     PUBLIC_SERVER,
     PUBLIC_SERVER_TERMS,
     ColabFoldModes,
     MsaMode,
     PairStrategy,
+    ServerAccess,
 )
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import LARGEST, check_options, option, options_of

@@ -13,9 +13,8 @@ from typing import Any
 
 from pyhmmer.plan7 import HMM, TopHits
 
-from fastfold.data.search.chunks import CHUNK_BYTES, Part, split_database
+from fastfold.data.search.chunks import CHUNK_BYTES, Part, SkippedRecords, split_database
 from fastfold.data.search.database import SequenceDatabase, changed
-from fastfold.data.search.protein_records import SkippedRecords
 from fastfold.data.search.shards import ShardHits, ShardSearcher, ShardTask
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.workers.pool import InlinePool, WorkerPool

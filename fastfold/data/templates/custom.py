@@ -8,13 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfold.data.fasta import split_records
-from fastfold.data.msa.msa import Msa
+from fastfold.data.msa.msa import Msa, split_records
 from fastfold.data.targets import mask_unknown
 from fastfold.data.templates.entry import EntryChain
-from fastfold.data.templates.features import Template, place_template
-from fastfold.data.templates.outcome import Outcome, TemplateSkipped
-from fastfold.data.templates.realign import map_to_sequence
+from fastfold.data.templates.features import Template, map_to_sequence, place_template
+from fastfold.data.templates.hits import Outcome, TemplateSkipped
 from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from fastfold.data.templates.entry import Entry
-from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.errors import InputError
 from fastfold.protein.io.cif_tables import read_cif_tables
 from fastfold.utils.text_files import PathLike, read_json_object, read_text_bytes, split_lines

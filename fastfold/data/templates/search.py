@@ -17,7 +17,7 @@ import numpy as np
 
 from fastfold.data.msa.msa import Msa
 from fastfold.data.search.hh_suite.hhblits import find_program
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.hits import parse_hmmsearch
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.packages import require_package
 from fastfold.utils.text_files import PathLike
@@ -73,16 +73,15 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
     cannot read are left out.
 
     Returns:
-        Alignment of all hits as written by hmmsearch with ``-A`` (:mod:`fastfold.data.templates.hmmsearch_hits`); empty
+        Alignment of all hits as written by hmmsearch with ``-A`` (:mod:`fastfold.data.templates.hits`); empty
         without hits.
 
     Raises:
         InputError: The database, or all of its records, cannot be read.
     """
     require_package("pyhmmer", "a search for templates by hmmsearch")
-    from fastfold.data.search.chunks import split_database
+    from fastfold.data.search.chunks import SkippedRecords, split_database
     from fastfold.data.search.hmmer import stockholm_text
-    from fastfold.data.search.protein_records import SkippedRecords
     from fastfold.data.search.shards import digitize_searchable
 
     profile = _profile(msa)

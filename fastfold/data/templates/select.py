@@ -11,9 +11,8 @@ import numpy as np
 
 from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.templates.features import Template, template_of_hit
-from fastfold.data.templates.hits import TemplateHit, is_ranked
+from fastfold.data.templates.hits import Outcome, TemplateHit, TemplateSkipped, is_ranked
 from fastfold.data.templates.options import MAX_TEMPLATES
-from fastfold.data.templates.outcome import Outcome, TemplateSkipped
 from fastfold.protein import residue_constants as rc
 
 MAX_SUBSEQUENCE = 0.95  #: Largest share of the query for a hit that is a part of the query itself

@@ -27,14 +27,11 @@ from fastfold.data.templates.custom import (
     read_custom_chains,
 )
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.hhr import parse_hhr
-from fastfold.data.templates.hits import TemplateHit
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.search import hhsearch, hmmsearch, is_profile_database
 from fastfold.data.templates.select import ChainTemplates, choose_templates
-from fastfold.data.templates.whole.chain_map import ChainMap
-from fastfold.data.templates.whole.complexes import complex_templates, read_whole
+from fastfold.data.templates.whole.complexes import ChainMap, complex_templates, read_whole
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.packages import require_package

@@ -33,8 +33,15 @@ from fastfold.data.targets import safe_stem
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache_format import Arrays
-from fastfold.data.training.complex_entry import ComplexData, ComplexEntry, read_complex
-from fastfold.data.training.entry import Entry, EntryData, read_chain_msa, read_entry
+from fastfold.data.training.entry import (
+    ComplexData,
+    ComplexEntry,
+    Entry,
+    EntryData,
+    read_chain_msa,
+    read_complex,
+    read_entry,
+)
 from fastfold.data.training.templates import read_candidates
 from fastfold.errors import OutputError
 from fastfold.protein.io.read import read_structure
@@ -47,8 +54,8 @@ _NAMES = """
     protein.io.read protein.io.cif_tables protein.io.mmcif_reader protein.io.pdb_reader protein.io.pdb_columns
     protein.io.records protein.io.residue_names protein.io.chains protein.io.altlocs
     protein.io.align_to_seqres protein.structure protein.residue_constants data.features.coevolution
-    data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.stockholm data.templates.hhr
-    data.templates.hits data.templates.hmmsearch_hits data.templates.select data.templates.source data.fasta
+    data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.stockholm data.templates.hits
+    data.templates.select data.templates.source
     data.targets data.msa.find utils.text_files data.training.entry data.training.cache
     data.training.cache_format data.training.templates
 """
@@ -140,7 +147,7 @@ class FeatureCache:
         )
 
     def read_complex(self, entry: ComplexEntry) -> ComplexData:
-        """Return :func:`fastfold.data.training.complex_entry.read_complex`, with files from the cache if present.
+        """Return :func:`fastfold.data.training.entry.read_complex`, with files from the cache if present.
 
         Raises:
             InputError: A file is not in the cache and invalid.

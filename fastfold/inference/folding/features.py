@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.data.features.joining import CHAIN_GAP
+from fastfold.data.features.assembly import CHAIN_GAP
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError

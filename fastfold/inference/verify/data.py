@@ -16,7 +16,7 @@ from fastfold.data.msa.msa import ChainMsas
 from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.targets import Chain
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.hits import parse_hmmsearch
 from fastfold.data.templates.search import hmmsearch
 from fastfold.data.templates.select import choose_templates
 from fastfold.errors import InputError

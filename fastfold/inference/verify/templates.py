@@ -15,8 +15,7 @@ import numpy as np
 from fastfold.data.msa.find import read_hits as read_alignment
 from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.hits import TemplateHit, is_ranked
-from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.data.templates.hits import TemplateHit, TemplateSkipped, is_ranked
 from fastfold.data.templates.search import hmmsearch
 from fastfold.data.templates.select import ChainTemplates, choose_templates
 from fastfold.data.templates.source import read_hits

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fastfold.cli.options.from_fields import add_field_options, from_options
-from fastfold.data.search.colabfold.access import ServerAccess
-from fastfold.data.search.colabfold.modes import PUBLIC_SERVER
+from fastfold.data.search.colabfold.modes import PUBLIC_SERVER, ServerAccess
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.settings import HmmerSettings, SearchSources

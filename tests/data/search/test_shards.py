@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.search.chunks import Part
-from fastfold.data.search.protein_records import MAX_RESIDUES
+from fastfold.data.search.chunks import MAX_RESIDUES, Part
 from fastfold.data.search.shards import ShardSearcher, ShardTask, digitize
 from fastfold.errors import InputError
 

@@ -16,10 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
 from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
 from fastfold.data.search.colabfold.modes import ColabFoldModes, MsaMode
-from fastfold.data.search.colabfold.source import FILE, Chains, ColabFoldSource, Files
+from fastfold.data.search.colabfold.source import (
+    FILE,
+    FIRST_QUERY,
+    Chains,
+    ColabFoldSource,
+    Files,
+    fasta_of,
+    split_queries,
+)
 from fastfold.errors import ConfigError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.machine import available_cores

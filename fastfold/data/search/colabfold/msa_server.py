@@ -11,12 +11,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
 from fastfold.data.search.colabfold.modes import ColabFoldModes
-from fastfold.data.search.colabfold.server_templates import MAX_HITS, check_templates
-from fastfold.data.search.colabfold.source import FILE, TEMPLATES, Chains, ColabFoldSource, Files
+from fastfold.data.search.colabfold.server_templates import MAX_HITS, check_templates, read_archive
+from fastfold.data.search.colabfold.source import (
+    FILE,
+    FIRST_QUERY,
+    TEMPLATES,
+    Chains,
+    ColabFoldSource,
+    Files,
+    fasta_of,
+    split_queries,
+)
 from fastfold.data.search.colabfold.tickets import QueryFailedError, TicketServer
-from fastfold.data.search.colabfold.unpack import read_archive
 from fastfold.errors import InputError
 
 _UNIREF, _ENVIRONMENT, _PAIRED = "uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pair.a3m"

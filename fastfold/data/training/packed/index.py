@@ -16,16 +16,15 @@ from filelock import FileLock
 
 from fastfold.data.training.cache import parser_version
 from fastfold.data.training.entry import Entry
-from fastfold.data.training.packed.entries import EntryList, add_entries
-from fastfold.data.training.packed.records import RecordFile, writing_records
+from fastfold.data.training.packed.records import EntryList, RecordFile, add_entries, writing_records
 from fastfold.errors import InputError, OutputError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.locks import held
 from fastfold.utils.text_files import PathLike
 
 _NAMES = """
-    msa.database training.complex_entry training.dataset training.entry training.filters training.index_tables
-    training.packed.entries training.packed.index training.packed.records training.sampling
+    training.dataset training.entry training.index_tables training.packed.index training.packed.records
+    training.sampling
 """
 _SCANNERS = tuple(f"fastfold.data.{name}" for name in _NAMES.split())
 """Modules that, together with the parsers, determine the result of a scan."""

@@ -1,15 +1,24 @@
-"""Record of an entry's samples: structure, alignments and template hits."""
+"""Packed sets: the entries of a training set with the data of their samples, in one file."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from fastfold.data.loading.loader import SampleLoader, retry_io
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
-from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
-from fastfold.data.training.entry import EntryData
-from fastfold.errors import InputError
+from fastfold.data.training.cache import parser_version
+from fastfold.data.training.entry import ComplexData, ComplexMsas, Entry, EntryData
+from fastfold.data.training.packed.records import RecordWriter, add_entries, writing_records
+from fastfold.data.training.templates import read_candidates
+from fastfold.errors import ConfigError, InputError
+from fastfold.utils.text_files import PathLike
 
 SAMPLES = "samples"  #: Name of the table of these records
 _VERSION = f"records of layout {cache_format.LAYOUT_VERSION}"
@@ -85,3 +94,86 @@ def of_record(record: bytes) -> EntryData | ComplexData:
         return EntryData(chains[0], alignments, resolution, date, hits)
     of_chains = tuple(msas[chain.sequence] for chain in chains)
     return ComplexData(chains, of_chains, resolution, date, hits)
+
+
+_SAID_EVERY = 1000
+
+
+@dataclass(frozen=True)
+class MakeRecord:
+    """Maker of an entry's record; pickled for the loader's workers."""
+
+    read: Callable[[Entry], Any]  #: Reads an entry with all its residues
+
+    def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
+        """Return the record of ``entry``, ``record`` ``[bytes]`` uint8."""
+        return retry_io(partial(self._make, entry))
+
+    def _make(self, entry: Entry) -> dict[str, np.ndarray]:
+        data: EntryData = self.read(entry)
+        hits = {
+            sequence: read_candidates(path, sequence)
+            for sequence, path in entry.template_hits(data.chains).items()
+        }
+        return {"record": np.frombuffer(to_record(data, hits), np.uint8)}
+
+
+def build(
+    path: PathLike,
+    sets: Mapping[str, Sequence[Entry]],
+    make: MakeRecord,
+    *,
+    meta: Mapping[str, Any],
+    workers: int = 0,
+    say: Callable[[str], None] = print,
+) -> list[tuple[str, str]]:
+    """Build a packed set, and return names and reasons of invalid entries, which are left out.
+
+    Raises:
+        ConfigError: All entries of a set are invalid.
+        WriteError: The file cannot be written.
+    """
+    failed: list[tuple[str, str]] = []
+    number = 0
+    with writing_records(path) as writer:
+        for name, entries in sets.items():
+
+            def of_set(line: str, name: str = name) -> None:
+                say(f"{name}: {line}")
+
+            kept, bad = _add_samples(writer, entries, make, number, workers, of_set)
+            if entries and not kept:
+                first, reason = bad[0]
+                raise ConfigError(
+                    f"none of {len(entries)} entries of {name} can be used; the first is {first}: {reason}"
+                )
+            add_entries(writer, name, kept)
+            failed += bad
+            number += len(kept)
+        writer.set_meta({**meta, "sets": list(sets), "version": parser_version(), "failed": failed})
+    return failed
+
+
+def _add_samples(
+    writer: RecordWriter,
+    entries: Sequence[Entry],
+    make: MakeRecord,
+    first: int,
+    workers: int,
+    say: Callable[[str], None],
+) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Write the records of a set; return its entries with record numbers, and failed ones."""
+    kept: list[Entry] = []
+    if not entries:
+        return kept, []
+    # The limit is one more than the number of entries, so that failures never stop the build.
+    with SampleLoader(
+        make, entries, workers=workers, prefetch=2 * workers, max_failures=len(entries) + 1
+    ) as loader:
+        for draw in loader:
+            writer.add(SAMPLES, draw.sample["record"].tobytes())
+            kept.append(replace(entries[draw.number], record=first + len(kept)))
+            if len(kept) % _SAID_EVERY == 0:
+                say(f"{len(kept):,} of {len(entries):,} entries")
+        say(f"{len(kept):,} of {len(entries):,} entries are packed")
+        return kept, loader.quarantined
