@@ -16,8 +16,7 @@ from fastfold.cli.options.from_fields import (
 )
 from fastfold.cli.options.help_all import mark_rare
 from fastfold.data.databases.published import find_databases
-from fastfold.data.search.colabfold.modes import ServerAccess
-from fastfold.data.search.settings import SearchSources
+from fastfold.data.search.settings import SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig

@@ -42,13 +42,11 @@ class _Rows:
 class _Chain:
     """Chain before merging; ``paired`` contains the lines that it shares with other chains."""
 
-    entity: int
-    sym: int
     features: dict[str, np.ndarray]
     templates: dict[str, np.ndarray]
     num_templates: int
     unpaired: _Rows
-    paired: _Rows | None = None
+    paired: _Rows
 
 
 def chain_order(sequences: Sequence[str]) -> tuple[int, ...]:
@@ -144,7 +142,7 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
     number = min(max(len(given["template_aatype"]), 1), MAX_TEMPLATES)
     templates = {name: transforms.pad_templates(value, MAX_TEMPLATES) for name, value in templates.items()}
     unpaired = _Rows(np.asarray(raw["msa"], np.uint8), deletions)
-    return _Chain(entity, sym, features, templates, number, unpaired)
+    return _Chain(features, templates, number, unpaired, unpaired[:0])
 
 
 def _frames(raw: Mapping[str, np.ndarray], asym: int) -> np.ndarray:
@@ -196,8 +194,6 @@ def _crop(chain: _Chain) -> _Chain:
     Half of them are paired lines. The number of unpaired rows is reduced by the paired lines with residues of the
     chain.
     """
-    if chain.paired is None:
-        return replace(chain, unpaired=chain.unpaired[:MAX_ROWS_PER_CHAIN])
     paired = chain.paired[: MAX_ROWS_PER_CHAIN // 2]
     filled = int((paired.msa != rc.gap_index).any(axis=1).sum())
     return replace(chain, paired=paired, unpaired=chain.unpaired[: MAX_ROWS_PER_CHAIN - filled])
@@ -207,12 +203,13 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
     """Build the alignment of the complex: paired lines first, then blocks of each entity's own rows."""
     lengths = [chain.unpaired.msa.shape[1] for chain in chains]
     starts = np.cumsum([0, *lengths])
-    top = 0 if chains[0].paired is None else len(chains[0].paired)
+    entities = [int(chain.features["entity_id"][0]) for chain in chains]
+    top = len(chains[0].paired)
     depth: dict[int, int] = {}
-    for chain in chains:
-        if depth.setdefault(chain.entity, len(chain.unpaired)) != len(chain.unpaired):
+    for entity, chain in zip(entities, chains, strict=True):
+        if depth.setdefault(entity, len(chain.unpaired)) != len(chain.unpaired):
             raise InputError(
-                f"two chains with the same sequence have alignments of {depth[chain.entity]} and "
+                f"two chains with the same sequence have alignments of {depth[entity]} and "
                 f"{len(chain.unpaired)} different rows; give all copies of a chain the same alignments"
             )
     first_row = dict(zip(depth, np.cumsum([top, *depth.values()]).tolist(), strict=False))
@@ -221,11 +218,8 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
     ids = np.full(shape, rc.gap_index, np.uint8)
     deletions = np.zeros(shape, np.float32)
     bert_mask = np.zeros(shape, np.float32)
-    for chain, start, length in zip(chains, starts, lengths, strict=False):
-        blocks = [(first_row[chain.entity], chain.unpaired)]
-        if chain.paired is not None:
-            blocks.append((0, chain.paired))
-        for row, block in blocks:
+    for entity, chain, start, length in zip(entities, chains, starts, lengths, strict=False):
+        for row, block in ((first_row[entity], chain.unpaired), (0, chain.paired)):
             place = slice(row, row + len(block)), slice(start, start + length)
             ids[place], deletions[place], bert_mask[place] = block.msa, block.deletions, 1.0
     msa = rc.hhblits_id_to_restype[ids]

@@ -7,6 +7,7 @@ stages as for one chain: :func:`prepare`, :func:`draw_rows` (or :func:`rows_in_o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,14 +88,8 @@ def drop_padding(alignment: Alignment) -> Alignment:
     so their removal makes shallow alignments faster.
     """
     real = alignment.mask.any(axis=1)
-    return Alignment(
-        msa=alignment.msa[real],
-        deletions=alignment.deletions[real],
-        mask=alignment.mask[real],
-        bert_mask=alignment.bert_mask[real],
-        cluster_bias=alignment.cluster_bias[real],
-        profile=alignment.profile,
-    )
+    by_row = ("msa", "deletions", "mask", "bert_mask", "cluster_bias")
+    return replace(alignment, **{name: getattr(alignment, name)[real] for name in by_row})
 
 
 def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:

@@ -7,7 +7,8 @@ refused, because a fold without them would answer another question.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,57 +69,57 @@ def _parsed(file: QueryFile) -> Any:
 
 
 def _record(job: Mapping[str, Any], name: str, path: PathLike) -> Record:
-    _refuse(job, _MEANINGFUL, name, path)
+    fail = partial(InputError, path=path, record=name)
+    _refuse(job, _MEANINGFUL, fail)
     sequences: list[str] = []
     chains: list[str] = []
     warnings = []
     if job.get("modelSeeds"):
         warnings.append("the seeds of the file are ignored; give them with --seeds")
     for number, entity in enumerate(job["sequences"], 1):
-        for chain, letters, doubts in _chains(entity, number, name, path):
-            sequences.append(letters)
-            chains.append(chain)
-            warnings += [doubt for doubt in doubts if doubt not in warnings]
+        content = _protein(entity, number, fail)
+        (sequence, *more), doubts = parse_sequence(split_lines(content["sequence"]), path=path, record=name)
+        if more:
+            raise fail(f"entry {number} has ':' in its sequence; list each chain")
+        if any(content.get(key) not in (None, "", "empty") for key in _ALIGNMENTS):
+            doubts.append("alignments named in the file are ignored; give them with --msa-dir")
+        names = _copies(content, number, fail)
+        sequences += [sequence] * len(names)
+        chains += names
+        warnings += [doubt for doubt in doubts if doubt not in warnings]
     return Record(name, 1, sequences, warnings, chains)
 
 
-def _chains(entity: Any, number: int, name: str, path: PathLike) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the name, the sequence and the warnings of each copy of one entity."""
+def _protein(entity: Any, number: int, fail: Callable[[str], InputError]) -> Mapping[str, Any]:
+    """Return the content of an entity that is a protein."""
     if not isinstance(entity, Mapping) or len(entity) != 1:
-        raise InputError(
-            f"entry {number} of 'sequences' must have a single kind of molecule", path=path, record=name
-        )
+        raise fail(f"entry {number} of 'sequences' must have a single kind of molecule")
     ((kind, content),) = entity.items()
     if kind not in _PROTEINS:
-        raise InputError(
+        raise fail(
             f"expected only proteins, found {str(kind)[:40]!r} as entry {number}; FastFold folds proteins: remove it "
-            "from the file",
-            path=path,
-            record=name,
+            "from the file"
         )
     if not isinstance(content, Mapping) or not isinstance(content.get("sequence"), str):
-        raise InputError(f"entry {number} lacks a text 'sequence'", path=path, record=name)
-    _refuse(content, _OF_CHAIN, name, path)
-    (sequence, *more), warnings = parse_sequence(split_lines(content["sequence"]), path=path, record=name)
-    if more:
-        raise InputError(f"entry {number} has ':' in its sequence; list each chain", path=path, record=name)
-    if any(content.get(key) not in (None, "", "empty") for key in _ALIGNMENTS):
-        warnings.append("alignments named in the file are ignored; give them with --msa-dir")
+        raise fail(f"entry {number} lacks a text 'sequence'")
+    _refuse(content, _OF_CHAIN, fail)
+    return content
+
+
+def _copies(content: Mapping[str, Any], number: int, fail: Callable[[str], InputError]) -> list[str]:
+    """Return the name of each copy of a protein, empty for copies without names."""
     given = content.get("id", content.get("count", 1))
     count = given if isinstance(given, int) else len(given) if isinstance(given, list) else 1
     if not 1 <= count <= _MAX_COPIES:
-        raise InputError(
-            f"entry {number} has {count} copies, expected 1 to {_MAX_COPIES}", path=path, record=name
-        )
-    for copy in given if isinstance(given, list) else [""] * count if isinstance(given, int) else [given]:
-        yield str(copy), sequence, warnings
+        raise fail(f"entry {number} has {count} copies, expected 1 to {_MAX_COPIES}")
+    if isinstance(given, list):
+        return [str(copy) for copy in given]
+    return [""] * count if isinstance(given, int) else [str(given)]
 
 
-def _refuse(content: Mapping[str, Any], keys: tuple[str, ...], name: str, path: PathLike) -> None:
+def _refuse(content: Mapping[str, Any], keys: tuple[str, ...], fail: Callable[[str], InputError]) -> None:
     for key in keys:
         if content.get(key):
-            raise InputError(
-                f"has {key!r}, which FastFold does not support in such files; remove it to fold only the chains",
-                path=path,
-                record=name,
+            raise fail(
+                f"has {key!r}, which FastFold does not support in such files; remove it to fold only the chains"
             )

@@ -13,13 +13,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES
 from fastfold.data.queries.read import TABLE_ENDINGS, file_ending, read_targets
 from fastfold.data.queries.records import check_identifier
-from fastfold.data.queries.table import table_delimiter, table_rows
+from fastfold.data.queries.table import table_cells, table_delimiter, table_rows
 from fastfold.data.targets import (
     Chain,
     FoundTarget,
@@ -200,18 +199,18 @@ def read_pair_table(
     if len(rows) < 2:
         raise InputError("the table contains no row after the column names; add one per complex", path=path)
     known = None if proteins is None else {protein.record: protein for protein in proteins}
-    read = partial(_read_row, path, header, [i for _, i in columns], known)
     found: dict[object, FoundTarget] = {}
     errors: list[InputError] = []
     for line, cells in rows[1:]:
         try:
-            one, partners = read(line, cells)
+            row = table_cells(header, cells, path, line)
+            name = row.get("id", "").strip()
+            members = _row_members([cells[i].strip() for _, i in columns], name, known, path=path, line=line)
         except InputError as error:
             errors.append(error)
             continue
         # Partners in another order are the same complex, unless the table names it.
-        named = "id" in header and bool(cells[header.index("id")].strip())
-        key: object = line if named else partners
+        key = line if name else _key(members)
         if key in found:
             first = found[key]
             doubt = (
@@ -220,41 +219,27 @@ def read_pair_table(
             warnings = (*first.target.warnings, doubt)
             found[key] = first._replace(target=replace(first.target, warnings=warnings))
         else:
-            found[key] = one
+            found[key] = _joined(members, name or _name(members), path, line)
     return unique_targets(list(found.values()), errors), errors
 
 
-def _read_row(
-    path: PathLike,
-    header: Sequence[str],
-    columns: Sequence[int],
-    known: dict[str, Target] | None,
-    line: int,
-    cells: Sequence[str],
-) -> tuple[FoundTarget, object]:
-    if len(cells) != len(header):
-        raise InputError(
-            f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
-            path=path,
-            line=line,
-        )
-    partners = [cells[i].strip() for i in columns]
+def _row_members(
+    partners: list[str], name: str, known: dict[str, Target] | None, *, path: PathLike, line: int
+) -> list[Partner]:
+    """Return the partners of a row, by name or, if none are known, of its sequences."""
     while partners and not partners[-1]:
         partners.pop()
     if not all(partners) or not partners:
         message = "lacks a chain in a column before another; fill the columns from chain_1 on"
         raise InputError(message, path=path, line=line)
-    name = cells[header.index("id")].strip() if "id" in header else ""
     if known is None and not name:
         message = "lacks a name; add a column id to a table of sequences"
         raise InputError(message, path=path, line=line)
     shown = name or _JOINED.join(partners)
     check_identifier(shown, path, line)
     if known is None:
-        members = [_of_sequence(partner, path, line, name) for partner in partners]
-    else:
-        members = [parse_partner(one, known, path=path, line=line, record=shown) for one in partners]
-    return _joined(members, name or _name(members), path, line), _key(members)
+        return [_of_sequence(partner, path, line, name) for partner in partners]
+    return [parse_partner(one, known, path=path, line=line, record=shown) for one in partners]
 
 
 def _of_sequence(text: str, path: PathLike, line: int, name: str) -> Partner:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fastfold.data.queries.a3m import MAX_A3M_BYTES, parse_a3m_query
 from fastfold.data.queries.entities import ENTITY_ENDINGS, parse_entities
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES, parse_fasta
 from fastfold.data.queries.records import QueryFile, Record, file_stem, targets_of_records
-from fastfold.data.queries.table import parse_table
+from fastfold.data.queries.table import MAX_A3M_BYTES, parse_a3m_query, parse_table
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
 from fastfold.utils.text_files import STDIN_NAME, PathLike, check_listed, read_stdin_bytes, read_text_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -223,15 +224,11 @@ def _by_structure(
     candidates: Sequence[tuple[int, int, Template]], chains: Sequence[CustomChain]
 ) -> list[tuple[int, int, Template]]:
     """Sort by rank within the structure, then by structure."""
-    ranks: dict[str, int] = {}
-    ranked = []
+    by_file: dict[str, list[tuple[int, int, Template]]] = {one.file: [] for one in chains}
     for candidate in sorted(candidates, key=lambda one: -one[1]):
-        file = chains[candidate[0]].file
-        ranks[file] = ranks.get(file, -1) + 1
-        ranked.append((ranks[file], candidate))
-    files = list(dict.fromkeys(one.file for one in chains))
-    ranked.sort(key=lambda one: (one[0], files.index(chains[one[1][0]].file)))
-    return [candidate for _, candidate in ranked]
+        by_file[chains[candidate[0]].file].append(candidate)
+    rounds = itertools.zip_longest(*by_file.values())
+    return [candidate for one in rounds for candidate in one if candidate is not None]
 
 
 def aligned_residues(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:

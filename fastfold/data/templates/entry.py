@@ -166,23 +166,16 @@ def _proteins(
     for entity, members in monomers.items():
         if any(name in peptides for _, name in members):
             first = min(number for number, _ in members)
-            names = (
-                [name for _, name in members]
-                if alternatives_count
-                else list(_first_of_each(members).values())
-            )
-            proteins[entity] = _Polymer("".join(_letter(name) for name in names), first)
+            names = [name for _, name in members]
+            if not alternatives_count:
+                by_number: dict[int, str] = {}
+                for place, name in members:
+                    by_number.setdefault(place, name)
+                names = list(by_number.values())
+            proteins[entity] = _Polymer("".join(_letters().get(name, "X") for name in names), first)
     chains = tables.get("_struct_asym", CifTable())
     pairs = list(zip(chains.column("id"), chains.column("entity_id"), strict=True))
     return {asym: proteins[entity] for wanted in proteins for asym, entity in pairs if entity == wanted}
-
-
-def _first_of_each(members: Sequence[tuple[int, str]]) -> dict[int, str]:
-    """Return the first residue name of each number, in order of first occurrence."""
-    found: dict[int, str] = {}
-    for number, name in members:
-        found.setdefault(number, name)
-    return found
 
 
 @cache
@@ -190,12 +183,8 @@ def _letters() -> dict[str, str]:
     """Return one-letter codes of all residue names known to Biopython."""
     from Bio.Data.PDBData import protein_letters_3to1_extended
 
-    return {name.strip(): letter for name, letter in protein_letters_3to1_extended.items()}
-
-
-def _letter(name: str) -> str:
-    letter = _letters().get(name, "X")
-    return letter if len(letter) == 1 and letter.isalpha() else "X"
+    known = {name.strip(): letter for name, letter in protein_letters_3to1_extended.items()}
+    return {name: letter for name, letter in known.items() if len(letter) == 1 and letter.isalpha()}
 
 
 def _number(text: str, path: PathLike) -> float:

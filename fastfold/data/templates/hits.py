@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from fastfold.errors import InputError
@@ -253,27 +254,20 @@ def parse_hmmsearch(text: str, query: str, *, path: PathLike | None = None) -> l
 
 def _hit(index: int, name: str, row: str, query: str, path: PathLike | None, line: int) -> TemplateHit:
     """Parse the hit of one row, whose columns of insertions are free of ``.``."""
+    fail = partial(InputError, path=path, line=line, record=name)
     found = _NAME.match(name)
     if found is None:
-        raise InputError(
-            "expected a hit named <PDB id>_<chain>/<first>-<last>; search pdb_seqres.txt",
-            path=path,
-            line=line,
-            record=name,
-        )
+        raise fail("expected a hit named <PDB id>_<chain>/<first>-<last>; search pdb_seqres.txt")
     columns = sum(letter == "-" or letter.isupper() for letter in row)
     if columns != len(query):
-        raise InputError(
+        raise fail(
             f"the hits belong to another sequence: its profile has {columns} columns, the query {len(query)} "
-            "residues; search with this sequence, or remove the file",
-            path=path,
-            line=line,
-            record=name,
+            "residues; search with this sequence, or remove the file"
         )
-    if not any(letter.isupper() for letter in row):
-        raise InputError("the row lacks an aligned residue", path=path, line=line, record=name)
     # An insertion before the first aligned residue does not belong to the hit.
-    aligned = next(i for i, letter in enumerate(row) if letter.isupper())
+    aligned = next((i for i, letter in enumerate(row) if letter.isupper()), None)
+    if aligned is None:
+        raise fail("the row lacks an aligned residue")
     place = int(found[3]) - 1 + sum(letter.islower() for letter in row[:aligned])
     row = "-" * row[:aligned].count("-") + row[aligned:]
     indices = []

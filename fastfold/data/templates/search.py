@@ -10,13 +10,15 @@ import io
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastfold.data.msa.msa import Msa
-from fastfold.data.search.hh_suite.hhblits import find_program
+from fastfold.data.msa.sampling import a3m_text
+from fastfold.data.search.programs import find_program
 from fastfold.data.templates.hits import parse_hmmsearch
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.packages import require_package
@@ -58,12 +60,8 @@ def to_stockholm(msa: Msa) -> str:
 
 def to_a3m(msa: Msa) -> str:
     """Format an alignment for hhsearch, the query first; inserted residues are written as ``x``."""
-    pieces = []
-    for number, index in enumerate(without_repeats(msa)):
-        row = zip(msa.sequences[index], msa.deletions[index], strict=True)
-        letters = "".join("x" * int(count) + letter for letter, count in row)
-        pieces.append(f">{msa.descriptions[index] if number else 'query'}\n{letters}\n")
-    return "".join(pieces)
+    rows = msa.take(without_repeats(msa))
+    return a3m_text(replace(rows, descriptions=("query", *rows.descriptions[1:])), rows.sequences[0])
 
 
 def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lambda line: None) -> str:
@@ -80,9 +78,9 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
         InputError: The database, or all of its records, cannot be read.
     """
     require_package("pyhmmer", "a search for templates by hmmsearch")
-    from fastfold.data.search.chunks import SkippedRecords, split_database
+    from fastfold.data.search.database import SkippedRecords, split_database
     from fastfold.data.search.hmmer import stockholm_text
-    from fastfold.data.search.shards import digitize_searchable
+    from fastfold.data.search.shard_pool import digitize_searchable
 
     profile = _profile(msa)
     path, found_in, skipped = Path(database), [], SkippedRecords()

@@ -122,7 +122,13 @@ def choose_templates(
             break
         name = (hit.name.split() or [f"hit {hit.index}"])[0]
         try:
-            template = _template(hit, query, database, max_date)
+            if hit.pdb_chain is None:
+                raise TemplateSkipped(
+                    "name", "its name does not begin with a PDB id and a chain, such as 1abc_A"
+                )
+            pdb_id = database.current_id(hit.pdb_chain[0])
+            check_hit(hit, query, released=database.release_dates.get(pdb_id), limit=max_date)
+            template = template_of_hit(hit, pdb_id, query, database, limit=max_date)
         except TemplateSkipped as skipped:
             outcomes.append(Outcome(name, skipped.reason, str(skipped), hit.index))
             continue
@@ -163,11 +169,3 @@ def check_hit(
         )
     if len(letters) < MIN_RESIDUES:
         raise TemplateSkipped("short", f"it has {len(letters)} residues, fewer than {MIN_RESIDUES}")
-
-
-def _template(hit: TemplateHit, query: str, database: MmcifFolder, max_date: date | None) -> Template:
-    if hit.pdb_chain is None:
-        raise TemplateSkipped("name", "its name does not begin with a PDB id and a chain, such as 1abc_A")
-    pdb_id = database.current_id(hit.pdb_chain[0])
-    check_hit(hit, query, released=database.release_dates.get(pdb_id), limit=max_date)
-    return template_of_hit(hit, pdb_id, query, database, limit=max_date)

@@ -18,7 +18,7 @@ from fastfold.data.search.colabfold.server_templates import (
     find_server_templates,
     unpacked_templates,
 )
-from fastfold.data.search.hh_suite.hhblits import find_program
+from fastfold.data.search.programs import find_program
 from fastfold.data.targets import Target
 from fastfold.data.templates.custom import (
     CustomAlignment,
@@ -108,11 +108,12 @@ class TemplateFinder:
         Raises:
             InputError: Hits, the database, or an alignment of the user are invalid.
         """
-        with_files = self.options.mmcif_dir is not None and msa_dir is not None and target.alignments is None
-        files = find_template_hits(msa_dir, target) if with_files and msa_dir is not None else {}
-        if self.options.server and msa_dir is not None:
+        files: dict[str, list[Path]] = {}
+        if msa_dir is not None and self.options.mmcif_dir is not None and target.alignments is None:
+            files = find_template_hits(msa_dir, target)
+        if msa_dir is not None and self.options.server:
             served = find_server_templates(msa_dir, target)
-            files = {**files, **{sequence: [path] for sequence, path in served.items()}}
+            files |= {sequence: [path] for sequence, path in served.items()}
         profiles = [
             profile_msa(chain.sequence, msas) for chain, msas in zip(target.chains, alignments, strict=True)
         ]

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fastfold.data.features.coevolution import Coevolution
 from fastfold.data.msa.find import AlignmentFile
@@ -36,6 +36,7 @@ from fastfold.data.training.cache_format import Arrays
 from fastfold.data.training.entry import (
     ComplexData,
     ComplexEntry,
+    ComplexMsas,
     Entry,
     EntryData,
     read_chain_msa,
@@ -113,8 +114,8 @@ class FeatureCache:
             (entry.structure, *entry.alignments()),
             entry.chain_id,
             make=lambda: read_entry(replace(entry, resolution=None, release_date="")),
-            pack=_entry_arrays,
-            unpack=_entry_of,
+            pack=cache_format.data_arrays,
+            unpack=lambda arrays: cast(EntryData, cache_format.data_of(arrays)),
         )
         if entry.resolution is not None:
             data = replace(data, resolution=entry.resolution)
@@ -156,14 +157,21 @@ class FeatureCache:
 
     def _structure(self, path: Path) -> Structure:
         """Return all chains of a file, its resolution and its date; other data are not cached."""
-        return self._cached(
+
+        def read() -> ComplexData:
+            found = read_structure(path)
+            msas = (ComplexMsas(),) * len(found.chains)
+            return ComplexData(found.chains, msas, found.resolution, found.release_date)
+
+        data = self._cached(
             path.name,
             (path,),
             ("all chains",),
-            make=lambda: read_structure(path),
-            pack=_structure_arrays,
-            unpack=lambda arrays: _structure_of(arrays, path.name),
+            make=read,
+            pack=cache_format.data_arrays,
+            unpack=cache_format.data_of,
         )
+        return Structure(path.name, data.chains, data.resolution, release_date=data.release_date)
 
     def _msa(self, path: AlignmentFile, sequence: str) -> Msa:
         return self._cached(
@@ -273,38 +281,3 @@ def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:
         digest.update(len(content).to_bytes(8, "big"))
         digest.update(content)
     return digest.hexdigest()
-
-
-def _entry_arrays(data: EntryData) -> Arrays:
-    return {
-        **cache_format.chain_arrays(data.chain),
-        "resolution": cache_format.optional(data.resolution),
-        "release_date": cache_format.text_array(data.release_date),
-        **cache_format.many("alignments", [cache_format.msa_arrays(msa) for msa in data.alignments]),
-    }
-
-
-def _entry_of(arrays: Arrays) -> EntryData:
-    return EntryData(
-        chain=cache_format.chain_of(arrays),
-        alignments=tuple(cache_format.msa_of(part) for part in cache_format.parts_of("alignments", arrays)),
-        resolution=cache_format.number_or_none(arrays["resolution"]),
-        release_date=cache_format.string_of(arrays["release_date"]),
-    )
-
-
-def _structure_arrays(structure: Structure) -> Arrays:
-    return {
-        "resolution": cache_format.optional(structure.resolution),
-        "release_date": cache_format.text_array(structure.release_date),
-        **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in structure.chains]),
-    }
-
-
-def _structure_of(arrays: Arrays, name: str) -> Structure:
-    return Structure(
-        name=name,
-        chains=tuple(cache_format.chain_of(part) for part in cache_format.parts_of("chains", arrays)),
-        resolution=cache_format.number_or_none(arrays["resolution"]),
-        release_date=cache_format.string_of(arrays["release_date"]),
-    )

@@ -74,7 +74,7 @@ def confidence_png(
 def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
     """Draw the number of alignment rows that cover each residue, by identity to the query.
 
-    The PNG file of a coverage (:func:`fastfold.data.msa.coverage.alignment_coverage`) has the same bytes for the same
+    The PNG file of a coverage (:func:`fastfold.data.msa.sampling.alignment_coverage`) has the same bytes for the same
     matplotlib version.
     """
     lengths, edges = coverage["chain_lengths"], coverage["identity_edges"]

@@ -14,8 +14,8 @@ import torch
 
 from fastfold._version import __version__
 from fastfold.data.features.raw import TEMPLATE_LAYOUT
-from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
+from fastfold.data.msa.sampling import alignment_coverage
 from fastfold.data.targets import Target
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.config import InferConfig

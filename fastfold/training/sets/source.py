@@ -23,8 +23,8 @@ from fastfold.data.training.entry import (
     read_entry,
     resolved_share,
 )
-from fastfold.data.training.packed.index import Scanned, indexed
 from fastfold.data.training.packed.records import EntryList, RecordFile, is_packed, weights_of
+from fastfold.data.training.packed.samples import Scanned, indexed
 from fastfold.data.training.sampling import Filtered, Filters, WeightedOrder, apply_filters
 from fastfold.errors import ConfigError
 from fastfold.training.config import DataConfig

@@ -10,11 +10,10 @@ import pytest
 from fastfold.data.features.assembly import multimer_features
 from fastfold.data.msa.colabfold import parse_colabfold
 from fastfold.data.msa.msa import parse_a3m
-from fastfold.data.queries.a3m import parse_a3m_query
 from fastfold.data.queries.entities import parse_entities
 from fastfold.data.queries.fasta import parse_fasta
 from fastfold.data.queries.records import QueryFile, Record, targets_of_records
-from fastfold.data.queries.table import parse_table
+from fastfold.data.queries.table import parse_a3m_query, parse_table
 from fastfold.data.targets import Target, unique_targets
 from fastfold.errors import FastFoldError, InputError
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fastfold.data.msa.find import alignment_files
 from fastfold.data.msa.msa import a3m_records, check_query, parse_a3m
-from fastfold.data.search.colabfold.modes import ColabFoldModes, PairMode
+from fastfold.data.search.settings import ColabFoldModes, PairMode
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, check_place, publish
 from fastfold.data.targets import Chain, Target, mask_unknown
 from fastfold.errors import FastFoldError, InputError, OutputError

@@ -215,19 +215,17 @@ def _without_clashes(placed: Mapping[int, _Placed], overlap: float | None) -> di
 
 def _template(placed: _Placed | None, length: int, frame: int, name: str) -> ChainTemplates:
     """Return the template of one chain of the target, empty where the structure lacks the chain."""
+    source = (f"whole complex {name}",)
+    why = "none of its chains aligns with this one, which is left free"
     if placed is not None:
         one = placed.one
         letters = {mine: one.chain.sequence[theirs] for mine, theirs in placed.places.items()}
         try:
             template = place_template(one.chain, placed.places, letters, length, name=one.name)
+            outcome = Outcome(one.name, "used", placed.remark, aligned=len(placed.places))
+            return ChainTemplates((replace(template, frame=frame),), (outcome,), 1, source)
         except TemplateSkipped as skipped:
-            return _empty(length, frame, one.name, str(skipped), name)
-        outcome = Outcome(one.name, "used", placed.remark, aligned=len(placed.places))
-        return ChainTemplates((replace(template, frame=frame),), (outcome,), 1, (f"whole complex {name}",))
-    return _empty(length, frame, name, "none of its chains aligns with this one, which is left free", name)
-
-
-def _empty(length: int, frame: int, name: str, why: str, source: str) -> ChainTemplates:
+            name, why = one.name, str(skipped)
     atoms = rc.atom_type_num
     template = Template(
         name=name,
@@ -239,7 +237,7 @@ def _empty(length: int, frame: int, name: str, why: str, source: str) -> ChainTe
         frame=frame,
     )
     outcomes = (Outcome(name, "used"), Outcome(name, "other sequence", why))
-    return ChainTemplates((template,), outcomes, 1, (f"whole complex {source}",))
+    return ChainTemplates((template,), outcomes, 1, source)
 
 
 def _left_out(name: str, why: str) -> ChainTemplates:

@@ -1,23 +1,38 @@
-"""Packed sets: the entries of a training set with the data of their samples, in one file."""
+"""Packed sets of entries with the data of their samples, and indices of entries alone."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib
+import logging
+import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from fastfold.data.loading.loader import SampleLoader, retry_io
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache import parser_version
-from fastfold.data.training.entry import ComplexData, ComplexMsas, Entry, EntryData
-from fastfold.data.training.packed.records import RecordWriter, add_entries, writing_records
+from fastfold.data.training.entry import ComplexData, Entry, EntryData
+from fastfold.data.training.packed.records import (
+    EntryList,
+    RecordFile,
+    RecordWriter,
+    add_entries,
+    writing_records,
+)
 from fastfold.data.training.templates import read_candidates
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, InputError, OutputError
+from fastfold.utils.hashing import input_hash
+from fastfold.utils.locks import held
 from fastfold.utils.text_files import PathLike
 
 SAMPLES = "samples"  #: Name of the table of these records
@@ -28,30 +43,11 @@ _LEVEL = 1
 
 
 def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
-    """Serialise an entry's data to a record; alignments shared by chains are stored once.
+    """Serialise an entry's data with the hits of :func:`fastfold.data.training.templates.read_candidates`.
 
-    Data of a predicted structure have all residues; hits are those of
-    :func:`fastfold.data.training.templates.read_candidates`.
+    Data of a predicted structure have all residues.
     """
-    if isinstance(data, ComplexData):
-        msas = dict(zip((chain.sequence for chain in data.chains), data.alignments, strict=True))
-    else:
-        msas = {data.chain.sequence: ComplexMsas(data.alignments)}
-    found_hits = [
-        cache_format.hits_arrays(found) | {"sequence": cache_format.text_array(sequence)}
-        for sequence, found in hits.items()
-    ]
-    arrays = {
-        "kind": cache_format.text_array("complex" if isinstance(data, ComplexData) else "chain"),
-        "resolution": cache_format.optional(data.resolution),
-        "release_date": cache_format.text_array(data.release_date),
-        **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in data.chains]),
-        "sequences": cache_format.text_array("\n".join(msas)),
-        **cache_format.many("hits", found_hits),
-    }
-    for number, of_chain in enumerate(msas.values()):
-        for kind, several in of_chain._asdict().items():
-            arrays |= cache_format.many(f"{kind}{number}_", [cache_format.msa_arrays(msa) for msa in several])
+    arrays = cache_format.data_arrays(data, hits)
     return zlib.compress(cache_format.to_bytes(arrays, _VERSION, ""), _LEVEL)
 
 
@@ -73,27 +69,7 @@ def of_record(record: bytes) -> EntryData | ComplexData:
         raise InputError("the packed set was built by another version of FastFold; build it again") from None
     except (cache_format.Unusable, zlib.error) as error:
         raise InputError(f"a record of the packed set cannot be read ({error}); build it again") from None
-    chains = tuple(cache_format.chain_of(part) for part in cache_format.parts_of("chains", arrays))
-    msas = {
-        sequence: ComplexMsas(
-            *(
-                tuple(cache_format.msa_of(part) for part in cache_format.parts_of(f"{kind}{number}_", arrays))
-                for kind in ComplexMsas._fields
-            )
-        )
-        for number, sequence in enumerate(cache_format.string_of(arrays["sequences"]).split("\n"))
-    }
-    resolution = cache_format.number_or_none(arrays["resolution"])
-    date = cache_format.string_of(arrays["release_date"])
-    hits = {
-        cache_format.string_of(part["sequence"]): cache_format.hits_of(part)
-        for part in cache_format.parts_of("hits", arrays)
-    }
-    if cache_format.string_of(arrays["kind"]) == "chain":
-        alignments = msas[chains[0].sequence].unpaired
-        return EntryData(chains[0], alignments, resolution, date, hits)
-    of_chains = tuple(msas[chain.sequence] for chain in chains)
-    return ComplexData(chains, of_chains, resolution, date, hits)
+    return cache_format.data_of(arrays)
 
 
 _SAID_EVERY = 1000
@@ -177,3 +153,89 @@ def _add_samples(
                 say(f"{len(kept):,} of {len(entries):,} entries")
         say(f"{len(kept):,} of {len(entries):,} entries are packed")
         return kept, loader.quarantined
+
+
+_NAMES = """
+    training.dataset training.entry training.index_tables training.packed.records training.packed.samples
+    training.sampling
+"""
+_SCANNERS = tuple(f"fastfold.data.{name}" for name in _NAMES.split())
+"""Modules that, together with the parsers, determine the result of a scan."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Result of a scan."""
+
+    sets: Mapping[str, Sequence[Entry]]  #: Entries by the name of their set
+    meta: Mapping[str, Any]  #: Further data in JSON's types
+
+
+def indexed(
+    folder: PathLike, settings: Any, sources: Iterable[PathLike], scan: Callable[[], Scanned]
+) -> Scanned:
+    """Return the result of a scan, from an index file if it has the same settings and sources.
+
+    One process scans, and the others wait for it. A damaged file is made again. If no file can be written, every
+    process scans.
+
+    Args:
+        folder: Folder of the index files; created if missing.
+        settings: Everything that the scan depends on (:func:`fastfold.utils.hashing.input_hash`).
+        sources: Tables and folders that it reads; a changed time or size causes a new scan. A change within a structure
+            file is noticed when it is drawn.
+        scan: Scans.
+    """
+    key = input_hash(settings, scanner_version(), [_state(path) for path in sources])
+    path = Path(folder) / f"{key[:32]}.index"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with held(FileLock(path.with_suffix(".lock"))):
+            if (found := _read_index(path)) is None:
+                _write_index(path, scan())
+                found = _read_index(path)
+    except (OutputError, OSError) as error:
+        _log.warning("the index of the training set cannot be written: %s", error)
+        return scan()
+    assert found is not None, "the index was just written"
+    return found
+
+
+def _read_index(path: Path) -> Scanned | None:
+    if not path.exists():
+        return None
+    try:
+        file = RecordFile(path)
+    except InputError as error:
+        _log.warning("%s; making it again", error)
+        return None
+    return Scanned({name: EntryList(file, name) for name in file.meta["sets"]}, file.meta["more"])
+
+
+def _write_index(path: Path, found: Scanned) -> None:
+    with writing_records(path) as writer:
+        for name, entries in found.sets.items():
+            add_entries(writer, name, entries)
+        writer.set_meta({"sets": list(found.sets), "more": dict(found.meta)})
+
+
+@functools.cache
+def scanner_version() -> str:
+    """Return the fingerprint of the code that determines the result of a scan."""
+    digest = hashlib.sha256(parser_version().encode())
+    for name in _SCANNERS:
+        file = importlib.import_module(name).__file__
+        assert file is not None, name
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def _state(path: PathLike) -> tuple[str, int, int] | None:
+    """Return a path with its time and size; None if it does not exist."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return str(Path(path).absolute()), status.st_mtime_ns, status.st_size
