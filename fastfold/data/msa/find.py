@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.formats import parse_colabfold, parse_stockholm
 from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header, parse_a3m
-from fastfold.data.msa.stockholm import parse_stockholm
 from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
 from fastfold.utils.text_files import FileSlice, PathLike, check_listed, read_text_bytes
@@ -99,16 +98,10 @@ def read_hits(path: PathLike, *, query: str) -> Msa:
 
 
 def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:
-    """Find the alignment files of a name, or of one chain of a complex of that name.
+    """Find the alignment files of a name, or of one chain of a complex of that name; empty if there are none.
 
-    Args:
-        msa_dir: Folder of alignments.
-        name: Identifier as in the FASTA file; it is looked up unchanged if it cannot lead out of the folder, and in the
-            safe form of output files.
-        chain: Chain of a complex; None for a target of one chain.
-
-    Returns:
-        The files; empty if none are found.
+    The name, as in the FASTA file, is looked up unchanged if it cannot lead out of the folder, and in the safe form of
+    output files.
 
     Raises:
         InputError: ``msa_dir`` is not a folder, or the target's folder contains no alignment.
@@ -185,11 +178,10 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
 
 
 def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path]]:
-    """Find hits of template searches among the alignments of a target.
+    """Find hits of template searches among the alignments of a target, by sequence of a chain.
 
-    Returns:
-        By sequence of a chain, files such as ``pdb_hits.sto`` and ``pdb_hits.hhr`` in order of preference; chains
-        without hits are absent.
+    These are files such as ``pdb_hits.sto`` and ``pdb_hits.hhr`` in order of preference; chains without hits are
+    absent.
 
     Raises:
         InputError: ``msa_dir`` cannot be searched.

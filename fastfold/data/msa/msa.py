@@ -186,7 +186,7 @@ def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None)
     Raises:
         InputError: A character is neither a residue nor a gap.
     """
-    row = _raw_row(record, path, allowed=_STOP)
+    row = _raw_row(record, path)
     if _STOP in row:
         dropped = _without_dots(row.replace(_STOP, b""), num_columns)
         if len(dropped.translate(None, _LOWER)) == num_columns:
@@ -241,7 +241,7 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
 
 def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
     """Return the query's letters without insertions."""
-    row = _raw_row(record, path, allowed=_STOP).translate(None, _LOWER + b".").removesuffix(_STOP)
+    row = _raw_row(record, path).translate(None, _LOWER + b".").removesuffix(_STOP)
     problem = None
     if _STOP in row:
         problem = "the query, the first row, has '*' (stop) before its end; cut the alignment there"
@@ -254,10 +254,10 @@ def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
     return row
 
 
-def _raw_row(record: FastaRecord, path: PathLike | None, *, allowed: bytes) -> bytes:
-    """Return the letters of a row after checking that they are legal or ``allowed``."""
+def _raw_row(record: FastaRecord, path: PathLike | None) -> bytes:
+    """Return the letters of a row after checking that they are legal."""
     row = "".join(record.lines).translate(_NO_BLANKS).encode("ascii", "replace")
-    if row.translate(None, _LEGAL + allowed):
+    if row.translate(None, _LEGAL + _STOP):
         raise illegal_character(record.lines, record.line + 1, record.header, path)
     return row
 

@@ -44,10 +44,7 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
 
 
 def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
-    """Parse the records of a FASTA file.
-
-    Yields:
-        Each record, or its error.
+    """Yield each record of a FASTA file, or its error.
 
     Raises:
         InputError: The file contains no record, or is an alignment.

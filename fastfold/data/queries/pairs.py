@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES
+from fastfold.data.queries.formats import table_cells, table_delimiter, table_rows
 from fastfold.data.queries.read import TABLE_ENDINGS, file_ending, read_targets
 from fastfold.data.queries.records import check_identifier
-from fastfold.data.queries.table import table_cells, table_delimiter, table_rows
 from fastfold.data.targets import (
     Chain,
     FoundTarget,
@@ -38,13 +38,10 @@ _JOINED = "_and_"
 
 
 def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
-    """Read the proteins of a list, as :func:`fastfold.data.queries.read.read_targets` reads targets.
+    """Read the proteins of a FASTA file, table or folder, with one error for each invalid record.
 
-    Args:
-        path: FASTA file, table or folder; ``:`` in a sequence joins chains that stay together.
-
-    Returns:
-        The proteins, and one error for each invalid record.
+    Records are read as by :func:`fastfold.data.queries.read.read_targets`; ``:`` in a sequence joins chains that stay
+    together.
     """
     targets, errors = read_targets([path])
     usable = []
@@ -63,14 +60,10 @@ def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
 def read_partners(
     path: PathLike, proteins: Sequence[Target] | None = None
 ) -> tuple[list[Partner], list[InputError]]:
-    """Read a list of proteins, or of names such as ``P:2`` or ``P:1-100`` of given proteins.
+    """Read a list of proteins, or of names such as ``P:2`` or ``P:1-100``, with one error for each invalid entry.
 
-    Args:
-        path: FASTA file, table or folder (:func:`read_proteins`), or text with a name per line.
-        proteins: Proteins by name; None if the list contains sequences.
-
-    Returns:
-        The partners, and one error for each record or line that cannot be used.
+    The list is a FASTA file, table or folder (:func:`read_proteins`), or text with a name per line if the ``proteins``
+    are given.
     """
     if proteins is None or not is_name_list(path):
         found, errors = read_proteins(path)
@@ -103,14 +96,9 @@ def _lines(path: PathLike) -> list[tuple[int, str]]:
 def read_complexes(
     path: PathLike, proteins: Sequence[Target] | None
 ) -> tuple[list[Target], list[InputError]]:
-    """Read complexes from lines such as ``P:2+Q:1-100``, as AlphaPulldown has them.
+    """Read complexes from lines such as ``P:2+Q:1-100``, with one error for each invalid line.
 
-    Args:
-        path: Text with a complex per line, its partners joined by ``+``.
-        proteins: Proteins by name; None refuses the file.
-
-    Returns:
-        The complexes, and one error for each line that cannot be used.
+    AlphaPulldown has such a line per complex, whose partners ``+`` joins. They are names of the ``proteins``.
 
     Raises:
         InputError: There are no proteins, or the file cannot be read.
@@ -169,17 +157,11 @@ def is_pair_table(path: PathLike) -> bool:
 def read_pair_table(
     path: PathLike, proteins: Sequence[Target] | None = None
 ) -> tuple[list[Target], list[InputError]]:
-    """Read the complexes of a table: one per row, with partners in columns ``chain_1``, ``chain_2``, ...
+    """Read the complexes of a CSV or TSV, with partners in columns ``chain_1``, ``chain_2``, ...
 
     A column ``id`` may name the complexes; other columns are ignored. Cells at the end of a row may be empty. Unnamed
-    rows with the same partners, in any order, are one complex.
-
-    Args:
-        path: File with suffix ``.csv`` or ``.tsv``, plain or ``.gz``.
-        proteins: Proteins by the partners' names (``P``, ``P:2``, ``P:1-100``); None if the table contains sequences.
-
-    Returns:
-        The complexes, and one error for each invalid row.
+    rows with the same partners, in any order, are one complex. Cells are names of the ``proteins`` (``P``, ``P:2``,
+    ``P:1-100``), or sequences without proteins. Each invalid row is one error.
 
     Raises:
         InputError: The file cannot be read, or its first line does not name the columns.
@@ -203,7 +185,7 @@ def read_pair_table(
     errors: list[InputError] = []
     for line, cells in rows[1:]:
         try:
-            row = table_cells(header, cells, path, line)
+            row = table_cells(header, cells, path=path, line=line)
             name = row.get("id", "").strip()
             members = _row_members([cells[i].strip() for _, i in columns], name, known, path=path, line=line)
         except InputError as error:
@@ -329,15 +311,10 @@ class Partner:
 def parse_partner(
     text: str, proteins: Mapping[str, Target], *, path: PathLike, line: int, record: str | None = None
 ) -> Partner:
-    """Parse a partner.
+    """Parse a partner: a name, ``:`` and a number of copies, ``:`` and a range for each part.
 
-    Args:
-        text: A protein's name, then ``:`` and a number of copies, then ``:`` and a range for each part. A name that
-            has colons itself is taken as it is.
-        proteins: The proteins by name.
-        path: File of the text, for errors.
-        line: Its line.
-        record: Name of the complex, for errors.
+    A name of the ``proteins`` that has colons itself is taken as it is. Errors name ``path`` and ``line``, and the
+    ``record`` of the complex.
 
     Raises:
         InputError: The protein is unknown, or a number or range does not fit it.

@@ -20,7 +20,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -55,7 +55,7 @@ _NAMES = """
     protein.io.read protein.io.cif_tables protein.io.mmcif_reader protein.io.pdb_reader protein.io.pdb_columns
     protein.io.records protein.io.residue_names protein.io.chains protein.io.altlocs
     protein.io.align_to_seqres protein.structure protein.residue_constants data.features.coevolution
-    data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.stockholm data.templates.hits
+    data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.formats data.templates.hits
     data.templates.select data.templates.source
     data.targets data.msa.find utils.text_files data.training.entry data.training.cache
     data.training.cache_format data.training.templates
@@ -256,19 +256,26 @@ class FeatureCache:
 @functools.cache
 def parser_version() -> str:
     """Return the fingerprint of the code and tables that determine the result of parsing."""
-    digest = hashlib.sha256(str(cache_format.LAYOUT_VERSION).encode())
-    for path in _parser_files():
+    return code_fingerprint(str(cache_format.LAYOUT_VERSION), _parser_files())[:16]
+
+
+def code_fingerprint(version: str, files: Sequence[Path]) -> str:
+    """Return the SHA-256 of a version and of the names and contents of files, as 64 hexadecimal digits."""
+    digest = hashlib.sha256(version.encode())
+    for path in files:
         digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
+
+
+def module_files(names: Sequence[str]) -> list[Path]:
+    """Return the sources of modules; a missing one is an error."""
+    return [Path(str(importlib.import_module(name).__file__)) for name in names]
 
 
 def _parser_files() -> list[Path]:
-    """Return the sources of the parsers and their tables; a missing one is an error."""
-    found = [importlib.import_module(name).__file__ for name in _PARSERS]
-    tables = [str(resources.files("fastfold.protein").joinpath(name)) for name in _TABLES]
-    paths = [Path(file) for file in (*found, *tables) if file is not None]
-    assert len(paths) == len(_PARSERS) + len(_TABLES), "the source of a parser is missing"
-    return paths
+    """Return the sources of the parsers and their tables."""
+    tables = [Path(str(resources.files("fastfold.protein").joinpath(name))) for name in _TABLES]
+    return module_files(_PARSERS) + tables
 
 
 def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:

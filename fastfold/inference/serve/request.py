@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastfold.data.queries.fasta import parse_fasta
+from fastfold.data.queries.formats import parse_a3m_query
 from fastfold.data.queries.records import QueryFile, targets_of_records
-from fastfold.data.queries.table import parse_a3m_query
 from fastfold.data.targets import Target, safe_stem, target_from_sequence, unique_targets
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.msa import ChainMsas
+from fastfold.data.queries.formats import MAX_CHAINS, add_alignments, parse_a3m_query
 from fastfold.data.queries.records import QueryFile, Record
-from fastfold.data.queries.table import MAX_CHAINS, add_alignments, parse_a3m_query
 from fastfold.errors import InputError
 
 COMPLEX = "#3,2\t2,1\n>1\t2\nMKVLA\n>a\tb\nMRVL-\n"
