@@ -10,18 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastfold.data.features import merging
-from fastfold.data.features.merging import (
-    chain_order,
-    merge_chains,
-    paired_lines,
-    rows_without_copy,
-    take_rows,
-)
 from fastfold.data.features.raw import (
     TEMPLATE_LAYOUT,
     alignment_ids,
@@ -34,11 +27,6 @@ from fastfold.data.msa.sampling import begins_with, join_alignments
 from fastfold.data.targets import Chain
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-
-if TYPE_CHECKING:
-    from fastfold.data.msa.msa import ChainMsas, Msa
-    from fastfold.data.targets import Chain
-
 
 Features = dict[str, np.ndarray]
 
@@ -71,7 +59,7 @@ def multimer_features(
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
-    own, in_lines = alignments_by_sequence(chains, alignments)
+    own, in_lines = _alignments_by_sequence(chains, alignments)
     sequences = [chain.sequence for chain in chains]
     unpaired = {sequence: monomer_features(chain, msas[0]) for sequence, (chain, msas) in own.items()}
     templates = templates or [None] * len(chains)
@@ -83,7 +71,7 @@ def multimer_features(
     if len(own) > 1:  # only different chains are paired, copies are aligned row by row
         paired = {sequence: monomer_features(chain, msas[1]) for sequence, (chain, msas) in own.items()}
         raw_paired = [paired[sequence] for sequence in sequences]
-    return merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
+    return merging.merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
 
 
 def joined_features(
@@ -98,7 +86,7 @@ def joined_features(
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
-    own, in_lines = alignments_by_sequence(chains, alignments)
+    own, in_lines = _alignments_by_sequence(chains, alignments)
     has_pairs = any(msas[1] for _, msas in own.values())
     raw, paired = {}, {}
     for sequence, (chain, msas) in own.items():
@@ -110,7 +98,7 @@ def joined_features(
     raw_paired = [paired[sequence] for sequence in sequences] if has_pairs else []
     joined = join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
     if templates is not None and any(templates):
-        order = chain_order(sequences)
+        order = merging.chain_order(sequences)
         parts = [template_features(templates[i] or {}, len(sequences[i])) for i in order]
         axes = {name: shape.index("N") for name, shape in TEMPLATE_LAYOUT.items() if "N" in shape}
         joined |= {name: np.concatenate([part[name] for part in parts], axis) for name, axis in axes.items()}
@@ -129,21 +117,18 @@ def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -
 
     Alignments are ``[S, N]`` int32 HHblits ids.
     """
-    own, _ = alignments_by_sequence(chains, alignments)
+    own, _ = _alignments_by_sequence(chains, alignments)
     ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}
     sequences = [chain.sequence for chain in chains]
-    return [ids[sequences[index]] for index in chain_order(sequences)]
+    return [ids[sequences[index]] for index in merging.chain_order(sequences)]
 
 
-def alignments_by_sequence(
+def _alignments_by_sequence(
     chains: Sequence[Chain], alignments: Sequence[ChainMsas]
 ) -> tuple[dict[str, tuple[Chain, ChainMsas]], bool]:
     """Return each sequence's first chain with its alignments, and True for rows paired line by line.
 
     Without any alignment the result is True, because the queries form the only line.
-
-    Raises:
-        InputError: Rows of some chains are paired already, and those of others are not.
     """
     own: dict[str, tuple[Chain, ChainMsas]] = {}
     for chain, msas in zip(chains, alignments, strict=True):
@@ -168,13 +153,10 @@ def join_chains(
 ) -> dict[str, np.ndarray]:
     """Compute raw features of one chain of ``N`` residues that joins several.
 
-    The chains are in the order of :func:`~fastfold.data.features.merging.chain_order`.
-
-    Args:
-        raw: Per chain, its raw features with the unpaired alignments; without ``msa`` it has none.
-        raw_paired: Per chain, raw features of the alignment to pair; empty if there is nothing to pair.
-        sequences: Per chain, its sequence; equal ones are adjacent.
-        in_lines: See :func:`fastfold.data.features.merging.merge_chains`.
+    The chains are in the order of :func:`~fastfold.data.features.merging.chain_order`; equal sequences are adjacent.
+    ``raw`` has features of each chain with the unpaired alignments; without ``msa`` it has none. ``raw_paired`` has
+    those of the alignments to pair, and is empty if there is nothing to pair. For ``in_lines`` see
+    :func:`fastfold.data.features.merging.merge_chains`.
 
     Returns:
         Features as of one chain (:mod:`fastfold.data.features.raw`), without templates: ``aatype`` ``[N, 21]``,
@@ -185,7 +167,7 @@ def join_chains(
     Raises:
         InputError: Rows are paired line by line, and the chains have different numbers of them.
     """
-    order = chain_order(sequences)
+    order = merging.chain_order(sequences)
     chains = [raw[index] for index in order]
     lengths = [len(chain["aatype"]) for chain in chains]
     starts = np.cumsum([0, *lengths])
@@ -200,11 +182,9 @@ def join_chains(
     paired = [raw_paired[index] for index in order] if raw_paired else []
     lines: list[np.ndarray] = []
     if paired:
-        chosen = paired_lines(paired, in_lines).T
-        lines = [take_rows(one["msa"], at, rc.gap_index) for one, at in zip(paired, chosen, strict=True)]
-        counts = [
-            take_rows(one["deletion_matrix_int"], at, 0) for one, at in zip(paired, chosen, strict=True)
-        ]
+        chosen = list(zip(paired, merging.paired_lines(paired, in_lines).T, strict=True))
+        lines = [merging.take_rows(one["msa"], at, rc.gap_index) for one, at in chosen]
+        counts = [merging.take_rows(one["deletion_matrix_int"], at, 0) for one, at in chosen]
         rows.append(np.concatenate(lines, axis=1))
         deletions.append(np.concatenate(counts, axis=1))
     for k, chain in enumerate(chains):
@@ -212,7 +192,7 @@ def join_chains(
             continue
         msa, deleted = chain["msa"], chain["deletion_matrix_int"]
         if lines and not in_lines:
-            left = rows_without_copy(msa, lines[k])
+            left = merging.rows_without_copy(msa, lines[k])
             msa, deleted = msa[left], deleted[left]
         around = ((0, 0), (int(starts[k]), length - int(starts[k + 1])))
         rows.append(np.pad(msa, around, constant_values=rc.gap_index))
@@ -275,7 +255,7 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
     Raises:
         InputError: Alignments do not belong to the chains, or cannot be paired.
     """
-    by_sequence, in_lines = alignments_by_sequence(chains, alignments)
+    by_sequence, in_lines = _alignments_by_sequence(chains, alignments)
     sequences = tuple(chain.sequence for chain in chains)
     queries, own, pairable = {}, {}, {}
     for sequence, (chain, (unpaired, paired)) in by_sequence.items():

@@ -68,14 +68,11 @@ def merge_chains(
 ) -> dict[str, np.ndarray]:
     """Merge the features of a complex of ``N`` residues, with chains in the order of :func:`chain_order`.
 
-    Args:
-        raw: Per chain, its raw features with the unpaired alignments; copies of an entity must have the same depth.
-        raw_paired: Per chain, ``msa``, ``deletion_matrix_int`` and ``msa_species_identifiers`` of the UniProt
-            alignment; used if there are at least two different sequences.
-        sequences: Per chain, its sequence; equal sequences are copies of one entity.
-        in_lines: Pair row i of ``raw_paired`` of all chains, regardless of species, and keep unpaired rows that equal a
-            paired one, as in ColabFold.
-        min_rows: Smallest number of rows, reached by padding.
+    Equal ``sequences`` are copies of one entity, whose ``raw`` features with the unpaired alignments must have the same
+    depth. ``raw_paired`` has ``msa``, ``deletion_matrix_int`` and ``msa_species_identifiers`` of each chain's UniProt
+    alignment, and is used if there are at least two different sequences. ``in_lines`` pairs row i of all chains,
+    regardless of species, and keeps unpaired rows that equal a paired one, as in ColabFold. Padding adds rows up to
+    ``min_rows``.
 
     Returns:
         ``aatype``, ``residue_index`` (from zero in each chain), ``asym_id``, ``entity_id``, ``sym_id``
@@ -84,9 +81,8 @@ def merge_chains(
         (0 also outside of a block's diagonal) ``[S, N]``, ``cluster_bias_mask`` ``[S]`` float32;
         ``template_aatype`` ``[4, N]`` int32, ``template_all_atom_positions`` ``[4, N, 37, 3]`` in Å,
         ``template_all_atom_mask`` ``[4, N, 37]`` float32, and ``template_frame`` ``[4, N]`` int32 if a chain has it;
-        ``all_atom_mask`` ``[N, 37]`` and zeros
-        ``all_atom_positions`` ``[N, 37, 3]`` instead of labels; and the scalars ``seq_length``,
-        ``num_alignments`` (before padding), ``assembly_num_chains``, ``num_templates``.
+        ``all_atom_mask`` ``[N, 37]`` and zeros ``all_atom_positions`` ``[N, 37, 3]`` instead of labels; and the scalars
+        ``seq_length``, ``num_alignments`` (before padding), ``assembly_num_chains``, ``num_templates``.
     """
     order = chain_order(sequences)
     entities = {sequence: i for i, sequence in enumerate(dict.fromkeys(sequences), start=1)}

@@ -101,26 +101,19 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
     options = config.model.embeddings_and_evoformer
     rank = alignment.cluster_bias + alignment.mask.any(axis=1)
     shuffled = rng.permutation(len(rank))
-    order = shuffled[np.argsort(-rank[shuffled], kind="stable")]
-    clusters, extra = np.split(order, [min(options.num_msa, len(order))])
-    mask = alignment.mask[clusters] > 0
+    draw = rows_in_order(alignment, config, shuffled[np.argsort(-rank[shuffled], kind="stable")])
+    mask = alignment.mask[draw.clusters] > 0
     masked = (rng.random(mask.shape) < options.masked_msa.replace_fraction) & mask
     msa = transforms.corrupt_msa(
-        rng, alignment.msa[clusters], masked, alignment.profile, options.masked_msa, epsilon=1e-6
+        rng, alignment.msa[draw.clusters], masked, alignment.profile, options.masked_msa, epsilon=1e-6
     )
-    return Draw(
-        clusters=clusters,
-        extra=extra,
-        num_extra=min(options.num_extra_msa, len(extra)),
-        masked=masked,
-        msa=np.where(mask, msa, 0).astype(np.uint8),
-    )
+    return replace(draw, masked=masked, msa=np.where(mask, msa, 0).astype(np.uint8))
 
 
-def rows_in_order(alignment: Alignment, config: Any) -> Draw:
-    """Take the first rows as centres and the next as extra MSA, without randomness and masking."""
+def rows_in_order(alignment: Alignment, config: Any, rows: np.ndarray | None = None) -> Draw:
+    """Take the first ``rows [S]`` as centres and the next as extra MSA, without masking; by default in order."""
     options = config.model.embeddings_and_evoformer
-    rows = np.arange(len(alignment.msa))
+    rows = np.arange(len(alignment.msa)) if rows is None else rows
     clusters, extra = np.split(rows, [min(options.num_msa, len(rows))])
     mask = alignment.mask[clusters] > 0
     return Draw(

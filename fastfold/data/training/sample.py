@@ -20,15 +20,7 @@ from fastfold.data.features.pipeline import sampler_from_merged, sampler_from_ra
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.features.transforms import row_blocks
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training.augmentation import (
-    contiguous_crop,
-    contiguous_crop_of_chains,
-    crop_features,
-    delete_blocks,
-    sample_fape_clamp,
-    spatial_crop,
-    subsample_rows,
-)
+from fastfold.data.training import augmentation
 from fastfold.data.training.entry import ComplexMsas
 from fastfold.data.training.labels import structure_labels
 from fastfold.data.training.templates import Candidates
@@ -88,12 +80,12 @@ def training_sample(
     Raises:
         InputError: An alignment belongs to another chain, or the chain has no backbone.
     """
-    require_backbone(chain)
+    _require_backbone(chain)
     alone = rng.random() < settings.single_sequence_probability
-    clamped = sample_fape_clamp(rng, unclamped=settings.unclamped_probability)
-    crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
+    clamped = augmentation.sample_fape_clamp(rng, unclamped=settings.unclamped_probability)
+    crop = augmentation.contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
     msa = msa_features([] if alone else alignments, chain.sequence)
-    msa = augment_alignment(msa, settings, rng)
+    msa = _augment_alignment(msa, settings, rng)
     drawn = {} if templates is None else templates.draw(rng)
     raw = sequence_features(chain.sequence) | msa | template_features(drawn, len(chain))
     raw["residue_index"] = chain.residue_index
@@ -103,26 +95,26 @@ def training_sample(
             found = _coevolution(chain, alignments, settings, rng, analyse)
         raw |= coevolution.features(found, len(chain))
     sampler = sampler_from_raw(raw, config, seed=int(rng.integers(2**31)))
-    features = crop_features(sampler.stack(settings.cycles), crop, leading=1)
+    features = augmentation.crop_features(sampler.stack(settings.cycles), crop, leading=1)
     labels = structure_labels(
         rc.sequence_to_aatype(chain.sequence),
         chain.positions,
         chain.mask,
         resolution=settings.unknown_resolution if resolution is None else resolution,
     )
-    labels = crop_features(labels, crop)
+    labels = augmentation.crop_features(labels, crop)
     labels["use_clamped_fape"] = clamped
     parts = {FEATURES: features, LABELS: labels}
     return {f"{prefix}{key}": x for prefix, part in parts.items() for key, x in part.items()}
 
 
-def augment_alignment(
+def _augment_alignment(
     msa: dict[str, np.ndarray], settings: SampleSettings, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
     """Draw rows of a chain's alignment, and delete blocks, as the settings say."""
     if settings.max_rows is not None:
-        msa = subsample_rows(msa, settings.max_rows, rng)
-    return delete_blocks(msa, rng) if settings.block_deletion else msa
+        msa = augmentation.subsample_rows(msa, settings.max_rows, rng)
+    return augmentation.delete_blocks(msa, rng) if settings.block_deletion else msa
 
 
 def _coevolution(
@@ -139,12 +131,8 @@ def _coevolution(
     return replace(found, scores=None) if rng.random() < settings.coevolution_dropout else found
 
 
-def require_backbone(chain: ChainStructure) -> None:
-    """Refuse a chain with only CA atoms, which has no frames to learn from.
-
-    Raises:
-        InputError: The chain has no backbone to learn from.
-    """
+def _require_backbone(chain: ChainStructure) -> None:
+    """Refuse a chain with only CA atoms, which has no frames to learn from."""
     if not (chain.mask[:, _BACKBONE] > 0).all(axis=1).any():
         raise InputError(
             f"chain {chain.chain_id!r} has no residue with all of N, CA and C (is it a trace of CA atoms?); remove the "
@@ -188,12 +176,12 @@ def complex_sample(
     chosen = neighbouring_chains(chains, settings.max_chains, rng)
     chains, alignments = in_feature_order([chains[i] for i in chosen], [alignments[i] for i in chosen])
     for chain in chains:
-        require_backbone(chain)
+        _require_backbone(chain)
     if rng.random() < settings.single_sequence_probability:
         alignments = [ComplexMsas()] * len(chains)
     wanted = dict.fromkeys(chain.sequence for chain in chains if chain.sequence in (templates or {}))
     drawn = {sequence: (templates or {})[sequence].draw(rng) for sequence in wanted}
-    augment = partial(augment_alignment, settings=settings, rng=rng)
+    augment = partial(_augment_alignment, settings=settings, rng=rng)
     merged = merged_features(chains, alignments, augment, templates=drawn)
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
@@ -207,7 +195,7 @@ def complex_sample(
     )
     parts = {
         FEATURES: sampler.stack(settings.cycles),
-        LABELS: crop_features(labels, crop),
+        LABELS: augmentation.crop_features(labels, crop),
         COPIES: copies_of_residues(merged, positions, mask, crop),
     }
     return {f"{prefix}{key}": x for prefix, part in parts.items() for key, x in part.items()}
@@ -230,13 +218,9 @@ def merged_features(
 ) -> dict[str, np.ndarray]:
     """Merge the features of a complex (:func:`fastfold.data.features.merging.merge_chains`).
 
-    Residues have the numbers of the structure.
-
-    Args:
-        chains: Chains in the order of the features.
-        alignments: Alignments of each chain; chains of equal sequence use those of the first.
-        augment: Removes rows of an unpaired alignment, once for all copies of a chain; None for no augmentation.
-        templates: Raw template features by sequence.
+    Chains are in the order of the features, and residues have the numbers of the structure. Chains of equal sequence
+    use the alignments of the first, and the raw template features by sequence. ``augment`` removes rows of an alignment
+    once for all copies.
 
     Raises:
         InputError: An alignment belongs to another chain.
@@ -320,12 +304,12 @@ def _draw_crop(
     rng: np.random.Generator,
 ) -> np.ndarray:
     if rng.random() < settings.spatial_crop_probability:
-        return spatial_crop(asym_id, ca, ca_mask, settings.crop_size, rng)
-    return contiguous_crop_of_chains(asym_id, settings.crop_size, rng)
+        return augmentation.spatial_crop(asym_id, ca, ca_mask, settings.crop_size, rng)
+    return augmentation.contiguous_crop_of_chains(asym_id, settings.crop_size, rng)
 
 
 def _cropped_rows(merged: dict[str, np.ndarray], crop: np.ndarray) -> dict[str, np.ndarray]:
     """Return merged features of a crop's residues, with the rows that belong to its chains."""
-    cropped = crop_features(merged, crop)
+    cropped = augmentation.crop_features(merged, crop)
     rows = cropped["bert_mask"].any(axis=1)
     return cropped | {name: cropped[name][rows] for name in _ROWS}
