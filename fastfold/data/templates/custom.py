@@ -54,10 +54,8 @@ class CustomAlignment:
 def read_custom_chains(paths: Iterable[PathLike | Structure]) -> tuple[list[CustomChain], list[Outcome]]:
     """Read all protein chains of the user's structures, with an outcome for each file left out.
 
-    An invalid file of a folder is left out, with a warning. Hidden files are ignored.
-
-    Args:
-        paths: mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read.
+    Paths are mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read. An invalid file of
+    a folder is left out, with a warning. Hidden files are ignored.
 
     Raises:
         InputError: A named file cannot be read, has no protein, or has the name of another; a folder contains no valid
@@ -123,11 +121,9 @@ def structures_inside(folder: Path) -> list[Path]:
 
 
 def read_custom_alignment(path: PathLike) -> CustomAlignment:
-    """Read an alignment of structures with a chain.
+    """Read an alignment of structures with a chain: A3M, or FASTA with rows of equal length.
 
-    Args:
-        path: A3M, or FASTA with rows of equal length; the chain first, then a row for each structure, named
-            ``<file>_<chain>``, or ``<file>`` if it has one chain.
+    The chain is first, then a row for each structure, named ``<file>_<chain>``, or ``<file>`` if it has one chain.
 
     Raises:
         InputError: The file cannot be read, or is not such an alignment.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,27 +37,19 @@ class EntryChain:
     mask: np.ndarray  #: ``[N, 37]`` float32
 
 
-@dataclass(frozen=True)
-class _Polymer:
-    """Protein of the entry: its letters, and the lowest number in its sequence."""
-
-    sequence: str
-    first: int
+class _Polymer(NamedTuple):
+    sequence: str  #: Letters of a protein
+    first: int  #: Lowest number in its sequence
 
 
 class Entry:
-    """Protein chains of an mmCIF file.
-
-    Args:
-        lines: Lines of the file.
-        path: Path in messages.
-        alternatives_count: True to count each of several residue types at one place in the sequence
-            (microheterogeneity) as a residue, as AlphaFold does, which shifts later atoms by one residue. False to use
-            the first one.
+    """Protein chains of an mmCIF file's lines, whose path is for messages.
 
     Attributes:
         release_date: Oldest revision, ``YYYY-MM-DD``; empty if unknown.
-        sequences: Letters of each chain by the author's chain name, in the order of the file.
+        sequences: Letters of each chain by the author's chain name, in the order of the file. With
+            ``alternatives_count`` each of several residue types at one place (microheterogeneity) counts as a residue,
+            as in AlphaFold, which shifts later atoms by one residue; otherwise the first one is used.
 
     Raises:
         InputError: The file is damaged, or an atom of a protein lacks a place in its sequence.

@@ -99,16 +99,10 @@ def place_template(
     sum_probs: float = 0.0,
     exact: bool = True,
 ) -> Template:
-    """Assign a chain's atoms to the residues of the query.
+    """Assign the atoms of a chain to the ``length`` residues of the query.
 
-    Args:
-        chain: The chain, ``M`` residues.
-        places: Residue of the chain for each aligned residue of the query.
-        letters: Letter of the template for each of them.
-        length: Number of residues of the query, ``N``.
-        name: Name of the template.
-        sum_probs: HHsearch's sum of posterior probabilities.
-        exact: See :class:`Template`.
+    Each aligned residue of the query has its residue of the chain in ``places``, and the template's letter in
+    ``letters``. For the other arguments see :class:`Template`.
 
     Raises:
         TemplateSkipped: Neighbours in the chain are too far apart, or there are too few atoms.

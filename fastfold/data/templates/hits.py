@@ -14,6 +14,7 @@ query, are upper case or ``-``; insertions are lower case or ``.`` (HMMER user g
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -158,7 +159,9 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
         last = max(rows[line[0]].indices, default=-1)
         if last >= 0 and found[2].strip("-") and int(found[1]) != last + 2:
             raise fail("a row does not continue at the end of the previous one", at)
-        _add_block(rows[line[0]], int(found[1]) - 1, found[2])
+        rows[line[0]].letters += found[2]
+        places = itertools.count(int(found[1]) - 1)
+        rows[line[0]].indices += [-1 if letter == "-" else next(places) for letter in found[2]]
         if rows[line[0]].indices and int(found[3]) - int(found[1]) + 1 != sum(c != "-" for c in found[2]):
             raise fail("a row has more or fewer residues than its numbers say", at)
         if line[0] == "T" and len(rows["T"].letters) != len(rows["Q"].letters):
@@ -188,15 +191,6 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
         indices_query=tuple(ours.indices),
         indices_hit=tuple(theirs.indices),
     )
-
-
-def _add_block(row: _Rows, first: int, letters: str) -> None:
-    """Append one block's letters, whose first residue has this place."""
-    row.letters += letters
-    place = first
-    for letter in letters:
-        row.indices.append(-1 if letter == "-" else place)
-        place += letter != "-"
 
 
 def _scores(line: str) -> tuple[int | None, float | None]:

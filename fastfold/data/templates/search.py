@@ -68,11 +68,8 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
     """Search the PDB's sequences with the profile of an alignment, with AlphaFold-Multimer's settings.
 
     Nucleic acids that HMMER can read are compared too, because E-values depend on the number of records. Those that it
-    cannot read are left out.
-
-    Returns:
-        Alignment of all hits as written by hmmsearch with ``-A`` (:mod:`fastfold.data.templates.hits`); empty
-        without hits.
+    cannot read are left out. The result is an alignment of all hits as written by hmmsearch with ``-A``
+    (:mod:`fastfold.data.templates.hits`), empty without hits.
 
     Raises:
         InputError: The database, or all of its records, cannot be read.
@@ -105,11 +102,9 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
 
 
 def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
-    """Align sequences with the profile of an alignment.
+    """Return the places of the query's residues in each sequence, aligned with the profile of an alignment.
 
-    Returns:
-        Per sequence, the places of the query's residues: those of its largest domain, and of others in the same order
-        in both; empty for an unrelated sequence.
+    These are places of the largest domain, and of others in the same order in both; empty for an unrelated sequence.
     """
     if not sequences:
         return []

@@ -44,11 +44,9 @@ class _Placed:
 
 
 def read_whole(path: PathLike | Structure, *, min_plddt: float = 0.0) -> list[CustomChain]:
-    """Read all protein chains of a structure.
+    """Read all protein chains of a structure, or of its file.
 
-    Args:
-        path: mmCIF or PDB file, plain or ``.gz``, or a structure that was read.
-        min_plddt: Leave out residues with an atom of a smaller B-factor, which is the pLDDT of predictions.
+    Residues with an atom of a smaller B-factor than ``min_plddt``, which is the pLDDT of predictions, are left out.
 
     Raises:
         InputError: The file cannot be read or has no protein, or no residue is left.
@@ -83,17 +81,13 @@ def complex_templates(
     """Make templates that span the chains of a target.
 
     Chains of a complex are assigned to those of the target by their sequences, in the order of the file where several
-    fit equally. A chain of the target that a complex lacks has an empty template, and is left to the network.
+    fit equally, or as ``chain_map`` has for indices of the target's chains by name of the structure. A chain of the
+    target that a complex lacks has an empty template, and is left to the network.
 
-    Args:
-        sequences: Sequences of the target's chains.
-        profiles: An alignment of each, whose profile aligns the structures.
-        complexes: Chains of each structure; the n-th gives the n-th template of every chain.
-        chains: Chains that replace those of the complexes, superposed on them.
-        keep_clashes: Keep residues whose CA atoms are within 3.5 Å of another residue's; both are left free otherwise.
-        overlap: Smallest overlap in Å of van der Waals spheres that clash instead (:func:`overlapping_residues`).
-        chain_map: By name of a structure, its chain for indices of the target's chains; other structures are assigned
-            by sequence.
+    The ``profiles`` are an alignment of each chain of the target, whose profile aligns the structures. The n-th of the
+    ``complexes`` gives the n-th template of every chain. The ``chains`` replace those of the complexes, superposed on
+    them. Residues whose CA atoms are within 3.5 Å of another residue's are left free, unless ``keep_clashes``; with
+    ``overlap``, those whose van der Waals spheres overlap by this in Å instead (:func:`overlapping_residues`).
     """
     replacing = _assign(sequences, profiles, chains)
     found = [ChainTemplates() for _ in sequences]
