@@ -57,12 +57,8 @@ class Part(NamedTuple):
             return b"".join(_records(file, start, end) for start, end in self.chunks)
 
 
-def is_compressed(path: Path) -> bool:
-    """Return True for a gzip file with any name.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+def _is_compressed(path: Path) -> bool:
+    """Return True for a gzip file with any name."""
     with path.open("rb") as file:
         return file.read(2) == GZIP_MAGIC
 
@@ -77,7 +73,7 @@ def split_database(
         OSError: The file cannot be read.
     """
     chunks = max(1, part_bytes // chunk_bytes) * workers
-    if is_compressed(path):
+    if _is_compressed(path):
         for number, (texts, num_bytes) in enumerate(_packed_rounds(path, chunks, chunk_bytes)):
             share = num_bytes // workers
             yield [
@@ -260,7 +256,7 @@ class SequenceDatabase:
         try:
             if self.path.is_dir():
                 raise InputError("is a folder; name the FASTA file in it", path=self.path)
-            packed = is_compressed(self.path)
+            packed = _is_compressed(self.path)
             with gzip.open(self.path) if packed else self.path.open("rb") as file:
                 sample = file.read(_SAMPLE)
         except FileNotFoundError:
@@ -289,11 +285,9 @@ class SequenceDatabase:
 
 
 def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
-    """Return the requested databases.
+    """Return the requested databases: ``NAME=FILE``, or a file whose name identifies it.
 
-    Args:
-        texts: ``NAME=FILE``, or a file whose name identifies it: ``uniref90.fasta``, ``mgy_clusters_2022_05.fa`` and so
-            on; other files are named by their stem.
+    Such names are ``uniref90.fasta``, ``mgy_clusters_2022_05.fa`` and so on; other files are named by their stem.
 
     Raises:
         ConfigError: Two of them have the same name.

@@ -65,13 +65,9 @@ class _Job:
 
 
 class SearchPlan:
-    """Plan of a search.
+    """Plan of a search of targets by engines with distinct names, into a folder of alignments.
 
-    Args:
-        targets: The targets.
-        engines: Search engines with distinct names.
-        out: Folder of alignments; created if missing.
-        skip: Returns True for an engine and a target to leave out.
+    The folder is created if missing. ``skip`` returns True for an engine and a target to leave out.
 
     Raises:
         OutputError: A file exists that is not from a search, or the folder cannot be written.
@@ -111,11 +107,8 @@ class SearchPlan:
         """Search for missing results, and put all results into their folders.
 
         A result is in its folder as soon as it is found; finished results are not searched again after an interruption.
-
-        Args:
-            say: Called with a summary line for each engine.
-            on_step: See :data:`OnStep`.
-            interval_s: Smallest number of seconds between two calls of ``on_step``.
+        ``say`` gets a summary line for each engine, ``on_step`` (:data:`OnStep`) a call after ``interval_s`` seconds at
+        least.
 
         Raises:
             FastFoldError: An engine cannot search, or a result cannot be written.

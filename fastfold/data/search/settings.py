@@ -53,11 +53,9 @@ class ColabFoldModes:
 
 
 def select_rows(alignments: Sequence[ChainMsas], pair_mode: PairMode) -> list[ChainMsas]:
-    """Keep the rows of a complex that a pair mode selects.
+    """Keep the rows of a complex that a pair mode selects from own and paired alignments of each chain.
 
-    Args:
-        alignments: Own and paired alignments of each chain.
-        pair_mode: ``unpaired`` keeps of paired alignments the query alone; ``paired`` drops each chain's own.
+    ``unpaired`` keeps of paired alignments the query alone; ``paired`` drops each chain's own.
     """
     if pair_mode == "paired":
         return [([], paired) for _, paired in alignments]

@@ -225,13 +225,8 @@ def smallest_memory() -> int:
 class ShardPool:
     """Processes that share a database; a context manager.
 
-    Args:
-        database: The database.
-        settings: Settings under the names of HMMER's pipeline.
-        num_workers: Number of processes; 1 for only this one.
-        memory_bytes: Memory limit for all processes together. The rest of the database is read again for each call of
-            :meth:`search`.
-        chunk_bytes: Length of the distributed chunks of the database.
+    The settings have the names of HMMER's pipeline. One worker is this process alone. ``memory_bytes`` limits all
+    processes together; the rest of the database, in chunks of ``chunk_bytes``, is read again for each :meth:`search`.
 
     Raises:
         ConfigError: The memory is too small for this number of processes.

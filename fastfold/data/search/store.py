@@ -41,7 +41,7 @@ from fastfold.utils.text_files import json_object_or_none
 
 FOLDER = ".searches"
 """Name of the store in a folder of alignments; hidden, so that it differs from any target."""
-RECORD = "record.json"
+RECORD, LISTING = "record.json", "search.json"
 
 
 @dataclass(frozen=True)
@@ -118,23 +118,22 @@ class SearchStore:
             temporary.mkdir(parents=True)
             sweep_temporary(place.parent)
             for name, content in {**files, RECORD: (json.dumps(record, indent=1) + "\n").encode()}.items():
-                _write(temporary / name, content)
-            self._move(temporary, place, sequence, key)
+                with (temporary / name).open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            if place.exists() and self.find(sequence, key) is None:  # damaged
+                shutil.rmtree(place)
+            try:
+                os.rename(temporary, place)
+            except OSError:  # another process may have been faster
+                if self.find(sequence, key) is None:
+                    raise
         except OSError as error:
             raise output_error(place, "write", error) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return {name: place / name for name in files}
-
-    def _move(self, temporary: Path, place: Path, sequence: str, key: SearchKey) -> None:
-        """Rename a finished result to its place, unless another process was faster."""
-        if place.exists() and self.find(sequence, key) is None:  # damaged
-            shutil.rmtree(place)
-        try:
-            os.rename(temporary, place)
-        except OSError:
-            if self.find(sequence, key) is None:
-                raise
 
 
 def sequence_digest(sequence: str) -> str:
@@ -142,22 +141,11 @@ def sequence_digest(sequence: str) -> str:
     return hashlib.sha256(sequence.upper().encode("ascii")).hexdigest()
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-LISTING = "search.json"
-
-
 def chain_places(target: Target) -> dict[str, str]:
-    """Return the folders of a target's alignments, relative to the folder of alignments.
+    """Return the folder of each distinct whole sequence as given, relative to that of all alignments.
 
-    Returns:
-        Folder of each distinct sequence of a whole chain, as it was given: ``<id>`` of a single chain, ``<id>/A`` of
-        chain A of a complex. Chains with the same sequence share the folder of the first.
+    It is ``<id>`` of a single chain, ``<id>/A`` of chain A of a complex. Chains with the same sequence share the folder
+    of the first.
     """
     places: dict[str, str] = {}
     for chain in target.uncut.chains:

@@ -147,14 +147,10 @@ def all_of_folder(folder: Path) -> MsaMode:
 class MmseqsSource(ColabFoldSource):
     """MMseqs2 as a source of alignments.
 
-    Args:
-        folder: Folder of databases: ``uniref30_2302_db``, and ``colabfold_envdb_202108_db`` if environmental sequences
-            are to be searched too.
-        modes: Databases and pairs; None for those of the folder.
-        threads: Threads; by default one for each processor that may be used.
-        gpu: Search on a GPU, which takes databases that were prepared for one.
-        batch: Most sequences of one search.
-        temporary: Folder for intermediate files, which may take many times the size of the alignments.
+    The folder has the database ``uniref30_2302_db``, and ``colabfold_envdb_202108_db`` to search environmental
+    sequences too. ``modes`` is by default that of the folder, ``threads`` one for each processor that may be used.
+    ``gpu`` takes databases that were prepared for one. A search has at most ``batch`` sequences; its intermediate
+    files, in the folder ``temporary``, may take many times the size of the alignments.
 
     Raises:
         ConfigError: The program or a database is missing, or the program lacks GPU search.

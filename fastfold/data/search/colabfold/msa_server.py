@@ -60,16 +60,11 @@ class QueryFailedError(NetworkError):
 
 
 class TicketServer:
-    """Client of an MSA server.
+    """Client of an MSA server at an address.
 
-    Args:
-        url: Its address.
-        secrets: Headers that name the user, for a private server.
-        patience_s: Seconds after which a query is given up.
-        timeout_s: Seconds that a connection may be silent.
-        say: Told of waits and of connections that broke.
-        pause: Waits a number of seconds.
-        now: Seconds of a clock that never goes back.
+    ``secrets`` are headers that name the user, for a private server. A query is given up after ``patience_s`` seconds,
+    and a connection may be silent for ``timeout_s`` seconds. ``say`` is told of waits and of connections that broke;
+    ``pause`` waits a number of seconds of the clock ``now``, which never goes back.
 
     Raises:
         ConfigError: The address is invalid.

@@ -5,7 +5,7 @@ results in the folder's store are not searched again. A single chain gets ``<id>
 same with all of its chains in one alignment.
 
 An MSA server and ``mmseqs result2msa`` write the alignments of several queries into one file, each ended by a NUL byte.
-A complex gets one file in ColabFold's format (:func:`fastfold.data.msa.colabfold.parse_colabfold`): lengths and copies
+A complex gets one file in ColabFold's format (:func:`fastfold.data.msa.formats.parse_colabfold`): lengths and copies
 of its different chains, then rows paired over all chains, then each chain's own rows with gaps for the others.
 """
 
@@ -212,10 +212,8 @@ def fasta_of(sequences: Sequence[str]) -> str:
 def split_queries(content: bytes, sequences: Sequence[str], *, origin: str) -> list[str]:
     """Split a file of several alignments into A3M texts; only the query's row if nothing was found.
 
-    Args:
-        content: A3M text with a NUL byte after each query's rows, the query first, named by its number.
-        sequences: Queries in the order of their numbers, from 101 on.
-        origin: Source of the content in errors.
+    The content is A3M text with a NUL byte after each query's rows. The query is first and named by its number, from
+    101 on in the order of the sequences. Errors name the ``origin``.
 
     Raises:
         InputError: A block is not the alignment of one of these queries.
@@ -241,13 +239,10 @@ def split_queries(content: bytes, sequences: Sequence[str], *, origin: str) -> l
 def join_complex(
     sequences: Sequence[str], copies: Sequence[int], unpaired: Sequence[str], paired: Sequence[str] | None
 ) -> str:
-    """Format the alignment of a complex as ColabFold does.
+    """Format the alignment of a complex's different chains, in numbers of copies, as ColabFold does.
 
-    Args:
-        sequences: Its different chains.
-        copies: How many of each there are.
-        unpaired: A3M text of each chain; empty for paired rows alone.
-        paired: A3M text of each chain whose rows belong together by their number; None for the query alone.
+    ``unpaired`` has an A3M text of each chain, or is empty for paired rows alone. Rows of ``paired`` A3M texts belong
+    together by their number; None is the query alone.
 
     Raises:
         InputError: The paired alignments have different numbers of rows.
