@@ -49,12 +49,10 @@ class _Planned(NamedTuple):
 
 
 def draw_rng(seed: int, number: int, *, stream: int = 0) -> np.random.Generator:
-    """Return the random generator of a draw, a function of these three numbers alone.
+    """Return the random generator of a draw, a function of three nonnegative numbers alone.
 
-    Args:
-        seed: Seed of the run, nonnegative.
-        number: Number of the draw, nonnegative.
-        stream: Independent random numbers for different purposes; 0 is for making samples.
+    These are the run's seed, the draw's number, and a ``stream`` of independent random numbers for each purpose; 0 is
+    for making samples.
 
     Raises:
         ConfigError: A number is negative.

@@ -54,8 +54,8 @@ def delete_blocks(
 ) -> dict[str, np.ndarray]:
     """Delete blocks of a chain's alignment in its raw features, see :func:`rows_left`.
 
-    The copies of a chain in a complex must share one alignment: delete once and use the result for all. The result has
-    all raw features; those by row contain the remaining rows, and ``num_alignments`` is their number.
+    The copies of a chain in a complex must share one alignment: delete once and use the result for all. Features by row
+    contain the remaining rows, and ``num_alignments`` is their number.
 
     Raises:
         InputError: The alignment is missing or malformed.
@@ -103,23 +103,20 @@ def sample_fape_clamp(rng: np.random.Generator, *, unclamped: float = 0.1) -> np
     return np.array(rng.random() >= unclamped, np.float32)
 
 
-_SEQUENCE = """
+_FIRST_AXIS = """
     aatype between_segment_residues residue_index sequence seq_mask target_feat coevolution_single
     asym_id entity_id sym_id entity_mask deletion_mean
     atom14_atom_exists atom37_atom_exists residx_atom14_to_atom37 residx_atom37_to_atom14
-"""
-_LABELS = """
     all_atom_positions all_atom_mask pseudo_beta pseudo_beta_mask
     atom14_gt_positions atom14_gt_exists atom14_alt_gt_positions atom14_alt_gt_exists atom14_atom_is_ambiguous
     rigidgroups_gt_frames rigidgroups_alt_gt_frames rigidgroups_gt_exists rigidgroups_group_exists
     rigidgroups_group_is_ambiguous backbone_affine_tensor backbone_affine_mask
     chi_angles chi_mask torsion_angles_sin_cos alt_torsion_angles_sin_cos torsion_angles_mask
+    coevolution_pair
 """
-_ALIGNMENT = """
+_SECOND_AXIS = """
     msa deletion_matrix_int deletion_matrix msa_mask bert_mask
     msa_feat true_msa extra_msa extra_msa_mask extra_has_deletion extra_deletion_value
-"""
-_TEMPLATES = """
     template_aatype template_all_atom_positions template_all_atom_masks template_all_atom_mask
     template_pseudo_beta template_pseudo_beta_mask
 """
@@ -132,9 +129,8 @@ _PAIRS = ("coevolution_pair",)
 _CONSTANT = ("seq_length", "num_alignments")  # one number, repeated for every residue in raw features
 
 RESIDUE_AXIS: dict[str, int | None] = {
-    **dict.fromkeys((_SEQUENCE + _LABELS).split(), 0),
-    **dict.fromkeys(_PAIRS, 0),
-    **dict.fromkeys((_ALIGNMENT + _TEMPLATES).split(), 1),
+    **dict.fromkeys(_FIRST_AXIS.split(), 0),
+    **dict.fromkeys(_SECOND_AXIS.split(), 1),
     **dict.fromkeys(_NO_RESIDUES.split(), None),
 }
 """Axis of residues by feature name, counted after any leading axes; None for no such axis.
@@ -145,17 +141,10 @@ have a second such axis after it.
 
 
 def contiguous_crop(length: int, size: int, rng: np.random.Generator, *, clamped: bool = True) -> np.ndarray:
-    """Draw contiguous residues of one chain (supplement, section 1.2.8).
+    """Draw contiguous residues of one chain, ``[min(length, size)]`` int64 (supplement, section 1.2.8).
 
-    Args:
-        length: Number of residues of the chain.
-        size: Number of residues to take; a shorter chain is taken whole.
-        rng: Random generator.
-        clamped: True if the sample's FAPE is clamped. Then the start is uniform. Otherwise the start is drawn below an
-            upper end that is itself drawn uniformly, and is therefore nearer to the chain's start.
-
-    Returns:
-        ``[min(length, size)]`` int64, sorted.
+    For a sample whose FAPE is ``clamped``, the start is uniform. Otherwise it is drawn below an upper end that is
+    itself drawn uniformly, and is therefore nearer to the chain's start.
     """
     _check_size(size)
     last = max(length - size, 0)
@@ -169,15 +158,8 @@ def contiguous_crop_of_chains(asym_id: np.ndarray, size: int, rng: np.random.Gen
     """Draw one contiguous piece of each chain of a complex (AlphaFold-Multimer, Algorithm 1).
 
     Chains are visited in random order. Each gets a random part of the remaining size, at least as much as the later
-    chains cannot fill, so that the crop has its full size.
-
-    Args:
-        asym_id: ``[N]`` chain of each residue; a chain's residues are adjacent.
-        size: Number of residues to take; a smaller complex is taken whole.
-        rng: Random generator.
-
-    Returns:
-        ``[min(N, size)]`` int64, sorted. Chains whose draw is zero are left out.
+    chains cannot fill, so that the crop has its full size. The ``asym_id [N]`` is the chain of each residue, whose
+    residues are adjacent. The result ``[min(N, size)]`` is sorted int64; chains whose draw is zero are left out.
     """
     _check_size(size)
     room, behind = min(size, len(asym_id)), len(asym_id)
@@ -203,17 +185,12 @@ def spatial_crop(
 ) -> np.ndarray:
     """Draw the residues around one at an interface between chains (AlphaFold-Multimer, Algorithm 2).
 
-    Args:
-        asym_id: ``[N]`` chain of each residue; a chain's residues are adjacent.
-        ca_positions: ``[N, 3]`` alpha carbons in Å; read only where the mask is not 0.
-        ca_mask: ``[N]``.
-        size: Number of residues to take; a smaller complex is taken whole.
-        rng: Random generator, for the central residue.
-        cutoff: Distance in Å below which alpha carbons of two chains form an interface.
+    Alpha carbons of two chains form an interface below the ``cutoff`` in Å. A structure without one is cropped by
+    :func:`contiguous_crop_of_chains`, from which ``asym_id [N]`` and ``size`` are. The ``ca_positions [N, 3]`` in Å are
+    read only where ``ca_mask [N]`` is not 0.
 
     Returns:
-        ``[min(N, size)]`` int64, sorted: the residues nearest to the centre, unresolved ones last. A structure without
-        an interface is cropped by :func:`contiguous_crop_of_chains`.
+        ``[min(N, size)]`` int64, sorted: the residues nearest to the centre, unresolved ones last.
     """
     _check_size(size)
     resolved = np.asarray(ca_mask) > 0
@@ -230,18 +207,12 @@ def spatial_crop(
 def crop_features(
     features: Mapping[str, np.ndarray], indices: np.ndarray, *, leading: int = 0
 ) -> dict[str, np.ndarray]:
-    """Return the features of the residues in a crop.
+    """Return the features of the residues in a crop, sorted ``indices [n]``.
 
-    ``residue_index`` keeps its values, so that the network sees the gaps between pieces. Cropping raw features before
-    drawing alignment rows saves the time of clustering discarded columns; the paper crops afterwards.
-
-    Args:
-        features: Features and labels by their names in :data:`RESIDUE_AXIS`.
-        indices: ``[n]`` residues to keep, sorted.
-        leading: Number of additional leading axes, for example 1 for an axis of cycles.
-
-    Returns:
-        All features; those without an axis of residues are the same arrays.
+    Features and labels have their names in :data:`RESIDUE_AXIS`, and ``leading`` additional leading axes, for example 1
+    for an axis of cycles. Those without an axis of residues are returned as the same arrays. ``residue_index`` keeps
+    its values, so that the network sees the gaps between pieces. Cropping raw features before drawing alignment rows
+    saves the time of clustering discarded columns; the paper crops afterwards.
 
     Raises:
         InputError: A feature is not in the table, two features have different numbers of residues, or an index is out

@@ -201,10 +201,12 @@ def data_of(arrays: Mapping[str, np.ndarray]) -> EntryData | ComplexData:
     hits = None
     if "hits" in arrays:
         hits = {string_of(part["sequence"]): hits_of(part) for part in parts_of("hits", arrays)}
-    more = number_or_none(arrays["resolution"]), string_of(arrays["release_date"]), hits
+    resolution, date = number_or_none(arrays["resolution"]), string_of(arrays["release_date"])
     if string_of(arrays["kind"]) == "chain":
-        return EntryData(chains[0], msas[chains[0].sequence].unpaired, *more)
-    return ComplexData(chains, tuple(msas[chain.sequence] for chain in chains), *more)
+        own = msas[chains[0].sequence].unpaired
+        return EntryData(chains[0], own, resolution, release_date=date, hits=hits)
+    of_chains = tuple(msas[chain.sequence] for chain in chains)
+    return ComplexData(chains, of_chains, resolution, release_date=date, hits=hits)
 
 
 def optional(value: float | None) -> np.ndarray:

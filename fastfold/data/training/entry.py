@@ -72,11 +72,7 @@ class Entry:
         Raises:
             InputError: Its folder contains no alignment.
         """
-        if self.alignment_files is not None:
-            return tuple(sorted_alignments(self.alignment_files).unpaired)
-        if self.alignment_dir is None:
-            return ()
-        return tuple(find_alignments(self.alignment_dir, self.alignment_name or self.id).unpaired)
+        return tuple(_alignments(self, self, self.alignment_name or self.id).unpaired)
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
         """Return the files of template hits next to the alignments, by sequence.
@@ -84,20 +80,13 @@ class Entry:
         Raises:
             InputError: The folder of alignments cannot be searched.
         """
-        files = self._hits()
+        files = _hits(self, self, self.alignment_name or self.id)
         return {chain.sequence: files[0] for chain in chains if files}
 
     @property
     def has_template_hits(self) -> bool:
         """Return True if it has a file of template hits."""
-        return bool(self._hits())
-
-    def _hits(self) -> Sequence[AlignmentFile]:
-        if self.alignment_files is not None:
-            return sorted_hits(self.alignment_files)
-        if self.alignment_dir is None:
-            return []
-        return find_hits(self.alignment_dir, self.alignment_name or self.id)
+        return bool(_hits(self, self, self.alignment_name or self.id))
 
 
 def alignment_depth(entry: Entry) -> int:
@@ -166,11 +155,9 @@ def read_chain_msa(path: PathLike, sequence: str) -> Msa:
 
 
 def mask_low_plddt(chain: ChainStructure, minimum: float) -> ChainStructure:
-    """Remove the residues of a predicted structure with low confidence.
+    """Remove all atoms of residues whose CA has a B-factor, the pLDDT, below a minimum.
 
-    Args:
-        chain: Chain whose B-factors are pLDDT values from 0 to 100.
-        minimum: Residues whose CA has a lower value lose all atoms (supplement, section 1.3, with another confidence).
+    See the supplement, section 1.3, which has another confidence.
 
     Raises:
         InputError: No residue is left.
@@ -224,14 +211,18 @@ class ComplexEntry(Entry):
         found: dict[str, AlignmentFile] = {}
         for chain, member in zip(chains, _members_of(self, chains), strict=True):
             if chain.sequence not in found:
-                files = _hits(self, chain.chain_id, chain.sequence, member)
+                asked = _asked(chain.chain_id, chain.sequence, member)
+                files = _hits(self, member, _stem(self.structure), chain=asked)
                 found |= dict(zip([chain.sequence], files, strict=False))
         return found
 
     @property
     def has_template_hits(self) -> bool:
         """Return True if a member has a file of template hits."""
-        return any(_hits(self, member.chain_id or "", member.sequence, member) for member in self.members)
+        return any(
+            _hits(self, one, _stem(self.structure), chain=_asked(one.chain_id or "", one.sequence, one))
+            for one in self.members
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +294,8 @@ def read_complex(
     files: dict[str, ChainAlignments] = {}
     for chain, member in zip(structure.chains, _members_of(entry, structure.chains), strict=True):
         if not files.get(chain.sequence):
-            files[chain.sequence] = _alignments(entry, chain, member)
+            asked = _asked(chain.chain_id, chain.sequence, member)
+            files[chain.sequence] = _alignments(entry, member, _stem(entry.structure), chain=asked)
     msas = {
         sequence: ComplexMsas(
             tuple(msa_reader(path, sequence) for path in found.unpaired),
@@ -331,21 +323,22 @@ def _asked(chain_id: str, sequence: str, member: Entry | None) -> Chain:
     return Chain(chain_id, sequence, record=(member.alignment_name or member.id) if member else "")
 
 
-def _alignments(entry: ComplexEntry, chain: ChainStructure, member: Entry | None) -> ChainAlignments:
+def _alignments(
+    entry: Entry, member: Entry | None, name: str, *, chain: Chain | None = None
+) -> ChainAlignments:
     if member is not None and member.alignment_files is not None:
         return sorted_alignments(member.alignment_files)
     if entry.alignment_dir is None:
         return ChainAlignments()
-    asked = _asked(chain.chain_id, chain.sequence, member)
-    return find_alignments(entry.alignment_dir, _stem(entry.structure), chain=asked)
+    return find_alignments(entry.alignment_dir, name, chain=chain)
 
 
-def _hits(entry: ComplexEntry, chain_id: str, sequence: str, member: Entry | None) -> Sequence[AlignmentFile]:
+def _hits(
+    entry: Entry, member: Entry | None, name: str, *, chain: Chain | None = None
+) -> Sequence[AlignmentFile]:
     if member is not None and member.alignment_files is not None:
         return sorted_hits(member.alignment_files)
-    if entry.alignment_dir is None:
-        return []
-    return find_hits(entry.alignment_dir, _stem(entry.structure), chain=_asked(chain_id, sequence, member))
+    return [] if entry.alignment_dir is None else find_hits(entry.alignment_dir, name, chain=chain)
 
 
 def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:

@@ -37,12 +37,8 @@ class WeightedOrder(Generic[T]):
     """Endless order of entries for :class:`fastfold.data.loading.loader.SampleLoader`.
 
     The ``E`` draws of a round correspond to ``E`` equal parts of the total weight, in random order. An entry with ``k``
-    parts occurs ``k`` times in each round, rounded up or down.
-
-    Args:
-        sets: For each set its entries, their weights ``[E]``, and its share of all draws, relative to the sum of the
-            shares.
-        seed: Random seed, nonnegative.
+    parts occurs ``k`` times in each round, rounded up or down. Each of the ``sets`` has its entries, their weights
+    ``[E]``, and its share of all draws, relative to the sum of the shares.
 
     Raises:
         ConfigError: All sets are empty, a weight or share is negative or not finite, or the seed is negative.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
 import logging
 import os
 import zlib
@@ -20,7 +18,7 @@ from filelock import FileLock
 from fastfold.data.loading.loader import SampleLoader, retry_io
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
-from fastfold.data.training.cache import parser_version
+from fastfold.data.training.cache import code_fingerprint, module_files, parser_version
 from fastfold.data.training.entry import ComplexData, Entry, EntryData
 from fastfold.data.training.packed.records import (
     EntryList,
@@ -176,17 +174,12 @@ class Scanned:
 def indexed(
     folder: PathLike, settings: Any, sources: Iterable[PathLike], scan: Callable[[], Scanned]
 ) -> Scanned:
-    """Return the result of a scan, from an index file if it has the same settings and sources.
+    """Return the result of a scan, from an index file in a folder if it has the same settings and sources.
 
-    One process scans, and the others wait for it. A damaged file is made again. If no file can be written, every
-    process scans.
-
-    Args:
-        folder: Folder of the index files; created if missing.
-        settings: Everything that the scan depends on (:func:`fastfold.utils.hashing.input_hash`).
-        sources: Tables and folders that it reads; a changed time or size causes a new scan. A change within a structure
-            file is noticed when it is drawn.
-        scan: Scans.
+    The settings are everything that the scan depends on (:func:`fastfold.utils.hashing.input_hash`). The sources are
+    tables and folders that it reads; a changed time or size causes a new scan. A change within a structure file is
+    noticed when it is drawn. One process scans, and the others wait for it. A damaged file is made again. If no file
+    can be written, every process scans.
     """
     key = input_hash(settings, scanner_version(), [_state(path) for path in sources])
     path = Path(folder) / f"{key[:32]}.index"
@@ -224,12 +217,7 @@ def _write_index(path: Path, found: Scanned) -> None:
 @functools.cache
 def scanner_version() -> str:
     """Return the fingerprint of the code that determines the result of a scan."""
-    digest = hashlib.sha256(parser_version().encode())
-    for name in _SCANNERS:
-        file = importlib.import_module(name).__file__
-        assert file is not None, name
-        digest.update(Path(file).read_bytes())
-    return digest.hexdigest()
+    return code_fingerprint(parser_version(), module_files(_SCANNERS))
 
 
 def _state(path: PathLike) -> tuple[str, int, int] | None:
