@@ -128,9 +128,8 @@ def find_databases(folder: Path) -> FoundDatabases:
     }
     clusters = {name: _prefix(folder, name) for name in ("bfd", "uniref30")}
     remarks = []
-    has_hhblits = shutil.which("hhblits") is not None or find_spec("colabfold_binaries") is not None
     if any(clusters.values()):
-        if not has_hhblits and fasta["small_bfd"] is not None:
+        if not _has_hhblits() and fasta["small_bfd"] is not None:
             remarks.append(
                 "bfd and uniref30 are left out, because hhblits is not installed; small_bfd is searched"
             )
@@ -166,3 +165,7 @@ def _prefix(folder: Path, name: str) -> Path | None:
     end = "_cs219.ffdata"
     found = next(iter(sorted((folder / name).glob(f"*{end}"))), None)
     return None if found is None else found.with_name(found.name.removesuffix(end))
+
+
+def _has_hhblits() -> bool:
+    return shutil.which("hhblits") is not None or find_spec("colabfold_binaries") is not None

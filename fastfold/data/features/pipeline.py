@@ -36,12 +36,13 @@ class FeatureSampler:
     Args:
         static: Features that all iterations share (dtypes in :func:`fastfold.data.features.monomer.prepare` and
             :func:`fastfold.data.features.multimer.prepare`).
-        draw: Computes an iteration's own features from a random generator. seed: Random seed, nonnegative. is_multimer:
-        True for features of the multimer networks. resample: True if each iteration draws new rows (as in all official
-        presets), False to repeat the first draw. chain_order: Per chain of the features, its index in the order of the
-        input. The features group the copies of each
-            entity; if there are several chains, a chain's residues are those whose ``asym_id`` is its place in this
-            tuple, counted from one.
+        draw: Computes an iteration's own features from a random generator.
+        seed: Random seed, nonnegative.
+        is_multimer: True for features of the multimer networks.
+        resample: True if each iteration draws new rows (as in all official presets), False to repeat the first draw.
+        chain_order: Per chain of the features, its index in the order of the input. The features group the copies of
+            each entity; if there are several chains, a chain's residues are those whose ``asym_id`` is its place in
+            this tuple, counted from one.
 
     Attributes:
         num_residues: Number of residues of all chains together.

@@ -175,7 +175,7 @@ def test_damaged_entry_is_made_again(
     elif damage == "flipped":
         content[content.index(b"positions.npy") + 400] ^= 1
     elif damage == "other":
-        arrays = feature_cache._entry_arrays(expected)
+        arrays = cache_format.data_arrays(expected)
         content[:] = cache_format.to_bytes(arrays, cache.version, "digest of another chain")
     else:
         np.savez(path, version=np.array([object()]))
