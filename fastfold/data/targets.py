@@ -233,10 +233,10 @@ def safe_stem(identifier: str) -> str:
     stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", identifier)
     stem = re.sub(r"\.{2,}", ".", stem).lstrip("._-").rstrip("._-")
     if not any(character.isalnum() for character in stem):
-        return f"record_{_digest(identifier, 8)}"
+        return f"record_{_digest(identifier)[:8]}"
     if stem.partition(".")[0].lower() in _RESERVED:
         stem = f"record_{stem}"
-    return stem if len(stem) <= MAX_NAME_LENGTH else _marked(stem, identifier, 8)
+    return stem if len(stem) <= MAX_NAME_LENGTH else marked_stem(stem, _digest(identifier))
 
 
 def unique_stems(identifiers: Sequence[str]) -> list[str]:
@@ -252,22 +252,18 @@ def unique_stems(identifiers: Sequence[str]) -> list[str]:
         for digits in itertools.count(8, 4):
             if stems[i].casefold() not in taken:
                 break
-            stems[i] = _marked(stem, identifiers[i], digits)
+            stems[i] = marked_stem(stem, _digest(identifiers[i]), digits)
         taken.add(stems[i].casefold())
     return stems
 
 
-def marked_stem(stem: str, mark: str) -> str:
-    """Append the first eight characters of a hash to a stem, within the limit of length."""
-    return f"{stem[: MAX_NAME_LENGTH - 9]}_{mark[:8]}"
+def marked_stem(stem: str, mark: str, digits: int = 8) -> str:
+    """Append the first ``digits`` characters of a hash to a stem, within the limit of length."""
+    return f"{stem[: MAX_NAME_LENGTH - 1 - digits]}_{mark[:digits]}"
 
 
-def _marked(stem: str, identifier: str, digits: int) -> str:
-    return f"{stem[: MAX_NAME_LENGTH - 1 - digits]}_{_digest(identifier, digits)}"
-
-
-def _digest(identifier: str, digits: int) -> str:
-    return hashlib.sha256(identifier.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+def _digest(identifier: str) -> str:
+    return hashlib.sha256(identifier.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _line_index(lines: Sequence[str], offset: int) -> int:

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 
 from fastfold.data.msa.find import alignment_files, count_rows
 from fastfold.data.search.colabfold.mmseqs import MmseqsSource, all_of_folder
-from fastfold.data.search.colabfold.modes import ColabFoldModes
-from fastfold.data.search.colabfold.msa_server import MsaServer
+from fastfold.data.search.colabfold.msa_server import MsaServer, TicketServer
 from fastfold.data.search.colabfold.source import FILE, ColabFoldSource, search_colabfold
-from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.search.database import PAIRING
-from fastfold.data.search.engine import SearchEngine
-from fastfold.data.search.run import SearchPlan
-from fastfold.data.search.settings import SearchSources
+from fastfold.data.search.engine import SearchEngine, SearchPlan
+from fastfold.data.search.settings import ColabFoldModes, SearchSources
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.progress import Progress

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS
+from fastfold.data.search.settings import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder, open_templates
 from fastfold.errors import ConfigError, InputError

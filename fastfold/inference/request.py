@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from fastfold.data.search.colabfold.modes import PUBLIC_SERVER_TERMS, ColabFoldModes, PairMode
-from fastfold.data.search.settings import SearchSources
+from fastfold.data.search.settings import PUBLIC_SERVER_TERMS, ColabFoldModes, PairMode, SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig, OutputFormat

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.search.colabfold.modes import select_rows
+from fastfold.data.msa.sampling import cut_alignments
+from fastfold.data.search.settings import select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError

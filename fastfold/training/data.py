@@ -11,17 +11,23 @@ import numpy as np
 
 from fastfold.data.features.coevolution import Coevolution, analyse_subset
 from fastfold.data.features.raw import msa_features
-from fastfold.data.loading.loader import SampleLoader, draw_rng
-from fastfold.data.loading.retry import retry_io
+from fastfold.data.loading.loader import SampleLoader, draw_rng, retry_io
 from fastfold.data.msa.find import TEMPLATE_HITS
 from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.complex_entry import ComplexData, ComplexEntry, mask_complex_plddt, read_complex
-from fastfold.data.training.complex_sample import complex_sample
-from fastfold.data.training.entry import Entry, EntryData, mask_low_plddt, read_entry
+from fastfold.data.training.entry import (
+    ComplexData,
+    ComplexEntry,
+    Entry,
+    EntryData,
+    mask_complex_plddt,
+    mask_low_plddt,
+    read_complex,
+    read_entry,
+)
 from fastfold.data.training.packed.records import RecordFile, is_packed
 from fastfold.data.training.packed.samples import SAMPLES, of_record
-from fastfold.data.training.sample import SampleSettings, training_sample
+from fastfold.data.training.sample import SampleSettings, complex_sample, training_sample
 from fastfold.data.training.templates import Candidates, TrainingTemplates, read_candidates
 from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext

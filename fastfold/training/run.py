@@ -15,9 +15,8 @@ from typing import Any, cast
 import numpy as np
 
 from fastfold._version import __version__
-from fastfold.data.loading.retry import retry_io
-from fastfold.data.training.complex_entry import ComplexData
-from fastfold.data.training.entry import Entry, EntryData
+from fastfold.data.loading.loader import retry_io
+from fastfold.data.training.entry import ComplexData, Entry, EntryData
 from fastfold.errors import ConfigError, FastFoldError, InputError, OutputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights

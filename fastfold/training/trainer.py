@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fastfold.data.loading.loader import SampleLoader, merge_states
-from fastfold.data.training.complex_sample import COPIES
-from fastfold.data.training.sample import FEATURES, LABELS
+from fastfold.data.training.sample import COPIES, FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import DistributedContext, Parallel
@@ -61,7 +60,7 @@ class Trainer:
 
     ``parallel`` is the network on this process's device, and ``tree`` its configuration. The loader has samples of
     :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
-    :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
+    :func:`fastfold.data.training.sample.complex_sample`; every process has its own share.
     """
 
     def __init__(

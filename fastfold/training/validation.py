@@ -14,9 +14,8 @@ from fastfold.data.features.pipeline import FeatureSampler, sampler_from_merged,
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.features.transforms import pseudo_beta
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training.complex_entry import ComplexData
-from fastfold.data.training.complex_sample import copies_of_residues, in_feature_order, merged_features
-from fastfold.data.training.entry import EntryData
+from fastfold.data.training.entry import ComplexData, EntryData
+from fastfold.data.training.sample import copies_of_residues, in_feature_order, merged_features
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.execution import rows_of
 from fastfold.evoformer.model import AlphaFold

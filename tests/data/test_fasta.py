@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.fasta import split_records
+from fastfold.data.msa.msa import split_records
 from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.queries.read import read_targets
 from fastfold.errors import InputError

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.features.assembly import joined_features, monomer_features, multimer_features
-from fastfold.data.features.joining import CHAIN_GAP
+from fastfold.data.features.assembly import CHAIN_GAP, joined_features, monomer_features, multimer_features
 from fastfold.data.msa.msa import ChainMsas
 from fastfold.data.targets import Chain
 from tests.conftest import REPOSITORY

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.msa import Msa
+from fastfold.data.msa.sampling import alignment_coverage
 from fastfold.inference.design.saved import film_pdb
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc

@@ -10,7 +10,7 @@ import pytest
 
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.queries import read
-from fastfold.data.queries.partners import _cut_chain
+from fastfold.data.queries.pairs import _cut_chain
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.evoformer.config import model_config
 from fastfold.inference.config import InferConfig

@@ -13,9 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastfold.data.training.complex_entry import group_complexes
 from fastfold.data.training.dataset import Dataset, open_dataset
-from fastfold.data.training.entry import DISTILLATION
+from fastfold.data.training.entry import DISTILLATION, group_complexes
 from fastfold.data.training.sample import FEATURES
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
@@ -117,7 +116,7 @@ def test_files_that_a_disk_fails_to_give_are_read_again(
 ) -> None:
     """Structures of templates too: which templates a sample has never depends on a failure that passes."""
     waited: list[float] = []
-    monkeypatch.setattr("fastfold.data.loading.retry.time.sleep", waited.append)
+    monkeypatch.setattr("fastfold.data.loading.loader.time.sleep", waited.append)
     config = data_config(folder, template_release_dates=str(folder / "dates.txt"))
     chain, tree = opened(folder)[0], model_config("model_1_ptm")
     expected = MakeSample(entry_reader(config), tree, sample_settings(config), seed=3)(6, chain)

@@ -12,7 +12,7 @@ import pytest
 import fastfold
 from benchmarks.no_skill import SeparationPrior
 from fastfold.cli import main
-from fastfold.data.fasta import split_records
+from fastfold.data.msa.msa import split_records
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import read_entry
 from fastfold.evoformer import AlphaFold

@@ -15,9 +15,8 @@ import torch
 import fastfold
 import fastfold.training.trainer
 from fastfold.data.msa.msa import parse_a3m
-from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
-from fastfold.data.training.complex_sample import COPIES, complex_sample
-from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings
+from fastfold.data.training.entry import ComplexData, ComplexMsas
+from fastfold.data.training.sample import COPIES, FEATURES, LABELS, SampleSettings, complex_sample
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.protein import residue_constants as rc

@@ -15,9 +15,8 @@ from fastfold.cli.options.from_fields import (
     whole_number,
 )
 from fastfold.cli.options.help_all import mark_rare
-from fastfold.data.databases.layout import find_databases
-from fastfold.data.search.colabfold.access import ServerAccess
-from fastfold.data.search.settings import SearchSources
+from fastfold.data.databases.published import find_databases
+from fastfold.data.search.settings import SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig

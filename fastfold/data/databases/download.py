@@ -80,14 +80,11 @@ def database_sizes(
     """
     sizes = []
     for database in databases:
-        if is_present(database, folder):
-            sizes.append(DatabaseSize(database, None, is_present=True))
-        elif database.kind == "rsync":
-            sizes.append(DatabaseSize(database, None, is_present=False))
-        else:
+        present, download = is_present(database, folder), None
+        if not present and database.kind != "rsync":
             with contextlib.ExitStack() as opened:
-                found = [_open(url, mirror, opened, say).size for url in database.urls]
-            sizes.append(DatabaseSize(database, sum(found), is_present=False))
+                download = sum(_open(url, mirror, opened, say).size for url in database.urls)
+        sizes.append(DatabaseSize(database, download, is_present=present))
     return sizes
 
 
@@ -139,13 +136,8 @@ def download_databases(
 ) -> list[Path]:
     """Download databases, and return their folders; those that are present are left alone.
 
-    Args:
-        databases: The databases.
-        folder: Folder for all of them; each gets a folder of its own, as with AlphaFold's scripts.
-        mirror: Other source of the packed files: the address of a folder that has all of them, or a folder on the
-            disk. None for the publishers' servers.
-        say: Called with log messages.
-        progress: Called with the progress of a file.
+    Each database gets a folder of its own in ``folder``, as with AlphaFold's scripts. The ``mirror`` is another source
+    of the packed files: the address of a folder that has all of them, or a folder on the disk.
 
     Raises:
         ConfigError: The mirror cannot be read or lacks a file, or rsync is missing.
@@ -183,7 +175,11 @@ def _bring(
         say(f"{database.name}: unpacking")
         try:
             if database.kind == "fasta":
-                files = {database.product: _unpack_fasta(packed, place / database.product)}
+                with _Written(place / database.product) as written:
+                    for path in packed:
+                        with gzip.open(path) as source:
+                            written.copy(source)
+                    files = {database.product: written.finish()}
             else:
                 files = _unpack_archive(packed[0], place, database.product)
         except _DAMAGED as error:
@@ -278,14 +274,6 @@ class _Written:
         if kind is not None:
             self._file.close()
             self._temporary.unlink(missing_ok=True)
-
-
-def _unpack_fasta(packed: Sequence[Path], path: Path) -> dict[str, Any]:
-    with _Written(path) as written:
-        for one in packed:
-            with gzip.open(one) as source:
-                written.copy(source)
-        return written.finish()
 
 
 def _unpack_archive(packed: Path, place: Path, product: str) -> dict[str, dict[str, Any]]:

@@ -1,23 +1,32 @@
-"""Assemble the chains of a target and their alignments to features before sampling.
+"""Assemble the chains of a target and their alignments to features before sampling, and to lines of one alignment.
 
 A single chain has AlphaFold's features for monomers, a complex those of AlphaFold-Multimer. A complex for a monomer
-network is joined to one chain.
+network is joined to one chain, whose residue index has a gap between two chains that is larger than any relative
+position that the network distinguishes. Its alignment follows ColabFold: the whole query, the paired lines, and below
+them each chain's own rows with gaps in all other chains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fastfold.data.features import joining, merging
-from fastfold.data.features.raw import TEMPLATE_LAYOUT, msa_features, sequence_features, template_features
+from fastfold.data.features import merging
+from fastfold.data.features.raw import (
+    TEMPLATE_LAYOUT,
+    alignment_ids,
+    msa_features,
+    sequence_features,
+    template_features,
+)
+from fastfold.data.msa.msa import ChainMsas, Msa
+from fastfold.data.msa.sampling import begins_with, join_alignments
+from fastfold.data.targets import Chain
 from fastfold.errors import InputError
-
-if TYPE_CHECKING:
-    from fastfold.data.msa.msa import ChainMsas, Msa
-    from fastfold.data.targets import Chain
+from fastfold.protein import residue_constants as rc
 
 Features = dict[str, np.ndarray]
 
@@ -50,7 +59,7 @@ def multimer_features(
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
-    own, in_lines = alignments_by_sequence(chains, alignments)
+    own, in_lines = _alignments_by_sequence(chains, alignments)
     sequences = [chain.sequence for chain in chains]
     unpaired = {sequence: monomer_features(chain, msas[0]) for sequence, (chain, msas) in own.items()}
     templates = templates or [None] * len(chains)
@@ -72,12 +81,12 @@ def joined_features(
 ) -> Features:
     """Compute raw features of a complex for a monomer network, with all chains joined.
 
-    See :func:`fastfold.data.features.joining.join_chains`. Atoms of templates are in one frame (:func:`share_frames`).
+    See :func:`fastfold.data.features.assembly.join_chains`. Atoms of templates are in one frame (:func:`share_frames`).
 
     Raises:
         InputError: Alignments or templates do not belong to the chains, or cannot be paired.
     """
-    own, in_lines = alignments_by_sequence(chains, alignments)
+    own, in_lines = _alignments_by_sequence(chains, alignments)
     has_pairs = any(msas[1] for _, msas in own.values())
     raw, paired = {}, {}
     for sequence, (chain, msas) in own.items():
@@ -87,7 +96,7 @@ def joined_features(
         paired[sequence] = monomer_features(chain, msas[1])
     sequences = [chain.sequence for chain in chains]
     raw_paired = [paired[sequence] for sequence in sequences] if has_pairs else []
-    joined = joining.join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
+    joined = join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
     if templates is not None and any(templates):
         order = merging.chain_order(sequences)
         parts = [template_features(templates[i] or {}, len(sequences[i])) for i in order]
@@ -108,21 +117,18 @@ def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -
 
     Alignments are ``[S, N]`` int32 HHblits ids.
     """
-    own, _ = alignments_by_sequence(chains, alignments)
+    own, _ = _alignments_by_sequence(chains, alignments)
     ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}
     sequences = [chain.sequence for chain in chains]
     return [ids[sequences[index]] for index in merging.chain_order(sequences)]
 
 
-def alignments_by_sequence(
+def _alignments_by_sequence(
     chains: Sequence[Chain], alignments: Sequence[ChainMsas]
 ) -> tuple[dict[str, tuple[Chain, ChainMsas]], bool]:
     """Return each sequence's first chain with its alignments, and True for rows paired line by line.
 
     Without any alignment the result is True, because the queries form the only line.
-
-    Raises:
-        InputError: Rows of some chains are paired already, and those of others are not.
     """
     own: dict[str, tuple[Chain, ChainMsas]] = {}
     for chain, msas in zip(chains, alignments, strict=True):
@@ -133,3 +139,176 @@ def alignments_by_sequence(
             "expected one kind of alignments for all chains, found both rows that are paired already and others"
         )
     return own, in_lines
+
+
+CHAIN_GAP = 200  #: Gap of the residue index between two chains; relative positions end at 32
+
+
+def join_chains(
+    raw: Sequence[Mapping[str, np.ndarray]],
+    raw_paired: Sequence[Mapping[str, np.ndarray]],
+    sequences: Sequence[str],
+    *,
+    in_lines: bool = False,
+) -> dict[str, np.ndarray]:
+    """Compute raw features of one chain of ``N`` residues that joins several.
+
+    The chains are in the order of :func:`~fastfold.data.features.merging.chain_order`; equal sequences are adjacent.
+    ``raw`` has features of each chain with the unpaired alignments; without ``msa`` it has none. ``raw_paired`` has
+    those of the alignments to pair, and is empty if there is nothing to pair. For ``in_lines`` see
+    :func:`fastfold.data.features.merging.merge_chains`.
+
+    Returns:
+        Features as of one chain (:mod:`fastfold.data.features.raw`), without templates: ``aatype`` ``[N, 21]``,
+        ``between_segment_residues``, ``residue_index``, ``seq_length``, ``num_alignments`` ``[N]``, ``msa`` and
+        ``deletion_matrix_int`` ``[S, N]``, int32, ``sequence`` ``[N]`` uint8; and ``asym_id`` ``[N]`` int32, the chain
+        of each residue from one.
+
+    Raises:
+        InputError: Rows are paired line by line, and the chains have different numbers of them.
+    """
+    order = merging.chain_order(sequences)
+    chains = [raw[index] for index in order]
+    lengths = [len(chain["aatype"]) for chain in chains]
+    starts = np.cumsum([0, *lengths])
+    length = int(starts[-1])
+    joined = {
+        name: np.concatenate([chain[name] for chain in chains])
+        for name in ("aatype", "between_segment_residues", "sequence")
+    }
+    number = np.repeat(np.arange(len(chains)), lengths)
+    rows = [alignment_ids([joined["sequence"].tobytes().decode("ascii")])]
+    deletions = [np.zeros((1, length), np.int32)]
+    paired = [raw_paired[index] for index in order] if raw_paired else []
+    lines: list[np.ndarray] = []
+    if paired:
+        chosen = list(zip(paired, merging.paired_lines(paired, in_lines).T, strict=True))
+        lines = [merging.take_rows(one["msa"], at, rc.gap_index) for one, at in chosen]
+        counts = [merging.take_rows(one["deletion_matrix_int"], at, 0) for one, at in chosen]
+        rows.append(np.concatenate(lines, axis=1))
+        deletions.append(np.concatenate(counts, axis=1))
+    for k, chain in enumerate(chains):
+        if "msa" not in chain:
+            continue
+        msa, deleted = chain["msa"], chain["deletion_matrix_int"]
+        if lines and not in_lines:
+            left = merging.rows_without_copy(msa, lines[k])
+            msa, deleted = msa[left], deleted[left]
+        around = ((0, 0), (int(starts[k]), length - int(starts[k + 1])))
+        rows.append(np.pad(msa, around, constant_values=rc.gap_index))
+        deletions.append(np.pad(deleted, around))
+    alignment = np.concatenate(rows).astype(np.int32)
+    return joined | {
+        "residue_index": (np.arange(length) + CHAIN_GAP * number).astype(np.int32),
+        "seq_length": np.full(length, length, np.int32),
+        "asym_id": (number + 1).astype(np.int32),
+        "msa": alignment,
+        "deletion_matrix_int": np.concatenate(deletions).astype(np.int32),
+        "num_alignments": np.full(length, len(alignment), np.int32),
+    }
+
+
+@dataclass(frozen=True)
+class ComplexLines:
+    """Lines of a complex's alignment besides the queries: paired lines first, then rows of each different chain."""
+
+    sequences: tuple[str, ...]  #: Sequence of each chain; equal ones share their rows
+    queries: dict[str, Msa]  #: The query of each different chain, an alignment of one row
+    paired: dict[str, Msa]  #: Rows of each different chain in the paired lines, ``P`` each
+    own: dict[str, Msa]  #: Rows of each different chain alone
+
+    @property
+    def number_paired(self) -> int:
+        """Number of paired lines ``P``."""
+        return len(self.paired[self.sequences[0]].sequences)
+
+    @property
+    def number(self) -> int:
+        """Number of all lines."""
+        return self.number_paired + sum(len(msa.sequences) for msa in self.own.values())
+
+    def take(self, lines: np.ndarray) -> list[ChainMsas]:
+        """Return alignments of the queries and some lines, paired line by line, with ``Msa.as_is``.
+
+        The ``lines [K]`` are integers from 0 in increasing order.
+        """
+        start = self.number_paired
+        shared = lines[lines < start]
+        found: dict[str, ChainMsas] = {}
+        for sequence, own in self.own.items():
+            end = start + len(own.sequences)
+            alone = own.take(lines[(lines >= start) & (lines < end)] - start)
+            start = end
+            if len(self.own) == 1:
+                found[sequence] = ([_stack(self.queries[sequence], alone)], [])
+            else:
+                lines_here = _stack(self.queries[sequence], self.paired[sequence].take(shared))
+                found[sequence] = ([alone] if alone.sequences else [], [lines_here])
+        return [found[sequence] for sequence in self.sequences]
+
+
+def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> ComplexLines:
+    """Pair the rows of a complex as its features do, and return all lines.
+
+    Copies of one chain have only their own rows, as for multimer networks.
+
+    Raises:
+        InputError: Alignments do not belong to the chains, or cannot be paired.
+    """
+    by_sequence, in_lines = _alignments_by_sequence(chains, alignments)
+    sequences = tuple(chain.sequence for chain in chains)
+    queries, own, pairable = {}, {}, {}
+    for sequence, (chain, (unpaired, paired)) in by_sequence.items():
+        letters = chain.letters or sequence
+        queries[sequence] = Msa((letters,), np.zeros((1, len(letters)), np.int32), ("query",), as_is=True)
+        own[sequence] = _below_query(unpaired, queries[sequence])
+        pairable[sequence] = _with_query(paired, queries[sequence])
+    none = np.zeros(0, np.int64)
+    if len(by_sequence) == 1:
+        return ComplexLines(sequences, queries, {key: msa.take(none) for key, msa in own.items()}, own)
+    order = merging.chain_order(sequences)
+    raw = {key: msa_features([msa], key) for key, msa in pairable.items()}
+    rows = merging.paired_lines([raw[sequences[index]] for index in order], in_lines)[1:]
+    column = {sequences[index]: rows[:, number] for number, index in enumerate(order)}
+    lines = {key: _with_gaps(msa, column[key]) for key, msa in pairable.items()}
+    if not in_lines:
+        for key, msa in own.items():
+            if msa.sequences:
+                ids = [msa_features([one], key)["msa"] for one in (msa, _stack(queries[key], lines[key]))]
+                own[key] = msa.take(merging.rows_without_copy(*ids))
+    return ComplexLines(sequences, queries, lines, own)
+
+
+def _below_query(msas: Sequence[Msa], query: Msa) -> Msa:
+    """Join alignments to their rows without the query."""
+    joined = _with_query(msas, query)
+    return joined.take(np.arange(1, len(joined.sequences)))
+
+
+def _with_query(msas: Sequence[Msa], query: Msa) -> Msa:
+    """Join alignments, with the query above if it is not the first row."""
+    if not msas:
+        return query
+    joined = join_alignments(msas, unique=True)
+    return joined if begins_with(joined, query.sequences[0]) else _stack(query, joined)
+
+
+def _stack(first: Msa, second: Msa) -> Msa:
+    return Msa(
+        first.sequences + second.sequences,
+        np.concatenate([first.deletions, second.deletions]),
+        first.descriptions + second.descriptions,
+        as_is=True,
+    )
+
+
+def _with_gaps(msa: Msa, rows: np.ndarray) -> Msa:
+    """Return rows by number, with a row of gaps for -1."""
+    found = msa.take(rows)
+    gaps = "-" * len(msa.sequences[0])
+    letters = tuple(row if number >= 0 else gaps for row, number in zip(found.sequences, rows, strict=True))
+    names = tuple(
+        name if number >= 0 else "none" for name, number in zip(found.descriptions, rows, strict=True)
+    )
+    deletions = np.where(rows[:, None] < 0, 0, found.deletions)
+    return replace(found, sequences=letters, deletions=deletions, descriptions=names)

@@ -55,12 +55,9 @@ class Coevolution:
 def analyse(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -> Coevolution:
     """Compute the profile and couplings of an alignment.
 
-    Rows with gaps in at least half of the columns are left out, except the query.
-
-    Args:
-        msa: ``[S, N]`` residue types 0-21 (20 is X, 21 a gap), row 0 is the query.
-        identity: Rows that agree in a larger share of all columns share their weight.
-        couplings: Compute couplings, which takes most of the time.
+    The ``msa [S, N]`` has residue types 0-21 (20 is X, 21 a gap), row 0 is the query. Rows with gaps in at least half
+    of the columns are left out, except the query. Rows that agree in a share of all columns larger than ``identity``
+    share their weight. Without ``couplings``, most of the time is saved.
     """
     rows = np.minimum(np.asarray(msa[:MAX_ROWS], np.int64), _GAP)
     covered = (rows == _GAP).mean(axis=1) < 0.5
@@ -90,12 +87,9 @@ def coupling_scores(
 ) -> np.ndarray:
     """Compute mean-field couplings of all pairs of columns, as one score each.
 
-    Args:
-        one_hot: ``[S, N, 20]`` float32; a gap is all zeros.
-        weights: ``[S]`` float32, positive.
-        pseudocount: Share of the frequencies that is uniform, in (0, 1).
-        zero_sum: Shift each coupling matrix to the gauge in which its rows and columns sum to zero. Otherwise its norm
-            depends on the state that is left out.
+    Columns are ``one_hot [S, N, 20]``, zeros for a gap, with ``weights [S]`` of the rows, float32. A share
+    ``pseudocount`` of the frequencies, in (0, 1), is uniform. ``zero_sum`` shifts each coupling matrix to the gauge in
+    which its rows and columns sum to zero. Otherwise its norm depends on the state that is left out.
 
     Returns:
         ``[N, N]`` float32, symmetric, zero on the diagonal.
@@ -145,18 +139,17 @@ def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
         single[:, _STATES + 2] = 1
         if found.scores is not None:
             single[:, _STATES + 3] = 1
-            pair[...] = _pair_features(found.scores, found.log_effective_rows)
+            _fill_pair_features(pair, found.scores, found.log_effective_rows)
     return {"coevolution_single": single, "coevolution_pair": pair}
 
 
-def _pair_features(scores: np.ndarray, log_effective_rows: float) -> np.ndarray:
-    """Compute features ``[N, N, 4]`` from couplings ``[N, N]``."""
+def _fill_pair_features(pair: np.ndarray, scores: np.ndarray, log_effective_rows: float) -> None:
+    """Compute features ``pair [N, N, 4]`` from couplings ``scores [N, N]``; zeros for a short chain."""
     length = len(scores)
-    pair = np.zeros((length, length, PAIR_CHANNELS), np.float32)
     position = np.arange(length)
     far = scores[np.abs(position[:, None] - position) >= _MIN_SEPARATION]
     if not len(far):
-        return pair
+        return
     standard = (scores - far.mean()) / max(float(far.std()), 1e-6)
     # Number of pairs with a higher score, each pair counted once, as a multiple of the length.
     above = (len(far) - np.searchsorted(np.sort(far), scores, side="right")) / 2
@@ -165,7 +158,6 @@ def _pair_features(scores: np.ndarray, log_effective_rows: float) -> np.ndarray:
     pair[..., 1] = rank
     pair[..., 2] = 1
     pair[..., 3] = rank * log_effective_rows / 5
-    return pair
 
 
 def of_alignment(raw_msa: np.ndarray) -> dict[str, np.ndarray]:
@@ -178,11 +170,9 @@ def of_alignment(raw_msa: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
-    """Analyse random rows of an alignment, so that training varies the depth.
+    """Analyse random rows of ``raw_msa [S, N]``, HHblits ids, so that training varies the depth.
 
-    Args:
-        raw_msa: ``[S, N]`` HHblits ids, at least two rows.
-        number: 0 for all rows; other numbers each select a random 30% to 100% of them.
+    Number 0 selects all rows; other numbers each select a random 30% to 100% of them.
     """
     rows = np.arange(len(raw_msa))
     if number:

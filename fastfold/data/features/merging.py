@@ -1,7 +1,9 @@
-"""Merge the raw features of each chain to those of the complex (AlphaFold-Multimer's data pipeline).
+"""Merge the raw features of each chain to those of the complex (AlphaFold-Multimer, Evans et al. 2021).
 
 Chains with equal sequences are copies of an entity and share its alignment. Different entities are paired by species as
-far as possible. Unpaired rows are block-diagonal below: each entity's rows with gaps in all other entities.
+far as possible, because chains in contact have co-evolved within each species. Within a species, rows are paired by
+their rank of similarity to their own chain's query. Unpaired rows are block-diagonal below: each entity's rows with
+gaps in all other entities.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastfold.data.features import pairing, transforms
 from fastfold.data.features import raw as raw_features
+from fastfold.data.features import transforms
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 
@@ -40,13 +42,11 @@ class _Rows:
 class _Chain:
     """Chain before merging; ``paired`` contains the lines that it shares with other chains."""
 
-    entity: int
-    sym: int
     features: dict[str, np.ndarray]
     templates: dict[str, np.ndarray]
     num_templates: int
     unpaired: _Rows
-    paired: _Rows | None = None
+    paired: _Rows
 
 
 def chain_order(sequences: Sequence[str]) -> tuple[int, ...]:
@@ -68,14 +68,11 @@ def merge_chains(
 ) -> dict[str, np.ndarray]:
     """Merge the features of a complex of ``N`` residues, with chains in the order of :func:`chain_order`.
 
-    Args:
-        raw: Per chain, its raw features with the unpaired alignments; copies of an entity must have the same depth.
-        raw_paired: Per chain, ``msa``, ``deletion_matrix_int`` and ``msa_species_identifiers`` of the UniProt
-            alignment; used if there are at least two different sequences.
-        sequences: Per chain, its sequence; equal sequences are copies of one entity.
-        in_lines: Pair row i of ``raw_paired`` of all chains, regardless of species, and keep unpaired rows that equal a
-            paired one, as in ColabFold.
-        min_rows: Smallest number of rows, reached by padding.
+    Equal ``sequences`` are copies of one entity, whose ``raw`` features with the unpaired alignments must have the same
+    depth. ``raw_paired`` has ``msa``, ``deletion_matrix_int`` and ``msa_species_identifiers`` of each chain's UniProt
+    alignment, and is used if there are at least two different sequences. ``in_lines`` pairs row i of all chains,
+    regardless of species, and keeps unpaired rows that equal a paired one, as in ColabFold. Padding adds rows up to
+    ``min_rows``.
 
     Returns:
         ``aatype``, ``residue_index`` (from zero in each chain), ``asym_id``, ``entity_id``, ``sym_id``
@@ -84,9 +81,8 @@ def merge_chains(
         (0 also outside of a block's diagonal) ``[S, N]``, ``cluster_bias_mask`` ``[S]`` float32;
         ``template_aatype`` ``[4, N]`` int32, ``template_all_atom_positions`` ``[4, N, 37, 3]`` in Å,
         ``template_all_atom_mask`` ``[4, N, 37]`` float32, and ``template_frame`` ``[4, N]`` int32 if a chain has it;
-        ``all_atom_mask`` ``[N, 37]`` and zeros
-        ``all_atom_positions`` ``[N, 37, 3]`` instead of labels; and the scalars ``seq_length``,
-        ``num_alignments`` (before padding), ``assembly_num_chains``, ``num_templates``.
+        ``all_atom_mask`` ``[N, 37]`` and zeros ``all_atom_positions`` ``[N, 37, 3]`` instead of labels; and the scalars
+        ``seq_length``, ``num_alignments`` (before padding), ``assembly_num_chains``, ``num_templates``.
     """
     order = chain_order(sequences)
     entities = {sequence: i for i, sequence in enumerate(dict.fromkeys(sequences), start=1)}
@@ -142,7 +138,7 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
     number = min(max(len(given["template_aatype"]), 1), MAX_TEMPLATES)
     templates = {name: transforms.pad_templates(value, MAX_TEMPLATES) for name, value in templates.items()}
     unpaired = _Rows(np.asarray(raw["msa"], np.uint8), deletions)
-    return _Chain(entity, sym, features, templates, number, unpaired)
+    return _Chain(features, templates, number, unpaired, unpaired[:0])
 
 
 def _frames(raw: Mapping[str, np.ndarray], asym: int) -> np.ndarray:
@@ -159,7 +155,7 @@ def paired_lines(raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool)
     """
     if not in_lines:
         species = "msa_species_identifiers"
-        return pairing.pair_rows([pairing.rows_by_species(raw["msa"], raw[species]) for raw in raw_paired])
+        return pair_rows([rows_by_species(raw["msa"], raw[species]) for raw in raw_paired])
     rows = [len(raw["msa"]) for raw in raw_paired]
     if len(set(rows)) > 1:
         raise InputError(f"expected equal numbers of paired rows in all chains, found {rows}")
@@ -178,12 +174,12 @@ def _pair(
     result = []
     for number, (chain, rows) in enumerate(zip(chains, paired, strict=True)):
         shared = _Rows(
-            pairing.take_rows(rows.msa, lines[:, number], rc.gap_index),
-            pairing.take_rows(rows.deletions, lines[:, number], 0),
+            take_rows(rows.msa, lines[:, number], rc.gap_index),
+            take_rows(rows.deletions, lines[:, number], 0),
         )
         unpaired = chain.unpaired
         if not in_lines:
-            unpaired = unpaired[pairing.rows_without_copy(unpaired.msa, shared.msa)]
+            unpaired = unpaired[rows_without_copy(unpaired.msa, shared.msa)]
         result.append(replace(chain, paired=shared, unpaired=unpaired))
     return result
 
@@ -194,8 +190,6 @@ def _crop(chain: _Chain) -> _Chain:
     Half of them are paired lines. The number of unpaired rows is reduced by the paired lines with residues of the
     chain.
     """
-    if chain.paired is None:
-        return replace(chain, unpaired=chain.unpaired[:MAX_ROWS_PER_CHAIN])
     paired = chain.paired[: MAX_ROWS_PER_CHAIN // 2]
     filled = int((paired.msa != rc.gap_index).any(axis=1).sum())
     return replace(chain, paired=paired, unpaired=chain.unpaired[: MAX_ROWS_PER_CHAIN - filled])
@@ -205,12 +199,13 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
     """Build the alignment of the complex: paired lines first, then blocks of each entity's own rows."""
     lengths = [chain.unpaired.msa.shape[1] for chain in chains]
     starts = np.cumsum([0, *lengths])
-    top = 0 if chains[0].paired is None else len(chains[0].paired)
+    entities = [int(chain.features["entity_id"][0]) for chain in chains]
+    top = len(chains[0].paired)
     depth: dict[int, int] = {}
-    for chain in chains:
-        if depth.setdefault(chain.entity, len(chain.unpaired)) != len(chain.unpaired):
+    for entity, chain in zip(entities, chains, strict=True):
+        if depth.setdefault(entity, len(chain.unpaired)) != len(chain.unpaired):
             raise InputError(
-                f"two chains with the same sequence have alignments of {depth[chain.entity]} and "
+                f"two chains with the same sequence have alignments of {depth[entity]} and "
                 f"{len(chain.unpaired)} different rows; give all copies of a chain the same alignments"
             )
     first_row = dict(zip(depth, np.cumsum([top, *depth.values()]).tolist(), strict=False))
@@ -219,11 +214,8 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
     ids = np.full(shape, rc.gap_index, np.uint8)
     deletions = np.zeros(shape, np.float32)
     bert_mask = np.zeros(shape, np.float32)
-    for chain, start, length in zip(chains, starts, lengths, strict=False):
-        blocks = [(first_row[chain.entity], chain.unpaired)]
-        if chain.paired is not None:
-            blocks.append((0, chain.paired))
-        for row, block in blocks:
+    for entity, chain, start, length in zip(entities, chains, starts, lengths, strict=False):
+        for row, block in ((first_row[entity], chain.unpaired), (0, chain.paired)):
             place = slice(row, row + len(block)), slice(start, start + length)
             ids[place], deletions[place], bert_mask[place] = block.msa, block.deletions, 1.0
     msa = rc.hhblits_id_to_restype[ids]
@@ -241,3 +233,61 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
         "cluster_bias_mask": cluster_bias_mask,
         "num_alignments": np.array(rows, np.int32),
     }
+
+
+MAX_ROWS_PER_SPECIES = 600
+"""Largest number of rows of a species in a chain; with more, ranks are meaningless and rows are not paired."""
+
+
+def rows_by_species(msa: np.ndarray, species: np.ndarray) -> dict[bytes, np.ndarray]:
+    """Return the rows of each species, most similar to the query first, ties in alignment order.
+
+    The query is row 0 of ``msa [S, N]``. Rows of an unknown ``species [S]``, empty bytes, belong to none.
+    """
+    similarity = (msa == msa[0]).mean(axis=1)
+    names, inverse = np.unique(species, return_inverse=True)
+    order = np.lexsort((-similarity, inverse.reshape(-1)))
+    ends = np.cumsum(np.bincount(inverse.reshape(-1), minlength=len(names)))
+    return {
+        bytes(name): rows for name, rows in zip(names, np.split(order, ends[:-1]), strict=True) if bytes(name)
+    }
+
+
+def pair_rows(species_rows: Sequence[dict[bytes, np.ndarray]]) -> np.ndarray:
+    """Return the row of each chain in each line of the paired alignment, ``[P, chains]`` int64, -1 for a gap.
+
+    The rows of each chain are from :func:`rows_by_species`; line 0 is all zeros (the queries). A species is used if it
+    occurs in at least two chains. Its number of lines is that of its rows in the chain with the fewest; chains without
+    the species have a gap. Lines with more chains come first, and among these the ones with the smaller product of row
+    numbers (and therefore e-values).
+    """
+    number = len(species_rows)
+    lines: dict[int, list[np.ndarray]] = {number: [np.zeros((1, number), np.int64)]}
+    for species in sorted(set().union(*species_rows)):
+        rows = [chain.get(species) for chain in species_rows]
+        sizes = [len(r) for r in rows if r is not None]
+        if len(sizes) < 2 or max(sizes) > MAX_ROWS_PER_SPECIES:
+            continue
+        take = min(sizes)
+        columns = [np.full(take, -1) if r is None else r[:take] for r in rows]
+        lines.setdefault(len(sizes), []).append(np.stack(columns, axis=1))
+    ordered = []
+    for present in sorted(lines, reverse=True):
+        group = np.concatenate(lines[present])
+        # The product is int64 as in AlphaFold and may overflow for many deep chains, which affects only the order.
+        ordered.append(group[np.argsort(np.abs(group.prod(axis=1)), kind="stable")])
+    return np.concatenate(ordered)
+
+
+def take_rows(feature: np.ndarray, rows: np.ndarray, gap: int) -> np.ndarray:
+    """Return lines ``[P, N]`` of a feature ``[S, N]`` by row number, with ``gap`` for -1."""
+    taken = feature[rows]
+    taken[rows < 0] = gap
+    return taken
+
+
+def rows_without_copy(msa: np.ndarray, paired: np.ndarray) -> np.ndarray:
+    """Return the numbers (int64) of rows of ``msa`` ``[S, N]`` that do not occur in ``paired`` ``[P, N]``."""
+    present = {row.tobytes() for row in np.ascontiguousarray(paired)}
+    rows = np.ascontiguousarray(msa, paired.dtype)
+    return np.array([i for i, row in enumerate(rows) if row.tobytes() not in present], np.int64)

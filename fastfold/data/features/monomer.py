@@ -13,7 +13,7 @@ import numpy as np
 
 from fastfold.data.features import coevolution, transforms
 from fastfold.data.features import raw as raw_features
-from fastfold.data.features.checks import check_ids, check_layout
+from fastfold.data.features.raw import check_ids, check_layout
 from fastfold.data.features.transforms import Alignment, Draw
 
 

@@ -7,12 +7,13 @@ stages as for one chain: :func:`prepare`, :func:`draw_rows` (or :func:`rows_in_o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fastfold.data.features import transforms
-from fastfold.data.features.checks import Layout, check_ids, check_layout
+from fastfold.data.features.raw import Layout, check_ids, check_layout
 from fastfold.data.features.transforms import Alignment, Draw
 
 _CHAIN_IDS = ("asym_id", "entity_id", "sym_id")
@@ -87,14 +88,8 @@ def drop_padding(alignment: Alignment) -> Alignment:
     so their removal makes shallow alignments faster.
     """
     real = alignment.mask.any(axis=1)
-    return Alignment(
-        msa=alignment.msa[real],
-        deletions=alignment.deletions[real],
-        mask=alignment.mask[real],
-        bert_mask=alignment.bert_mask[real],
-        cluster_bias=alignment.cluster_bias[real],
-        profile=alignment.profile,
-    )
+    by_row = ("msa", "deletions", "mask", "bert_mask", "cluster_bias")
+    return replace(alignment, **{name: getattr(alignment, name)[real] for name in by_row})
 
 
 def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:
@@ -106,26 +101,19 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
     options = config.model.embeddings_and_evoformer
     rank = alignment.cluster_bias + alignment.mask.any(axis=1)
     shuffled = rng.permutation(len(rank))
-    order = shuffled[np.argsort(-rank[shuffled], kind="stable")]
-    clusters, extra = np.split(order, [min(options.num_msa, len(order))])
-    mask = alignment.mask[clusters] > 0
+    draw = rows_in_order(alignment, config, shuffled[np.argsort(-rank[shuffled], kind="stable")])
+    mask = alignment.mask[draw.clusters] > 0
     masked = (rng.random(mask.shape) < options.masked_msa.replace_fraction) & mask
     msa = transforms.corrupt_msa(
-        rng, alignment.msa[clusters], masked, alignment.profile, options.masked_msa, epsilon=1e-6
+        rng, alignment.msa[draw.clusters], masked, alignment.profile, options.masked_msa, epsilon=1e-6
     )
-    return Draw(
-        clusters=clusters,
-        extra=extra,
-        num_extra=min(options.num_extra_msa, len(extra)),
-        masked=masked,
-        msa=np.where(mask, msa, 0).astype(np.uint8),
-    )
+    return replace(draw, masked=masked, msa=np.where(mask, msa, 0).astype(np.uint8))
 
 
-def rows_in_order(alignment: Alignment, config: Any) -> Draw:
-    """Take the first rows as centres and the next as extra MSA, without randomness and masking."""
+def rows_in_order(alignment: Alignment, config: Any, rows: np.ndarray | None = None) -> Draw:
+    """Take the first ``rows [S]`` as centres and the next as extra MSA, without masking; by default in order."""
     options = config.model.embeddings_and_evoformer
-    rows = np.arange(len(alignment.msa))
+    rows = np.arange(len(alignment.msa)) if rows is None else rows
     clusters, extra = np.split(rows, [min(options.num_msa, len(rows))])
     mask = alignment.mask[clusters] > 0
     return Draw(

@@ -34,20 +34,18 @@ class FeatureSampler:
     depend on earlier requests.
 
     Args:
-        static: Features that all iterations share.
+        static: Features that all iterations share (dtypes in :func:`fastfold.data.features.monomer.prepare` and
+            :func:`fastfold.data.features.multimer.prepare`).
         draw: Computes an iteration's own features from a random generator.
         seed: Random seed, nonnegative.
         is_multimer: True for features of the multimer networks.
         resample: True if each iteration draws new rows (as in all official presets), False to repeat the first draw.
-        chain_order: Per chain of the features, its index in the order of the input.
+        chain_order: Per chain of the features, its index in the order of the input. The features group the copies of
+            each entity; if there are several chains, a chain's residues are those whose ``asym_id`` is its place in
+            this tuple, counted from one.
 
     Attributes:
-        static: Features that do not change between iterations (dtypes in :func:`fastfold.data.features.monomer.prepare`
-            and :func:`fastfold.data.features.multimer.prepare`).
         num_residues: Number of residues of all chains together.
-        is_multimer: The argument.
-        chain_order: The argument. The features group the copies of each entity; if there are several chains, a chain's
-            residues are those whose ``asym_id`` is its place in this tuple, counted from one.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ def featurize(
         seed: Random seed, nonnegative.
         templates: Per chain, raw template features (see :func:`fastfold.data.features.raw.template_features`) or None.
         join: Fold a complex with a monomer network, as one chain with gaps in the residue index
-            (:mod:`fastfold.data.features.joining`). The static features then have ``asym_id``.
+            (:mod:`fastfold.data.features.assembly`). The static features then have ``asym_id``.
 
     Raises:
         ConfigError: A complex for a monomer network without ``join``, or with templates of single chains, or a negative
@@ -122,9 +120,9 @@ def featurize(
         raise InputError(
             f"{len(chains)} chains, but alignments for {len(alignments)} and templates for {len(templates)}"
         )
+    order = merging.chain_order([chain.sequence for chain in chains])
     if config.model.global_config.multimer_mode:
         merged = multimer_features(chains, alignments, templates)
-        order = merging.chain_order([chain.sequence for chain in chains])
         return _multimer_sampler(merged, config, seed=seed, chain_order=order)
     if len(chains) == 1:
         raw = monomer_features(chains[0], alignments[0][0], templates[0])
@@ -138,19 +136,6 @@ def featurize(
         raise ConfigError(
             "a monomer network does not use templates of single chains of a complex; use weights of a multimer network"
         )
-    return _joined_sampler(chains, alignments, config, seed=seed, templates=templates)
-
-
-def _joined_sampler(
-    chains: Sequence[Chain],
-    alignments: Sequence[ChainMsas],
-    config: Any,
-    *,
-    seed: int,
-    templates: Sequence[Mapping[str, Any] | None],
-) -> FeatureSampler:
-    """Compute features of a complex for a monomer network."""
-    order = merging.chain_order([chain.sequence for chain in chains])
     raw = joined_features(chains, alignments, templates)
     if coevolution.is_input(config):
         raw |= coevolution.of_chains(chain_alignments(chains, alignments))
@@ -162,11 +147,8 @@ def sampler_from_raw(
 ) -> FeatureSampler:
     """Compute features for a monomer network from raw features of AlphaFold's data pipeline.
 
-    Args:
-        raw: Raw features of :mod:`fastfold.data.features.raw`; with ``asym_id`` for joined chains.
-        config: Configuration tree of a monomer network.
-        seed: Random seed, nonnegative.
-        chain_order: See :class:`FeatureSampler`.
+    These are features of :mod:`fastfold.data.features.raw`, with ``asym_id`` for joined chains; ``chain_order`` is that
+    of :class:`FeatureSampler`.
 
     Raises:
         InputError: A raw feature is missing or malformed.
@@ -190,12 +172,8 @@ def sampler_from_merged(
 ) -> FeatureSampler:
     """Compute features for a multimer network from merged features of AlphaFold-Multimer's data pipeline.
 
-    Args:
-        merged: See :func:`fastfold.data.features.merging.merge_chains`.
-        config: Configuration tree of a multimer network.
-        seed: Random seed, nonnegative.
-        deterministic: Use the first rows as cluster centres and the next as extra MSA, without masking, in every
-            iteration.
+    These are features of :func:`fastfold.data.features.merging.merge_chains`. ``deterministic`` uses the first rows as
+    cluster centres and the next as extra MSA, without masking, in every iteration.
 
     Raises:
         InputError: A merged feature is missing or malformed.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.features.checks import check_layout
 from fastfold.data.msa.msa import Msa, check_query
 from fastfold.data.msa.sampling import join_alignments
 from fastfold.errors import InputError
@@ -40,10 +39,7 @@ _UNIPROT_ENTRY = re.compile(
 
 
 def alignment_ids(rows: Sequence[str]) -> np.ndarray:
-    """Convert aligned rows to HHblits ids.
-
-    Args:
-        rows: ``S`` rows of ``N`` upper-case letters and ``-``.
+    """Convert ``S`` aligned rows of ``N`` upper-case letters and ``-`` to HHblits ids.
 
     Returns:
         ``[S, N]`` uint8: 0-19 amino acids in alphabetical order of their letters, 20 unknown, 21 gap.
@@ -81,10 +77,7 @@ def species_identifier(description: str) -> str:
 
 
 def sequence_features(sequence: str) -> dict[str, np.ndarray]:
-    """Compute features of a chain's sequence alone.
-
-    Args:
-        sequence: ``N`` one-letter residues; letters outside the twenty standard ones count as unknown.
+    """Compute features of a chain's ``N`` letters alone; those outside the twenty standard ones count as unknown.
 
     Returns:
         ``aatype`` one-hot ``[N, 21]``, ``between_segment_residues`` ``[N]`` zeros, ``residue_index``
@@ -104,10 +97,8 @@ def sequence_features(sequence: str) -> dict[str, np.ndarray]:
 def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
     """Compute features of a chain's alignments, joined in order; repeated rows are dropped.
 
-    Args:
-        msas: Alignments of ``N`` columns whose first rows are the query. An empty list means an alignment of the query
-            alone (single-sequence mode). Alignments with ``Msa.as_is`` keep all rows, and need not contain the query.
-        query: Sequence of the chain, ``N`` letters.
+    The first rows of the alignments are the query of ``N`` letters. Without alignments, the query alone is one
+    (single-sequence mode). Alignments with ``Msa.as_is`` keep all rows, and need not contain the query.
 
     Returns:
         ``msa`` ``[S, N]`` int32 HHblits ids, ``deletion_matrix_int`` ``[S, N]`` int32 residues deleted
@@ -138,15 +129,12 @@ def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
 
 
 def template_features(templates: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
-    """Return the raw template features that the networks use, as float32.
+    """Return the raw template features that the networks use for ``length`` residues, as float32.
 
-    Args:
-        templates: ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids, ``template_all_atom_positions``
-            ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]``, ``template_sum_probs`` ``[T, 1]``; and
-            optionally ``template_frame`` ``[T]``, 0 for a template of this chain alone, and the same positive number
-            for chains whose atoms are in one frame. Other features are ignored. Without ``template_aatype``, ``T``
-            is 0.
-        length: Number of residues of the chain, ``N``.
+    They are ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids, ``template_all_atom_positions``
+    ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]``, ``template_sum_probs`` ``[T, 1]``; and
+    optionally ``template_frame`` ``[T]``, 0 for a template of this chain alone, and the same positive number
+    for chains whose atoms are in one frame. Other features are ignored. Without ``template_aatype``, ``T`` is 0.
 
     Raises:
         InputError: A feature is missing, or the templates belong to another chain.
@@ -161,3 +149,47 @@ def template_features(templates: Mapping[str, Any], length: int) -> dict[str, np
     check_layout(templates, {**TEMPLATE_LAYOUT, **frame}, N=length)
     found = {name: np.asarray(templates[name], np.float32) for name in TEMPLATE_LAYOUT}
     return found | {name: np.asarray(templates[name], np.int32) for name in frame}
+
+
+Layout = Mapping[str, tuple[int | str, ...]]
+"""Feature names and their shapes; sizes with the same letter must be equal in all features."""
+
+
+def check_layout(features: Mapping[str, np.ndarray], layout: Layout, **sizes: int) -> dict[str, int]:
+    """Check presence and shapes of features, and return the size of each letter of the layout.
+
+    Some sizes are known by letter.
+
+    Raises:
+        InputError: A feature is missing, empty, or has another shape.
+    """
+    for name, shape in layout.items():
+        if name not in features:
+            raise InputError(f"feature {name!r} is missing; expected {', '.join(layout)}")
+        found = np.shape(features[name])
+        if len(found) == len(shape):
+            for letter, size in zip(shape, found, strict=True):
+                if isinstance(letter, str):
+                    sizes.setdefault(letter, size)
+        wanted = tuple(sizes.get(size, -1) if isinstance(size, str) else size for size in shape)
+        if found != wanted:
+            named = ", ".join(
+                f"{size} = {sizes[size]}" if size in sizes else str(size) for size in map(str, shape)
+            )
+            raise InputError(f"feature {name!r} has shape {list(found)}, expected [{named}]")
+        if 0 in found:
+            raise InputError(f"feature {name!r} is empty: its shape is {list(found)}")
+    return sizes
+
+
+def check_ids(features: Mapping[str, np.ndarray], name: str, classes: int) -> None:
+    """Check that a feature of integers is within ``range(classes)``.
+
+    Raises:
+        InputError: A value is outside of the range.
+    """
+    values = np.asarray(features[name])
+    if values.size and (values.min() < 0 or values.max() >= classes):
+        raise InputError(
+            f"feature {name!r} has values from {values.min()} to {values.max()}, expected 0 to {classes - 1}"
+        )

@@ -133,18 +133,11 @@ def corrupt_msa(
     *,
     epsilon: float,
 ) -> np.ndarray:
-    """Replace the masked positions as BERT does (supplement, section 1.2.7).
+    """Replace the ``masked [C, N]`` positions of ``msa [C, N]`` as BERT does (supplement, section 1.2.7).
 
-    A masked position becomes a residue drawn uniformly, one drawn from its column's profile, itself, or, with the
-    remaining probability, the mask class 22.
-
-    Args:
-        rng: Random generator.
-        msa: ``[C, N]`` uint8 residue types 0-21.
-        masked: ``[C, N]`` bool.
-        profile: ``[N, 22]`` residue frequencies of the whole alignment.
-        config: Has ``uniform_prob``, ``profile_prob``, ``same_prob``.
-        epsilon: Added to each class's probability, as in the official networks.
+    A masked position becomes a residue drawn uniformly, one drawn from its column's ``profile [N, 22]``, itself, or,
+    with the remaining probability, the mask class 22. The config has ``uniform_prob``, ``profile_prob`` and
+    ``same_prob``; ``epsilon`` is added to each class's probability, as in the official networks.
 
     Returns:
         ``[C, N]`` uint8 residue types 0-22.
@@ -173,11 +166,7 @@ def cluster_features(
 ) -> dict[str, np.ndarray]:
     """Compute the network's alignment features of one iteration (supplement, Table 1).
 
-    Args:
-        alignment: The whole alignment.
-        draw: Rows drawn from it.
-        profile: ``[C, N, 23]`` residue frequencies of each cluster.
-        deletion_mean: ``[C, N]`` mean deletion count of each cluster.
+    Clusters have residue frequencies ``profile [C, N, 23]`` and mean deletion counts ``deletion_mean [C, N]``.
 
     Returns:
         ``msa_feat`` ``[C, N, 49]`` (residue one-hot 23, has deletion, deletion value, cluster profile 23,
@@ -212,10 +201,7 @@ def cluster_features(
 
 
 def atom_maps(aatype: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the atoms of each residue, and the maps between the two atom layouts.
-
-    Args:
-        aatype: ``[N]`` residue types 0-20.
+    """Return the atoms of residues of types 0-20 ``[N]``, and the maps between the two atom layouts.
 
     Returns:
         ``atom14_atom_exists`` ``[N, 14]`` and ``atom37_atom_exists`` ``[N, 37]`` float32,

@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.formats import parse_colabfold, parse_stockholm
 from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header, parse_a3m
-from fastfold.data.msa.stockholm import parse_stockholm
 from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
 from fastfold.utils.text_files import FileSlice, PathLike, check_listed, read_text_bytes
@@ -51,7 +50,7 @@ MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
 """Largest number of rows that AlphaFold reads of a search, including the query, by file name."""
 
 AlignmentFile = Path | FileSlice
-"""File, or part of an alignment database (:mod:`fastfold.data.msa.database`)."""
+"""File, or part of an alignment database (:mod:`fastfold.data.training.index_tables`)."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,16 +98,10 @@ def read_hits(path: PathLike, *, query: str) -> Msa:
 
 
 def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:
-    """Find the alignment files of a name, or of one chain of a complex of that name.
+    """Find the alignment files of a name, or of one chain of a complex of that name; empty if there are none.
 
-    Args:
-        msa_dir: Folder of alignments.
-        name: Identifier as in the FASTA file; it is looked up unchanged if it cannot lead out of the folder, and in the
-            safe form of output files.
-        chain: Chain of a complex; None for a target of one chain.
-
-    Returns:
-        The files; empty if none are found.
+    The name, as in the FASTA file, is looked up unchanged if it cannot lead out of the folder, and in the safe form of
+    output files.
 
     Raises:
         InputError: ``msa_dir`` is not a folder, or the target's folder contains no alignment.
@@ -185,11 +178,10 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
 
 
 def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path]]:
-    """Find hits of template searches among the alignments of a target.
+    """Find hits of template searches among the alignments of a target, by sequence of a chain.
 
-    Returns:
-        By sequence of a chain, files such as ``pdb_hits.sto`` and ``pdb_hits.hhr`` in order of preference; chains
-        without hits are absent.
+    These are files such as ``pdb_hits.sto`` and ``pdb_hits.hhr`` in order of preference; chains without hits are
+    absent.
 
     Raises:
         InputError: ``msa_dir`` cannot be searched.
@@ -197,14 +189,12 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
     names = [target.record, target.name]
     alike = len({chain.sequence for chain in target.chains}) == 1
     found: dict[str, list[Path]] = {}
-    try:
+    with _searching(msa_dir, "template hits"):
         for chain in target.chains:
             places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
             places += _places(Path(msa_dir), names, None) if alike else ()
             if files := _first_hits(places):
                 found.setdefault(chain.sequence, files)
-    except (OSError, ValueError) as error:
-        raise _no_hits(msa_dir, error) from None
     return found
 
 
@@ -216,10 +206,8 @@ def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> li
     Raises:
         InputError: ``msa_dir`` cannot be searched.
     """
-    try:
-        return _first_hits(list(_places(Path(msa_dir), [name], chain)))
-    except (OSError, ValueError) as error:
-        raise _no_hits(msa_dir, error) from None
+    with _searching(msa_dir, "template hits"):
+        return _first_hits(_places(Path(msa_dir), [name], chain))
 
 
 def _first_hits(places: Iterable[Path]) -> list[Path]:
@@ -231,16 +219,20 @@ def _first_hits(places: Iterable[Path]) -> list[Path]:
     return []
 
 
-def _no_hits(msa_dir: PathLike, error: Exception) -> InputError:
-    passing = isinstance(error, OSError)
-    return InputError(f"cannot be searched for template hits: {error}", path=msa_dir, temporary=passing)
+@contextlib.contextmanager
+def _searching(msa_dir: PathLike, wanted: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        message, passing = f"cannot be searched for {wanted}: {error}", isinstance(error, OSError)
+        raise InputError(message, path=msa_dir, temporary=passing) from None
 
 
 def _read_chain(sequence: str, files: ChainAlignments) -> ChainMsas:
-    return (
-        [read_hits(path, query=sequence) for path in files.unpaired],
-        [read_hits(path, query=sequence) for path in files.paired],
+    unpaired, paired = (
+        [read_hits(path, query=sequence) for path in group] for group in (files.unpaired, files.paired)
     )
+    return unpaired, paired
 
 
 def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]:
@@ -290,21 +282,15 @@ def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[Cha
     """Return the files at the first place for one of the names, or the first empty folder."""
     folder = Path(msa_dir)
     empty = None
-    try:
+    with _searching(msa_dir, "alignments"):
         if not folder.is_dir():
-            problem = (
-                "is not a folder; give the folder" if folder.exists() else "no such folder; give the folder"
-            )
-            raise InputError(f"{problem} of the alignments", path=msa_dir)
+            problem = "is not a folder" if folder.exists() else "no such folder"
+            raise InputError(f"{problem}; give the folder of the alignments", path=msa_dir)
         for place in _places(folder, names, chain):
             found = _files_at(place)
             if found.unpaired or (found.paired and chain is not None):
                 return found, None
             empty = empty or (place if place.is_dir() else None)
-    except (OSError, ValueError) as error:
-        passing = isinstance(error, OSError)
-        message = f"cannot be searched for alignments: {error}"
-        raise InputError(message, path=msa_dir, temporary=passing) from None
     return ChainAlignments(), empty
 
 

@@ -1,4 +1,4 @@
-"""Multiple sequence alignment of one query, and the A3M format.
+"""Multiple sequence alignment of one query, and the records of FASTA and A3M.
 
 In A3M each row has the query's columns as upper-case letters and ``-``. Lower-case letters between two columns are
 insertions relative to the query. AlphaFold counts the insertions before each column as deletions (supplement, section
@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastfold.data.fasta import FastaRecord, split_records
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
@@ -187,7 +186,7 @@ def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None)
     Raises:
         InputError: A character is neither a residue nor a gap.
     """
-    row = _raw_row(record, path, allowed=_STOP)
+    row = _raw_row(record, path)
     if _STOP in row:
         dropped = _without_dots(row.replace(_STOP, b""), num_columns)
         if len(dropped.translate(None, _LOWER)) == num_columns:
@@ -242,7 +241,7 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
 
 def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
     """Return the query's letters without insertions."""
-    row = _raw_row(record, path, allowed=_STOP).translate(None, _LOWER + b".").removesuffix(_STOP)
+    row = _raw_row(record, path).translate(None, _LOWER + b".").removesuffix(_STOP)
     problem = None
     if _STOP in row:
         problem = "the query, the first row, has '*' (stop) before its end; cut the alignment there"
@@ -255,10 +254,10 @@ def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
     return row
 
 
-def _raw_row(record: FastaRecord, path: PathLike | None, *, allowed: bytes) -> bytes:
-    """Return the letters of a row after checking that they are legal or ``allowed``."""
+def _raw_row(record: FastaRecord, path: PathLike | None) -> bytes:
+    """Return the letters of a row after checking that they are legal."""
     row = "".join(record.lines).translate(_NO_BLANKS).encode("ascii", "replace")
-    if row.translate(None, _LEGAL + allowed):
+    if row.translate(None, _LEGAL + _STOP):
         raise illegal_character(record.lines, record.line + 1, record.header, path)
     return row
 
@@ -287,3 +286,22 @@ def _without_dots(row: bytes, num_columns: int) -> bytes:
     if len(dropped.translate(None, _LOWER)) == num_columns:
         return dropped
     return row.replace(b".", b"-")
+
+
+class FastaRecord(NamedTuple):
+    """Record of a FASTA file."""
+
+    header: str  #: Header without its ``>``
+    line: int  #: Line number of the header, from 1
+    lines: list[str]  #: Lines below it, up to the next header
+
+
+def split_records(text: str) -> tuple[list[str], list[FastaRecord]]:
+    """Split text in FASTA or A3M into the lines above the first header, and the records."""
+    lines = split_lines(text)
+    starts = [i for i, line in enumerate(lines) if line.startswith(">")]
+    records = [
+        FastaRecord(lines[i][1:].strip(), i + 1, lines[i + 1 : end])
+        for i, end in zip(starts, [*starts[1:], len(lines)], strict=False)
+    ]
+    return lines[: starts[0]] if starts else lines, records

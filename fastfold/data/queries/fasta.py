@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fastfold.data.fasta import FastaRecord, split_records
+from fastfold.data.msa.msa import FastaRecord, split_records
 from fastfold.data.queries.records import QueryFile, Record, targets_of_records
 from fastfold.data.targets import Target, parse_sequence, unique_targets
 from fastfold.errors import InputError
@@ -44,10 +44,7 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
 
 
 def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
-    """Parse the records of a FASTA file.
-
-    Yields:
-        Each record, or its error.
+    """Yield each record of a FASTA file, or its error.
 
     Raises:
         InputError: The file contains no record, or is an alignment.

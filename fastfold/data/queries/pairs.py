@@ -2,7 +2,8 @@
 
 The complex of ``P1`` and ``P2`` is named ``P1_and_P2``, and its chains keep the names of their records, by which their
 alignments are found. Therefore the alignment of a protein serves all of its complexes. A complex occurs once,
-regardless of the order of its proteins.
+regardless of the order of its proteins. Partners have AlphaPulldown's notation: ``P``, ``P:2``, ``P:1-100`` and
+``P:2:1-100:150-200``.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES
-from fastfold.data.queries.partners import Partner, parse_partner
+from fastfold.data.queries.formats import table_cells, table_delimiter, table_rows
 from fastfold.data.queries.read import TABLE_ENDINGS, file_ending, read_targets
 from fastfold.data.queries.records import check_identifier
-from fastfold.data.queries.table import table_delimiter, table_rows
-from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem, unique_targets
+from fastfold.data.targets import (
+    Chain,
+    FoundTarget,
+    Target,
+    make_chains,
+    mask_unknown,
+    parse_sequence,
+    safe_stem,
+    unique_targets,
+)
 from fastfold.errors import InputError
 from fastfold.protein.protein import chain_name
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
@@ -30,13 +38,10 @@ _JOINED = "_and_"
 
 
 def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
-    """Read the proteins of a list, as :func:`fastfold.data.queries.read.read_targets` reads targets.
+    """Read the proteins of a FASTA file, table or folder, with one error for each invalid record.
 
-    Args:
-        path: FASTA file, table or folder; ``:`` in a sequence joins chains that stay together.
-
-    Returns:
-        The proteins, and one error for each invalid record.
+    Records are read as by :func:`fastfold.data.queries.read.read_targets`; ``:`` in a sequence joins chains that stay
+    together.
     """
     targets, errors = read_targets([path])
     usable = []
@@ -55,14 +60,10 @@ def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
 def read_partners(
     path: PathLike, proteins: Sequence[Target] | None = None
 ) -> tuple[list[Partner], list[InputError]]:
-    """Read a list of proteins, or of names such as ``P:2`` or ``P:1-100`` of given proteins.
+    """Read a list of proteins, or of names such as ``P:2`` or ``P:1-100``, with one error for each invalid entry.
 
-    Args:
-        path: FASTA file, table or folder (:func:`read_proteins`), or text with a name per line.
-        proteins: Proteins by name; None if the list contains sequences.
-
-    Returns:
-        The partners, and one error for each record or line that cannot be used.
+    The list is a FASTA file, table or folder (:func:`read_proteins`), or text with a name per line if the ``proteins``
+    are given.
     """
     if proteins is None or not is_name_list(path):
         found, errors = read_proteins(path)
@@ -95,14 +96,9 @@ def _lines(path: PathLike) -> list[tuple[int, str]]:
 def read_complexes(
     path: PathLike, proteins: Sequence[Target] | None
 ) -> tuple[list[Target], list[InputError]]:
-    """Read complexes from lines such as ``P:2+Q:1-100``, as AlphaPulldown has them.
+    """Read complexes from lines such as ``P:2+Q:1-100``, with one error for each invalid line.
 
-    Args:
-        path: Text with a complex per line, its partners joined by ``+``.
-        proteins: Proteins by name; None refuses the file.
-
-    Returns:
-        The complexes, and one error for each line that cannot be used.
+    AlphaPulldown has such a line per complex, whose partners ``+`` joins. They are names of the ``proteins``.
 
     Raises:
         InputError: There are no proteins, or the file cannot be read.
@@ -161,17 +157,11 @@ def is_pair_table(path: PathLike) -> bool:
 def read_pair_table(
     path: PathLike, proteins: Sequence[Target] | None = None
 ) -> tuple[list[Target], list[InputError]]:
-    """Read the complexes of a table: one per row, with partners in columns ``chain_1``, ``chain_2``, ...
+    """Read the complexes of a CSV or TSV, with partners in columns ``chain_1``, ``chain_2``, ...
 
     A column ``id`` may name the complexes; other columns are ignored. Cells at the end of a row may be empty. Unnamed
-    rows with the same partners, in any order, are one complex.
-
-    Args:
-        path: File with suffix ``.csv`` or ``.tsv``, plain or ``.gz``.
-        proteins: Proteins by the partners' names (``P``, ``P:2``, ``P:1-100``); None if the table contains sequences.
-
-    Returns:
-        The complexes, and one error for each invalid row.
+    rows with the same partners, in any order, are one complex. Cells are names of the ``proteins`` (``P``, ``P:2``,
+    ``P:1-100``), or sequences without proteins. Each invalid row is one error.
 
     Raises:
         InputError: The file cannot be read, or its first line does not name the columns.
@@ -191,18 +181,18 @@ def read_pair_table(
     if len(rows) < 2:
         raise InputError("the table contains no row after the column names; add one per complex", path=path)
     known = None if proteins is None else {protein.record: protein for protein in proteins}
-    read = partial(_read_row, path, header, [i for _, i in columns], known)
     found: dict[object, FoundTarget] = {}
     errors: list[InputError] = []
     for line, cells in rows[1:]:
         try:
-            one, partners = read(line, cells)
+            row = table_cells(header, cells, path=path, line=line)
+            name = row.get("id", "").strip()
+            members = _row_members([cells[i].strip() for _, i in columns], name, known, path=path, line=line)
         except InputError as error:
             errors.append(error)
             continue
         # Partners in another order are the same complex, unless the table names it.
-        named = "id" in header and bool(cells[header.index("id")].strip())
-        key: object = line if named else partners
+        key = line if name else _key(members)
         if key in found:
             first = found[key]
             doubt = (
@@ -211,41 +201,27 @@ def read_pair_table(
             warnings = (*first.target.warnings, doubt)
             found[key] = first._replace(target=replace(first.target, warnings=warnings))
         else:
-            found[key] = one
+            found[key] = _joined(members, name or _name(members), path, line)
     return unique_targets(list(found.values()), errors), errors
 
 
-def _read_row(
-    path: PathLike,
-    header: Sequence[str],
-    columns: Sequence[int],
-    known: dict[str, Target] | None,
-    line: int,
-    cells: Sequence[str],
-) -> tuple[FoundTarget, object]:
-    if len(cells) != len(header):
-        raise InputError(
-            f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
-            path=path,
-            line=line,
-        )
-    partners = [cells[i].strip() for i in columns]
+def _row_members(
+    partners: list[str], name: str, known: dict[str, Target] | None, *, path: PathLike, line: int
+) -> list[Partner]:
+    """Return the partners of a row, by name or, if none are known, of its sequences."""
     while partners and not partners[-1]:
         partners.pop()
     if not all(partners) or not partners:
         message = "lacks a chain in a column before another; fill the columns from chain_1 on"
         raise InputError(message, path=path, line=line)
-    name = cells[header.index("id")].strip() if "id" in header else ""
     if known is None and not name:
         message = "lacks a name; add a column id to a table of sequences"
         raise InputError(message, path=path, line=line)
     shown = name or _JOINED.join(partners)
     check_identifier(shown, path, line)
     if known is None:
-        members = [_of_sequence(partner, path, line, name) for partner in partners]
-    else:
-        members = [parse_partner(one, known, path=path, line=line, record=shown) for one in partners]
-    return _joined(members, name or _name(members), path, line), _key(members)
+        return [_of_sequence(partner, path, line, name) for partner in partners]
+    return [parse_partner(one, known, path=path, line=line, record=shown) for one in partners]
 
 
 def _of_sequence(text: str, path: PathLike, line: int, name: str) -> Partner:
@@ -296,3 +272,103 @@ def _joined(partners: Sequence[Partner], name: str, path: PathLike, line: int) -
     )
     target = Target(safe_stem(name), named, os.fspath(path), name, tuple(doubts))
     return FoundTarget(target, path, line)
+
+
+MAX_COPIES = 100
+
+_RANGE = re.compile(r"([0-9]{1,6})-([0-9]{1,6})", re.ASCII)
+_COPIES = re.compile(r"[0-9]{1,6}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A protein of a complex, or parts of it, in a number of copies."""
+
+    protein: Target  #: The whole protein
+    copies: int = 1  #: Number of copies
+    #: First and last residue of each part, from 1; empty for all residues
+    regions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name in names of complexes: ``P``, ``P_x2``, ``P_1-100_150-200`` or ``P_1-100_x2``."""
+        ranges = "".join(f"_{first}-{last}" for first, last in self.regions)
+        return f"{self.protein.record}{ranges}" + (f"_x{self.copies}" if self.copies > 1 else "")
+
+    @property
+    def key(self) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
+        """Record and regions of each copy, for comparing complexes."""
+        return [(self.protein.record, self.regions)] * self.copies
+
+    @property
+    def chains(self) -> list[Chain]:
+        """Chains of all copies, with identifiers that are still to be given."""
+        record = "" if self.protein.is_complex else self.protein.record
+        chains = [_cut_chain(replace(chain, record=record), self.regions) for chain in self.protein.chains]
+        return chains * self.copies
+
+
+def parse_partner(
+    text: str, proteins: Mapping[str, Target], *, path: PathLike, line: int, record: str | None = None
+) -> Partner:
+    """Parse a partner: a name, ``:`` and a number of copies, ``:`` and a range for each part.
+
+    A name of the ``proteins`` that has colons itself is taken as it is. Errors name ``path`` and ``line``, and the
+    ``record`` of the complex.
+
+    Raises:
+        InputError: The protein is unknown, or a number or range does not fit it.
+    """
+
+    def fail(problem: str) -> InputError:
+        return InputError(problem, path=path, line=line, record=record)
+
+    if text in proteins:
+        return Partner(proteins[text])
+    name, *parts = text.split(":")
+    while name not in proteins and parts and not _RANGE.fullmatch(parts[0]):
+        name = f"{name}:{parts.pop(0)}"
+    if name not in proteins:
+        raise fail(
+            f"the list of proteins lacks {text.partition(':')[0][:60]!r}; add it there, or correct the name"
+        )
+    protein, copies = proteins[name], 1
+    if parts and _COPIES.fullmatch(parts[0]):
+        copies = int(parts.pop(0))
+        if not 1 <= copies <= MAX_COPIES:
+            raise fail(f"{text[:60]!r}: expected 1 to {MAX_COPIES} copies, found {copies}")
+    matches = [_RANGE.fullmatch(part) for part in parts]
+    regions = [(int(match[1]), int(match[2])) for match in matches if match is not None]
+    if len(regions) < len(parts):
+        wrong = next(part for part, match in zip(parts, matches, strict=True) if match is None)
+        raise fail(
+            f"{text[:60]!r}: expected a range such as 1-100 after the number of copies, found {wrong[:20]!r}"
+        )
+    if regions and protein.is_complex:
+        raise fail(f"{text[:60]!r}: {name} has several chains; give ranges of proteins with one chain")
+    before = 0
+    for first, last in regions:
+        if not before < first <= last <= protein.num_residues:
+            raise fail(
+                f"{text[:60]!r}: expected ranges from 1 to {protein.num_residues}, the length of {name}, in order and "
+                f"without overlap, found {first}-{last}"
+            )
+        before = last
+    whole = regions == [(1, protein.num_residues)]
+    return Partner(protein, copies, () if whole else tuple(regions))
+
+
+def _cut_chain(chain: Chain, regions: Sequence[tuple[int, int]]) -> Chain:
+    """Return parts of a whole chain, by first and last residue from 1, as one chain."""
+    if not regions:
+        return chain
+    whole = chain.letters or chain.sequence
+    letters = "".join(whole[first - 1 : last] for first, last in regions)
+    sequence = mask_unknown(letters)
+    return replace(
+        chain,
+        sequence=sequence,
+        letters="" if letters == sequence else letters,
+        whole=whole,
+        regions=tuple(regions),
+    )

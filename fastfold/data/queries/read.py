@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fastfold.data.queries.a3m import MAX_A3M_BYTES, parse_a3m_query
-from fastfold.data.queries.entities import ENTITY_ENDINGS, parse_entities
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES, parse_fasta
+from fastfold.data.queries.formats import (
+    ENTITY_ENDINGS,
+    MAX_A3M_BYTES,
+    parse_a3m_query,
+    parse_entities,
+    parse_table,
+)
 from fastfold.data.queries.records import QueryFile, Record, file_stem, targets_of_records
-from fastfold.data.queries.table import parse_table
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
 from fastfold.utils.text_files import STDIN_NAME, PathLike, check_listed, read_stdin_bytes, read_text_bytes
@@ -37,7 +41,7 @@ _FIRST_LINE = re.compile(rb"\s*([^\r\n]*)")
 def read_targets(
     inputs: Iterable[PathLike], *, complex_: bool = False
 ) -> tuple[list[Target], list[InputError]]:
-    """Read the targets of several inputs, and collect all errors.
+    """Read the targets of several inputs, with unique names, and collect all errors.
 
     A bad record or file does not affect the others.
 
@@ -46,9 +50,9 @@ def read_targets(
         complex_: Join the records of each FASTA file or table to one complex, which has the file's name.
 
     Returns:
-        The valid targets in the order of the input, files of a folder by name, with unique names; and one error for
-        each bad file or record. Records of several files with equal identifiers are named after their files. An
-        identifier repeated in a file is an error.
+        The valid targets in the order of the input, files of a folder by name; and one error for each bad file or
+        record. Records of several files with equal identifiers are named after their files. An identifier repeated in a
+        file is an error.
     """
     found: list[FoundTarget] = []
     errors: list[InputError] = []
@@ -92,10 +96,15 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
         if files is None:
             yield path
             continue
-        queries = [file for file in files if _is_query(file) and not file.is_dir()]
+        endings = (*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS)
+        queries = [
+            file
+            for file in files
+            if not file.name.startswith(".") and file_ending(file) in endings and not file.is_dir()
+        ]
         if not queries:
-            endings = ", ".join((*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS))
-            errors.append(InputError(f"is a folder without a query ({endings}, or .gz)", path=path))
+            message = f"is a folder without a query ({', '.join(endings)}, or .gz)"
+            errors.append(InputError(message, path=path))
         for file in queries:
             try:
                 check_listed(file)
@@ -103,11 +112,6 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
                 errors.append(error)
             else:
                 yield file
-
-
-def _is_query(file: Path) -> bool:
-    endings = (*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS)
-    return not file.name.startswith(".") and file_ending(file) in endings
 
 
 def file_ending(path: PathLike) -> str:

@@ -52,13 +52,9 @@ def targets_of_records(
     *,
     complex_: bool = False,
 ) -> list[FoundTarget]:
-    """Build the targets of a file's records.
+    """Build the targets of a file's records; ``errors`` receives the errors.
 
-    Args:
-        records: Each record of the file, or its error.
-        file: The file.
-        errors: Receives the errors.
-        complex_: Join several records to one complex, which has the file's name; without a target if one is invalid.
+    ``complex_`` joins several records to one complex, which has the file's name; without a target if one is invalid.
 
     Raises:
         InputError: A record of a joined complex has alignments.

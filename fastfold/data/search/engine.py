@@ -1,11 +1,17 @@
-"""Interface of search engines: sequences in, sets of files out."""
+"""Search engines, and a plan that runs them: each distinct chain once per engine, into a folder for ``--msa-dir``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fastfold.data.search.store import SearchKey, SearchStore
+from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, chain_places, check_place, publish
+from fastfold.data.targets import Target
+from fastfold.utils.atomic_files import prepare_output_directory
+from fastfold.utils.units import clock
 
 
 class Found(NamedTuple):
@@ -41,3 +47,123 @@ class SearchEngine(Protocol):
 
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
         """Search for distinct sequences in upper case; yield each result when it is finished, in any order."""
+
+
+Say = Callable[[str], None]
+OnStep = Callable[[str, str, float], None]
+"""Callback with the current work, its status, and the new progress in units of :attr:`SearchPlan.cost`."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Search of one engine."""
+
+    engine: SearchEngine
+    key: SearchKey  #: Key of its results
+    sequences: list[str]  #: Distinct sequences to search for
+    missing: list[str]  #: Sequences without a result
+
+
+class SearchPlan:
+    """Plan of a search of targets by engines with distinct names, into a folder of alignments.
+
+    The folder is created if missing. ``skip`` returns True for an engine and a target to leave out.
+
+    Raises:
+        OutputError: A file exists that is not from a search, or the folder cannot be written.
+        FastFoldError: An engine cannot search.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        engines: Iterable[SearchEngine],
+        out: Path,
+        *,
+        skip: Callable[[SearchEngine, Target], bool] = lambda engine, target: False,
+    ) -> None:
+        self._out = prepare_output_directory(out)
+        self._store = SearchStore(self._out / FOLDER)
+        self._places: dict[tuple[str, str], list[Path]] = {}
+        self._jobs: list[_Job] = []
+        for engine in engines:
+            wanted: dict[str, None] = {}
+            for target in targets:
+                for sequence, place in ({} if skip(engine, target) else chain_places(target)).items():
+                    self._places.setdefault((engine.name, sequence), []).append(self._out / place)
+                    check_place(self._out / place, engine.name)
+                    wanted[sequence] = None
+            if wanted:
+                key = engine.key(self._store)
+                missing = [sequence for sequence in wanted if self._store.find(sequence, key) is None]
+                self._jobs.append(_Job(engine, key, list(wanted), missing))
+
+    @property
+    def cost(self) -> float:
+        """Total work, in the engines' unit."""
+        return sum(job.engine.cost(job.missing) for job in self._jobs)
+
+    def run(self, *, say: Say, on_step: OnStep, interval_s: float) -> None:
+        """Search for missing results, and put all results into their folders.
+
+        A result is in its folder as soon as it is found; finished results are not searched again after an interruption.
+        ``say`` gets a summary line for each engine, ``on_step`` (:data:`OnStep`) a call after ``interval_s`` seconds at
+        least.
+
+        Raises:
+            FastFoldError: An engine cannot search, or a result cannot be written.
+        """
+        for job in self._jobs:
+            known = set(job.sequences) - set(job.missing)
+            for sequence in job.sequences:
+                if sequence in known:
+                    self._publish(job, sequence)
+            before = f", {len(known)} found before" if known else ""
+            if job.missing:
+                meter = _Meter(job.engine.name, len(job.missing), on_step, interval_s)
+                for found in job.engine.search(job.missing, meter.step):
+                    self._store.add(found.sequence, job.key, found.files, facts=found.facts)
+                    self._publish(job, found.sequence)
+                    meter.num_found += 1
+                say(f"{job.engine.name}: {meter.close()}{before}")
+            else:
+                say(f"{job.engine.name}: all {len(known)} found before")
+
+    def _publish(self, job: _Job, sequence: str) -> None:
+        files = self._store.find(sequence, job.key)
+        assert files is not None
+        for place in self._places[job.engine.name, sequence]:
+            publish(place, job.key, files)
+
+
+class _Meter:
+    """Accumulate the steps of an engine, and report them at intervals."""
+
+    def __init__(self, name: str, number: int, on_step: OnStep, interval_s: float) -> None:
+        self._name, self._number, self._on_step, self._interval_s = name, number, on_step, interval_s
+        self._start = self._last = time.monotonic()
+        self._cost = self._cells = 0.0
+        self.num_found = 0
+
+    def step(self, step: Step) -> None:
+        self._cost += step.cost
+        self._cells += step.cells
+        if time.monotonic() - self._last >= self._interval_s:
+            self._pass_on()
+
+    def close(self) -> str:
+        """Report the remaining steps; return a summary in words."""
+        if self._cost:
+            self._pass_on()
+        plural = "s" if self._number > 1 else ""
+        took = clock(time.monotonic() - self._start)
+        return f"{self._number} sequence{plural} searched in {took}{self._rate()}"
+
+    def _pass_on(self) -> None:
+        status = f"{self.num_found}/{self._number} found{self._rate()}"
+        self._on_step(self._name, status, self._cost)
+        self._cost, self._last = 0.0, time.monotonic()
+
+    def _rate(self) -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        return f", {self._cells / seconds / 1e9:.2f} billion cells/s" if self._cells else ""

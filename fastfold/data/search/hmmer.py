@@ -22,10 +22,9 @@ from pyhmmer.easel import MSA, Alphabet, DigitalMSA, DigitalSequence, KeyHash, T
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits, Trace
 
 from fastfold.data.search.database import SequenceDatabase, content_digest
-from fastfold.data.search.denormals import flushed_denormals
 from fastfold.data.search.engine import Found, Report, Step
 from fastfold.data.search.settings import HmmerSettings
-from fastfold.data.search.shard_pool import ShardPool
+from fastfold.data.search.shard_pool import ShardPool, flushed_denormals
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.errors import InputError
 

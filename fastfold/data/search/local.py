@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.data.search.database import parse_databases
-from fastfold.data.search.engine import SearchEngine
-from fastfold.data.search.hh_suite.hhblits import HhblitsEngine, is_cluster_database
+from fastfold.data.search.engine import SearchEngine, SearchPlan
+from fastfold.data.search.hhblits import HhblitsEngine, is_cluster_database
 from fastfold.data.search.hmmer import HmmerEngine
-from fastfold.data.search.run import SearchPlan
 from fastfold.data.search.settings import HmmerSettings, SearchSources
 from fastfold.data.search.shard_pool import smallest_memory
 from fastfold.data.targets import target_from_sequence, unique_stems

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfold.data.fasta import split_records
-from fastfold.data.msa.msa import Msa
+from fastfold.data.msa.msa import Msa, split_records
 from fastfold.data.targets import mask_unknown
 from fastfold.data.templates.entry import EntryChain
-from fastfold.data.templates.features import Template, place_template
-from fastfold.data.templates.outcome import Outcome, TemplateSkipped
-from fastfold.data.templates.realign import map_to_sequence
+from fastfold.data.templates.features import Template, map_to_sequence, place_template
+from fastfold.data.templates.hits import Outcome, TemplateSkipped
 from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
@@ -55,10 +54,8 @@ class CustomAlignment:
 def read_custom_chains(paths: Iterable[PathLike | Structure]) -> tuple[list[CustomChain], list[Outcome]]:
     """Read all protein chains of the user's structures, with an outcome for each file left out.
 
-    An invalid file of a folder is left out, with a warning. Hidden files are ignored.
-
-    Args:
-        paths: mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read.
+    Paths are mmCIF and PDB files, plain or ``.gz``, folders of them, and structures that were read. An invalid file of
+    a folder is left out, with a warning. Hidden files are ignored.
 
     Raises:
         InputError: A named file cannot be read, has no protein, or has the name of another; a folder contains no valid
@@ -124,11 +121,9 @@ def structures_inside(folder: Path) -> list[Path]:
 
 
 def read_custom_alignment(path: PathLike) -> CustomAlignment:
-    """Read an alignment of structures with a chain.
+    """Read an alignment of structures with a chain: A3M, or FASTA with rows of equal length.
 
-    Args:
-        path: A3M, or FASTA with rows of equal length; the chain first, then a row for each structure, named
-            ``<file>_<chain>``, or ``<file>`` if it has one chain.
+    The chain is first, then a row for each structure, named ``<file>_<chain>``, or ``<file>`` if it has one chain.
 
     Raises:
         InputError: The file cannot be read, or is not such an alignment.
@@ -225,15 +220,11 @@ def _by_structure(
     candidates: Sequence[tuple[int, int, Template]], chains: Sequence[CustomChain]
 ) -> list[tuple[int, int, Template]]:
     """Sort by rank within the structure, then by structure."""
-    ranks: dict[str, int] = {}
-    ranked = []
+    by_file: dict[str, list[tuple[int, int, Template]]] = {one.file: [] for one in chains}
     for candidate in sorted(candidates, key=lambda one: -one[1]):
-        file = chains[candidate[0]].file
-        ranks[file] = ranks.get(file, -1) + 1
-        ranked.append((ranks[file], candidate))
-    files = list(dict.fromkeys(one.file for one in chains))
-    ranked.sort(key=lambda one: (one[0], files.index(chains[one[1][0]].file)))
-    return [candidate for _, candidate in ranked]
+        by_file[chains[candidate[0]].file].append(candidate)
+    rounds = itertools.zip_longest(*by_file.values())
+    return [candidate for one in rounds for candidate in one if candidate is not None]
 
 
 def aligned_residues(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from fastfold.data.templates.entry import Entry
-from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.errors import InputError
 from fastfold.protein.io.cif_tables import read_cif_tables
 from fastfold.utils.text_files import PathLike, read_json_object, read_text_bytes, split_lines
@@ -23,18 +23,15 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)$", re.ASCII)
 
 
 class MmcifFolder:
-    """Folder of PDB entries.
+    """Folder of PDB entries, ``1abc.cif`` or ``1abc.cif.gz`` there or in the folder ``ab`` (as in the PDB's archive).
 
-    Args:
-        folder: The folder. An entry ``1abc`` is ``1abc.cif`` or ``1abc.cif.gz`` there, or in the folder ``ab`` (as in
-            the PDB's archive).
-        obsolete: The PDB's list of obsolete entries (``obsolete.dat``); None for ``obsolete.dat`` in the folder or its
-            parent (as placed by AlphaFold's script), if it exists.
-        release_dates: See :func:`read_release_dates`; they avoid reading entries that are too new. None for none.
-        official_errors: Repeat two errors of AlphaFold, for a comparison. Atoms after a place with several residue
-            types are shifted by one residue (:class:`fastfold.data.templates.entry.Entry`). In a hit that is realigned,
-            residues without a counterpart get the atoms of the chain's last residue.
-        kept: Number of entries kept in memory.
+    The list ``obsolete`` is by default ``obsolete.dat`` in the folder or its parent (as placed by AlphaFold's script),
+    if it exists. The ``release_dates`` (:func:`read_release_dates`) avoid reading entries that are too new. At most
+    ``kept`` entries stay in memory.
+
+    ``official_errors`` repeats two errors of AlphaFold, for a comparison. Atoms after a place with several residue
+    types are shifted by one residue (:class:`fastfold.data.templates.entry.Entry`). In a hit that is realigned,
+    residues without a counterpart get the atoms of the chain's last residue.
 
     Raises:
         InputError: The folder or a list is missing or unreadable.
@@ -163,18 +160,22 @@ def read_obsolete(path: PathLike) -> dict[str, str | None]:
 
 
 def read_release_dates(path: PathLike) -> dict[str, date]:
-    """Read release dates by id in lower case.
+    """Read release dates by id in lower case, from lines such as ``1abc:2001-02-03``.
 
-    Args:
-        path: Lines such as ``1abc:2001-02-03``; or, with suffix ``.json``, a JSON object of objects with
-            ``release_date`` by id (OpenFold's ``mmcif_cache.json``).
+    A file with suffix ``.json`` has an object with ``release_date`` for each id (OpenFold's ``mmcif_cache.json``).
 
     Raises:
         InputError: The file cannot be read, or a line or an object is invalid.
     """
-    if os.fspath(path).lower().removesuffix(".gz").endswith(".json"):
-        return _dates_of_json(path)
     found = {}
+    if os.fspath(path).lower().removesuffix(".gz").endswith(".json"):
+        table = read_json_object(path, "PDB ids to objects with release_date", limit=_LIMIT)
+        for name, data in table.items():
+            released = parse_date(str(data.get("release_date"))) if isinstance(data, dict) else None
+            if released is None:
+                raise InputError("lacks a release_date such as 2001-02-03", path=path, record=name)
+            found[name.lower()] = released
+        return found
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -183,17 +184,6 @@ def read_release_dates(path: PathLike) -> dict[str, date]:
         if released is None:
             raise InputError("expected a line such as 1abc:2001-02-03", path=path, line=number)
         found[name.strip().lower()] = released
-    return found
-
-
-def _dates_of_json(path: PathLike) -> dict[str, date]:
-    table = read_json_object(path, "PDB ids to objects with release_date", limit=_LIMIT)
-    found = {}
-    for name, data in table.items():
-        released = parse_date(str(data.get("release_date"))) if isinstance(data, dict) else None
-        if released is None:
-            raise InputError("lacks a release_date such as 2001-02-03", path=path, record=name)
-        found[name.lower()] = released
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,27 +37,19 @@ class EntryChain:
     mask: np.ndarray  #: ``[N, 37]`` float32
 
 
-@dataclass(frozen=True)
-class _Polymer:
-    """Protein of the entry: its letters, and the lowest number in its sequence."""
-
-    sequence: str
-    first: int
+class _Polymer(NamedTuple):
+    sequence: str  #: Letters of a protein
+    first: int  #: Lowest number in its sequence
 
 
 class Entry:
-    """Protein chains of an mmCIF file.
-
-    Args:
-        lines: Lines of the file.
-        path: Path in messages.
-        alternatives_count: True to count each of several residue types at one place in the sequence
-            (microheterogeneity) as a residue, as AlphaFold does, which shifts later atoms by one residue. False to use
-            the first one.
+    """Protein chains of an mmCIF file's lines, whose path is for messages.
 
     Attributes:
         release_date: Oldest revision, ``YYYY-MM-DD``; empty if unknown.
-        sequences: Letters of each chain by the author's chain name, in the order of the file.
+        sequences: Letters of each chain by the author's chain name, in the order of the file. With
+            ``alternatives_count`` each of several residue types at one place (microheterogeneity) counts as a residue,
+            as in AlphaFold, which shifts later atoms by one residue; otherwise the first one is used.
 
     Raises:
         InputError: The file is damaged, or an atom of a protein lacks a place in its sequence.
@@ -166,23 +159,16 @@ def _proteins(
     for entity, members in monomers.items():
         if any(name in peptides for _, name in members):
             first = min(number for number, _ in members)
-            names = (
-                [name for _, name in members]
-                if alternatives_count
-                else list(_first_of_each(members).values())
-            )
-            proteins[entity] = _Polymer("".join(_letter(name) for name in names), first)
+            names = [name for _, name in members]
+            if not alternatives_count:
+                by_number: dict[int, str] = {}
+                for place, name in members:
+                    by_number.setdefault(place, name)
+                names = list(by_number.values())
+            proteins[entity] = _Polymer("".join(_letters().get(name, "X") for name in names), first)
     chains = tables.get("_struct_asym", CifTable())
     pairs = list(zip(chains.column("id"), chains.column("entity_id"), strict=True))
     return {asym: proteins[entity] for wanted in proteins for asym, entity in pairs if entity == wanted}
-
-
-def _first_of_each(members: Sequence[tuple[int, str]]) -> dict[int, str]:
-    """Return the first residue name of each number, in order of first occurrence."""
-    found: dict[int, str] = {}
-    for number, name in members:
-        found.setdefault(number, name)
-    return found
 
 
 @cache
@@ -190,12 +176,8 @@ def _letters() -> dict[str, str]:
     """Return one-letter codes of all residue names known to Biopython."""
     from Bio.Data.PDBData import protein_letters_3to1_extended
 
-    return {name.strip(): letter for name, letter in protein_letters_3to1_extended.items()}
-
-
-def _letter(name: str) -> str:
-    letter = _letters().get(name, "X")
-    return letter if len(letter) == 1 and letter.isalpha() else "X"
+    known = {name.strip(): letter for name, letter in protein_letters_3to1_extended.items()}
+    return {name: letter for name, letter in known.items() if len(letter) == 1 and letter.isalpha()}
 
 
 def _number(text: str, path: PathLike) -> float:

@@ -11,11 +11,10 @@ import numpy as np
 
 from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.templates.entry import Entry, EntryChain
-from fastfold.data.templates.hits import TemplateHit
-from fastfold.data.templates.outcome import TemplateSkipped
-from fastfold.data.templates.realign import map_to_sequence
+from fastfold.data.templates.hits import TemplateHit, TemplateSkipped
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.utils.packages import require_package
 
 MAX_CA_DISTANCE = 150.0
 """Largest distance in Å of CA atoms of two neighbours; a chain with a larger one is left out."""
@@ -100,16 +99,10 @@ def place_template(
     sum_probs: float = 0.0,
     exact: bool = True,
 ) -> Template:
-    """Assign a chain's atoms to the residues of the query.
+    """Assign the atoms of a chain to the ``length`` residues of the query.
 
-    Args:
-        chain: The chain, ``M`` residues.
-        places: Residue of the chain for each aligned residue of the query.
-        letters: Letter of the template for each of them.
-        length: Number of residues of the query, ``N``.
-        name: Name of the template.
-        sum_probs: HHsearch's sum of posterior probabilities.
-        exact: See :class:`Template`.
+    Each aligned residue of the query has its residue of the chain in ``places``, and the template's letter in
+    ``letters``. For the other arguments see :class:`Template`.
 
     Raises:
         TemplateSkipped: Neighbours in the chain are too far apart, or there are too few atoms.
@@ -168,3 +161,43 @@ def _check_date(entry: Entry, limit: date | None) -> None:
         raise TemplateSkipped("no date", "its file has no release date, which the limit of dates needs")
     if released > limit:
         raise TemplateSkipped("late", f"released on {released}, after {limit}")
+
+
+MIN_IDENTITY = 0.9  #: Smallest share of equal residues in the shorter sequence
+
+
+def align_pair(first: str, second: str) -> tuple[str, str]:
+    """Align two sequences with Kalign 3; gaps are ``-``."""
+    require_package("kalign-python", "aligning a template whose file has another sequence")
+    import kalign
+
+    aligned = kalign.align([first, second], seq_type="protein", n_threads=1)
+    return aligned[0], aligned[1]
+
+
+def map_to_sequence(
+    listed: str, actual: str, *, name: str, min_identity: float = MIN_IDENTITY
+) -> dict[int, int]:
+    """Map a listed sequence's residues to their places in the actual sequence.
+
+    ``min_identity`` is the smallest share of equal residues in the shorter one.
+
+    Raises:
+        TemplateSkipped: Fewer of the shorter one's residues are equal.
+    """
+    mapping: dict[int, int] = {}
+    same = mine = theirs = 0
+    for a, b in zip(*align_pair(listed, actual), strict=True):
+        if a != "-" and b != "-":
+            mapping[mine] = theirs
+            same += a == b
+        mine += a != "-"
+        theirs += b != "-"
+    share = same / min(len(listed), len(actual))
+    if share < min_identity:
+        raise TemplateSkipped(
+            "other sequence",
+            f"the sequence of {name} in its file differs: {share:.0%} of the residues are equal, expected at least "
+            f"{min_identity:.0%}",
+        )
+    return mapping

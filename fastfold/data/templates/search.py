@@ -10,14 +10,16 @@ import io
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastfold.data.msa.msa import Msa
-from fastfold.data.search.hh_suite.hhblits import find_program
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.msa.sampling import a3m_text
+from fastfold.data.search.programs import find_program
+from fastfold.data.templates.hits import parse_hmmsearch
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.packages import require_package
 from fastfold.utils.text_files import PathLike
@@ -58,32 +60,24 @@ def to_stockholm(msa: Msa) -> str:
 
 def to_a3m(msa: Msa) -> str:
     """Format an alignment for hhsearch, the query first; inserted residues are written as ``x``."""
-    pieces = []
-    for number, index in enumerate(without_repeats(msa)):
-        row = zip(msa.sequences[index], msa.deletions[index], strict=True)
-        letters = "".join("x" * int(count) + letter for letter, count in row)
-        pieces.append(f">{msa.descriptions[index] if number else 'query'}\n{letters}\n")
-    return "".join(pieces)
+    rows = msa.take(without_repeats(msa))
+    return a3m_text(replace(rows, descriptions=("query", *rows.descriptions[1:])), rows.sequences[0])
 
 
 def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lambda line: None) -> str:
     """Search the PDB's sequences with the profile of an alignment, with AlphaFold-Multimer's settings.
 
     Nucleic acids that HMMER can read are compared too, because E-values depend on the number of records. Those that it
-    cannot read are left out.
-
-    Returns:
-        Alignment of all hits as written by hmmsearch with ``-A`` (:mod:`fastfold.data.templates.hmmsearch_hits`); empty
-        without hits.
+    cannot read are left out. The result is an alignment of all hits as written by hmmsearch with ``-A``
+    (:mod:`fastfold.data.templates.hits`), empty without hits.
 
     Raises:
         InputError: The database, or all of its records, cannot be read.
     """
     require_package("pyhmmer", "a search for templates by hmmsearch")
-    from fastfold.data.search.chunks import split_database
+    from fastfold.data.search.database import SkippedRecords, split_database
     from fastfold.data.search.hmmer import stockholm_text
-    from fastfold.data.search.protein_records import SkippedRecords
-    from fastfold.data.search.shards import digitize_searchable
+    from fastfold.data.search.shard_pool import digitize_searchable
 
     profile = _profile(msa)
     path, found_in, skipped = Path(database), [], SkippedRecords()
@@ -108,11 +102,9 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
 
 
 def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
-    """Align sequences with the profile of an alignment.
+    """Return the places of the query's residues in each sequence, aligned with the profile of an alignment.
 
-    Returns:
-        Per sequence, the places of the query's residues: those of its largest domain, and of others in the same order
-        in both; empty for an unrelated sequence.
+    These are places of the largest domain, and of others in the same order in both; empty for an unrelated sequence.
     """
     if not sequences:
         return []

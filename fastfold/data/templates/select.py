@@ -11,9 +11,8 @@ import numpy as np
 
 from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.templates.features import Template, template_of_hit
-from fastfold.data.templates.hits import TemplateHit, is_ranked
+from fastfold.data.templates.hits import Outcome, TemplateHit, TemplateSkipped, is_ranked
 from fastfold.data.templates.options import MAX_TEMPLATES
-from fastfold.data.templates.outcome import Outcome, TemplateSkipped
 from fastfold.protein import residue_constants as rc
 
 MAX_SUBSEQUENCE = 0.95  #: Largest share of the query for a hit that is a part of the query itself
@@ -123,7 +122,13 @@ def choose_templates(
             break
         name = (hit.name.split() or [f"hit {hit.index}"])[0]
         try:
-            template = _template(hit, query, database, max_date)
+            if hit.pdb_chain is None:
+                raise TemplateSkipped(
+                    "name", "its name does not begin with a PDB id and a chain, such as 1abc_A"
+                )
+            pdb_id = database.current_id(hit.pdb_chain[0])
+            check_hit(hit, query, released=database.release_dates.get(pdb_id), limit=max_date)
+            template = template_of_hit(hit, pdb_id, query, database, limit=max_date)
         except TemplateSkipped as skipped:
             outcomes.append(Outcome(name, skipped.reason, str(skipped), hit.index))
             continue
@@ -164,11 +169,3 @@ def check_hit(
         )
     if len(letters) < MIN_RESIDUES:
         raise TemplateSkipped("short", f"it has {len(letters)} residues, fewer than {MIN_RESIDUES}")
-
-
-def _template(hit: TemplateHit, query: str, database: MmcifFolder, max_date: date | None) -> Template:
-    if hit.pdb_chain is None:
-        raise TemplateSkipped("name", "its name does not begin with a PDB id and a chain, such as 1abc_A")
-    pdb_id = database.current_id(hit.pdb_chain[0])
-    check_hit(hit, query, released=database.release_dates.get(pdb_id), limit=max_date)
-    return template_of_hit(hit, pdb_id, query, database, limit=max_date)

@@ -6,7 +6,8 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +19,19 @@ from fastfold.data.search.colabfold.server_templates import (
     find_server_templates,
     unpacked_templates,
 )
-from fastfold.data.search.hh_suite.hhblits import find_program
+from fastfold.data.search.programs import find_program
 from fastfold.data.targets import Target
 from fastfold.data.templates.custom import (
-    CustomAlignment,
     custom_templates,
     read_custom_alignment,
     read_custom_chains,
 )
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.hhr import parse_hhr
-from fastfold.data.templates.hits import TemplateHit
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.hits import TemplateHit, parse_hhr, parse_hmmsearch
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.search import hhsearch, hmmsearch, is_profile_database
 from fastfold.data.templates.select import ChainTemplates, choose_templates
-from fastfold.data.templates.whole.chain_map import ChainMap
-from fastfold.data.templates.whole.complexes import complex_templates, read_whole
+from fastfold.data.templates.whole.complexes import ChainMap, complex_templates, read_whole
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.packages import require_package
@@ -65,7 +62,7 @@ class TemplateFinder:
     def __init__(self, options: TemplateOptions) -> None:
         self.options = options
         self.structures, self._unusable = read_custom_chains(options.structures)
-        self.alignments: list[CustomAlignment] = [read_custom_alignment(path) for path in options.alignments]
+        self.alignments = [read_custom_alignment(path) for path in options.alignments]
         self.complexes = [read_whole(path, min_plddt=options.min_plddt) for path in options.complexes]
         self._chain_map = None if options.chain_map is None else ChainMap(options.chain_map)
         if self._chain_map is not None:
@@ -73,8 +70,9 @@ class TemplateFinder:
         self.chains = [chain for path in options.chains for chain in read_whole(path)]
         self._found: OrderedDict[str, ChainTemplates] = OrderedDict()
         self._said: set[str] = set()
+        self._entries = None
         if options.mmcif_dir is not None:
-            _ = self._entries
+            self._entries = MmcifFolder(options.mmcif_dir, obsolete=options.obsolete)
         if options.server and find_program("hhsearch") is None:
             raise ConfigError(
                 "--templates without files aligns the MSA server's hits by hhsearch, which is not installed: install "
@@ -96,11 +94,6 @@ class TemplateFinder:
             else:
                 require_package("pyhmmer", "a search for templates in a FASTA file")
 
-    @cached_property
-    def _entries(self) -> MmcifFolder:
-        assert self.options.mmcif_dir is not None
-        return MmcifFolder(self.options.mmcif_dir, obsolete=self.options.obsolete)
-
     def find(
         self, target: Target, alignments: Sequence[ChainMsas], msa_dir: Path | None = None
     ) -> list[ChainTemplates]:
@@ -111,11 +104,12 @@ class TemplateFinder:
         Raises:
             InputError: Hits, the database, or an alignment of the user are invalid.
         """
-        with_files = self.options.mmcif_dir is not None and msa_dir is not None and target.alignments is None
-        files = find_template_hits(msa_dir, target) if with_files and msa_dir is not None else {}
-        if self.options.server and msa_dir is not None:
+        files: dict[str, list[Path]] = {}
+        if msa_dir is not None and self.options.mmcif_dir is not None and target.alignments is None:
+            files = find_template_hits(msa_dir, target)
+        if msa_dir is not None and self.options.server:
             served = find_server_templates(msa_dir, target)
-            files = {**files, **{sequence: [path] for sequence, path in served.items()}}
+            files |= {sequence: [path] for sequence, path in served.items()}
         profiles = [
             profile_msa(chain.sequence, msas) for chain, msas in zip(target.chains, alignments, strict=True)
         ]
@@ -169,7 +163,7 @@ class TemplateFinder:
                 hits = parse_hhr(hhsearch(msa, [folder / DATABASE]), query, path=files[0])
                 entries = MmcifFolder(folder, obsolete=options.obsolete)
                 return own + choose(hits, database=entries, source=files[0].name)
-        if options.mmcif_dir is None or not wanted:
+        if self._entries is None or not wanted:
             return own
         if files:
             hits, source = read_hits(files[0], query), files[0].name
@@ -200,12 +194,11 @@ def profile_msa(query: str, msas: ChainMsas) -> Msa:
         return alone
     msa = msas[0][0]
     kept = [i for i, row in enumerate(msa.sequences) if row.strip("-")]
-    rows, names = [msa.sequences[i] for i in kept], [msa.descriptions[i] for i in kept]
-    deletions = np.asarray(msa.deletions)[kept]
-    if kept[:1] != [0] or len(msa.sequences[0].replace("-", "")) != len(query):
-        rows, names = [query, *rows], ["query", *names]
-        deletions = np.concatenate([alone.deletions, deletions])
-    return Msa(tuple(rows), deletions, tuple(names))
+    rows = replace(msa.take(kept), as_is=False)
+    if kept[:1] == [0] and len(msa.sequences[0].replace("-", "")) == len(query):
+        return rows
+    deletions = np.concatenate([alone.deletions, rows.deletions])
+    return Msa((query, *rows.sequences), deletions, ("query", *rows.descriptions))
 
 
 def read_hits(path: PathLike, query: str) -> list[TemplateHit]:

@@ -20,11 +20,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fastfold.data.features.coevolution import Coevolution
 from fastfold.data.msa.find import AlignmentFile
@@ -33,8 +33,16 @@ from fastfold.data.targets import safe_stem
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache_format import Arrays
-from fastfold.data.training.complex_entry import ComplexData, ComplexEntry, read_complex
-from fastfold.data.training.entry import Entry, EntryData, read_chain_msa, read_entry
+from fastfold.data.training.entry import (
+    ComplexData,
+    ComplexEntry,
+    ComplexMsas,
+    Entry,
+    EntryData,
+    read_chain_msa,
+    read_complex,
+    read_entry,
+)
 from fastfold.data.training.templates import read_candidates
 from fastfold.errors import OutputError
 from fastfold.protein.io.read import read_structure
@@ -47,8 +55,8 @@ _NAMES = """
     protein.io.read protein.io.cif_tables protein.io.mmcif_reader protein.io.pdb_reader protein.io.pdb_columns
     protein.io.records protein.io.residue_names protein.io.chains protein.io.altlocs
     protein.io.align_to_seqres protein.structure protein.residue_constants data.features.coevolution
-    data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.stockholm data.templates.hhr
-    data.templates.hits data.templates.hmmsearch_hits data.templates.select data.templates.source data.fasta
+    data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.formats data.templates.hits
+    data.templates.select data.templates.source
     data.targets data.msa.find utils.text_files data.training.entry data.training.cache
     data.training.cache_format data.training.templates
 """
@@ -106,8 +114,8 @@ class FeatureCache:
             (entry.structure, *entry.alignments()),
             entry.chain_id,
             make=lambda: read_entry(replace(entry, resolution=None, release_date="")),
-            pack=_entry_arrays,
-            unpack=_entry_of,
+            pack=cache_format.data_arrays,
+            unpack=lambda arrays: cast(EntryData, cache_format.data_of(arrays)),
         )
         if entry.resolution is not None:
             data = replace(data, resolution=entry.resolution)
@@ -140,7 +148,7 @@ class FeatureCache:
         )
 
     def read_complex(self, entry: ComplexEntry) -> ComplexData:
-        """Return :func:`fastfold.data.training.complex_entry.read_complex`, with files from the cache if present.
+        """Return :func:`fastfold.data.training.entry.read_complex`, with files from the cache if present.
 
         Raises:
             InputError: A file is not in the cache and invalid.
@@ -149,14 +157,21 @@ class FeatureCache:
 
     def _structure(self, path: Path) -> Structure:
         """Return all chains of a file, its resolution and its date; other data are not cached."""
-        return self._cached(
+
+        def read() -> ComplexData:
+            found = read_structure(path)
+            msas = (ComplexMsas(),) * len(found.chains)
+            return ComplexData(found.chains, msas, found.resolution, found.release_date)
+
+        data = self._cached(
             path.name,
             (path,),
             ("all chains",),
-            make=lambda: read_structure(path),
-            pack=_structure_arrays,
-            unpack=lambda arrays: _structure_of(arrays, path.name),
+            make=read,
+            pack=cache_format.data_arrays,
+            unpack=cache_format.data_of,
         )
+        return Structure(path.name, data.chains, data.resolution, release_date=data.release_date)
 
     def _msa(self, path: AlignmentFile, sequence: str) -> Msa:
         return self._cached(
@@ -241,19 +256,26 @@ class FeatureCache:
 @functools.cache
 def parser_version() -> str:
     """Return the fingerprint of the code and tables that determine the result of parsing."""
-    digest = hashlib.sha256(str(cache_format.LAYOUT_VERSION).encode())
-    for path in _parser_files():
+    return code_fingerprint(str(cache_format.LAYOUT_VERSION), _parser_files())[:16]
+
+
+def code_fingerprint(version: str, files: Sequence[Path]) -> str:
+    """Return the SHA-256 of a version and of the names and contents of files, as 64 hexadecimal digits."""
+    digest = hashlib.sha256(version.encode())
+    for path in files:
         digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
+
+
+def module_files(names: Sequence[str]) -> list[Path]:
+    """Return the sources of modules; a missing one is an error."""
+    return [Path(str(importlib.import_module(name).__file__)) for name in names]
 
 
 def _parser_files() -> list[Path]:
-    """Return the sources of the parsers and their tables; a missing one is an error."""
-    found = [importlib.import_module(name).__file__ for name in _PARSERS]
-    tables = [str(resources.files("fastfold.protein").joinpath(name)) for name in _TABLES]
-    paths = [Path(file) for file in (*found, *tables) if file is not None]
-    assert len(paths) == len(_PARSERS) + len(_TABLES), "the source of a parser is missing"
-    return paths
+    """Return the sources of the parsers and their tables."""
+    tables = [Path(str(resources.files("fastfold.protein").joinpath(name))) for name in _TABLES]
+    return module_files(_PARSERS) + tables
 
 
 def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:
@@ -266,38 +288,3 @@ def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:
         digest.update(len(content).to_bytes(8, "big"))
         digest.update(content)
     return digest.hexdigest()
-
-
-def _entry_arrays(data: EntryData) -> Arrays:
-    return {
-        **cache_format.chain_arrays(data.chain),
-        "resolution": cache_format.optional(data.resolution),
-        "release_date": cache_format.text_array(data.release_date),
-        **cache_format.many("alignments", [cache_format.msa_arrays(msa) for msa in data.alignments]),
-    }
-
-
-def _entry_of(arrays: Arrays) -> EntryData:
-    return EntryData(
-        chain=cache_format.chain_of(arrays),
-        alignments=tuple(cache_format.msa_of(part) for part in cache_format.parts_of("alignments", arrays)),
-        resolution=cache_format.number_or_none(arrays["resolution"]),
-        release_date=cache_format.string_of(arrays["release_date"]),
-    )
-
-
-def _structure_arrays(structure: Structure) -> Arrays:
-    return {
-        "resolution": cache_format.optional(structure.resolution),
-        "release_date": cache_format.text_array(structure.release_date),
-        **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in structure.chains]),
-    }
-
-
-def _structure_of(arrays: Arrays, name: str) -> Structure:
-    return Structure(
-        name=name,
-        chains=tuple(cache_format.chain_of(part) for part in cache_format.parts_of("chains", arrays)),
-        resolution=cache_format.number_or_none(arrays["resolution"]),
-        release_date=cache_format.string_of(arrays["release_date"]),
-    )

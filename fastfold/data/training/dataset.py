@@ -18,9 +18,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from fastfold.data.msa.database import AlignmentDatabase
 from fastfold.data.training.entry import EXPERIMENTAL, Entry, alignment_depth, resolved_share, select_chain
 from fastfold.data.training.index_tables import (
+    AlignmentDatabase,
     ChainRecord,
     read_chain_data_cache,
     read_duplicates,
@@ -81,7 +81,7 @@ def open_dataset(
         depth_weights: Factors of the sampling weight by alignment depth: a number of rows, with the factor of chains
             with at least that many (up to the next number).
         alignments: Folder of alignments, or index of an alignment database
-            (:class:`fastfold.data.msa.database.AlignmentDatabase`); None for the layout's own folder.
+            (:class:`fastfold.data.training.index_tables.AlignmentDatabase`); None for the layout's own folder.
         duplicates: For layout ``openfold``: table of chains that share alignments
             (:func:`fastfold.data.training.index_tables.read_duplicates`); None for ``duplicate_pdb_chains.txt`` of the
             folder, if it exists.

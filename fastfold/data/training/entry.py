@@ -1,13 +1,17 @@
-"""Chain to train on: its files, and their content."""
+"""Chains and complexes to train on: their files, and their content."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from fastfold.data.msa.find import (
     AlignmentFile,
+    ChainAlignments,
     find_alignments,
     find_hits,
     read_msa,
@@ -15,6 +19,7 @@ from fastfold.data.msa.find import (
     sorted_hits,
 )
 from fastfold.data.msa.msa import Msa, check_query
+from fastfold.data.targets import Chain
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
@@ -67,11 +72,7 @@ class Entry:
         Raises:
             InputError: Its folder contains no alignment.
         """
-        if self.alignment_files is not None:
-            return tuple(sorted_alignments(self.alignment_files).unpaired)
-        if self.alignment_dir is None:
-            return ()
-        return tuple(find_alignments(self.alignment_dir, self.alignment_name or self.id).unpaired)
+        return tuple(_alignments(self, self, self.alignment_name or self.id).unpaired)
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
         """Return the files of template hits next to the alignments, by sequence.
@@ -79,20 +80,13 @@ class Entry:
         Raises:
             InputError: The folder of alignments cannot be searched.
         """
-        files = self._hits()
+        files = _hits(self, self, self.alignment_name or self.id)
         return {chain.sequence: files[0] for chain in chains if files}
 
     @property
     def has_template_hits(self) -> bool:
         """Return True if it has a file of template hits."""
-        return bool(self._hits())
-
-    def _hits(self) -> Sequence[AlignmentFile]:
-        if self.alignment_files is not None:
-            return sorted_hits(self.alignment_files)
-        if self.alignment_dir is None:
-            return []
-        return find_hits(self.alignment_dir, self.alignment_name or self.id)
+        return bool(_hits(self, self, self.alignment_name or self.id))
 
 
 def alignment_depth(entry: Entry) -> int:
@@ -161,11 +155,9 @@ def read_chain_msa(path: PathLike, sequence: str) -> Msa:
 
 
 def mask_low_plddt(chain: ChainStructure, minimum: float) -> ChainStructure:
-    """Remove the residues of a predicted structure with low confidence.
+    """Remove all atoms of residues whose CA has a B-factor, the pLDDT, below a minimum.
 
-    Args:
-        chain: Chain whose B-factors are pLDDT values from 0 to 100.
-        minimum: Residues whose CA has a lower value lose all atoms (supplement, section 1.3, with another confidence).
+    See the supplement, section 1.3, which has another confidence.
 
     Raises:
         InputError: No residue is left.
@@ -194,3 +186,165 @@ def select_chain(structure: Structure, entry: Entry) -> ChainStructure:
     names = ", ".join(chain.chain_id for chain in structure.chains)
     asked = "several chains and none is chosen" if entry.chain_id is None else f"no chain {entry.chain_id!r}"
     raise InputError(f"has {asked}; its chains are {names}", path=entry.structure, record=entry.id)
+
+
+class ComplexMsas(NamedTuple):
+    """Alignments of one chain of a complex, whose first rows are the chain."""
+
+    unpaired: tuple[Msa, ...] = ()  #: Alignments without pairing
+    #: Alignments whose rows are paired with those of other chains by species (UniProt)
+    paired: tuple[Msa, ...] = ()
+
+
+@dataclass(frozen=True)
+class ComplexEntry(Entry):
+    """All protein chains of a structure file; an :class:`Entry` with the concatenated sequence of its members."""
+
+    #: Chains listed by the training set; other chains of the file also belong to the complex
+    members: tuple[Entry, ...] = ()
+
+    def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
+        """Return template hits like :meth:`fastfold.data.training.entry.Entry.template_hits`.
+
+        Chains with equal sequences share the hits of the first that has any.
+        """
+        found: dict[str, AlignmentFile] = {}
+        for chain, member in zip(chains, _members_of(self, chains), strict=True):
+            if chain.sequence not in found:
+                asked = _asked(chain.chain_id, chain.sequence, member)
+                files = _hits(self, member, _stem(self.structure), chain=asked)
+                found |= dict(zip([chain.sequence], files, strict=False))
+        return found
+
+    @property
+    def has_template_hits(self) -> bool:
+        """Return True if a member has a file of template hits."""
+        return any(
+            _hits(self, one, _stem(self.structure), chain=_asked(one.chain_id or "", one.sequence, one))
+            for one in self.members
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ComplexData:
+    """Content of a complex's files."""
+
+    chains: tuple[ChainStructure, ...]  #: Chains in the order of the file
+    alignments: tuple[ComplexMsas, ...]  #: Alignments of each chain; chains of equal sequence share theirs
+    #: Resolution of the structure in Å, or None; from the entry, otherwise from the file
+    resolution: float | None
+    #: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from the file
+    release_date: str = ""
+    #: See :class:`fastfold.data.training.entry.EntryData`
+    hits: Mapping[str, Sequence[TemplateHit]] | None = None
+
+
+def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
+    """Group chains by structure file to complexes, sorted by name.
+
+    A complex has the name of its file, or of its only chain. Its weight is the sum over its different sequences of
+    ``min(1, copies / cluster_size)`` times the chain's own factor. Therefore the complexes of a cluster of chains
+    together are drawn as often as a single chain without relatives. A ring of twelve equal chains is not drawn twelve
+    times as often as a single chain.
+    """
+    files: dict[Path, list[Entry]] = {}
+    for entry in entries:
+        files.setdefault(entry.structure, []).append(entry)
+    return tuple(sorted((_complex(members) for members in files.values()), key=lambda entry: entry.id))
+
+
+def _complex(members: list[Entry]) -> ComplexEntry:
+    first = members[0]
+    copies = Counter(member.sequence for member in members)
+    weights = {m.sequence: m.weight * min(1.0, copies[m.sequence] / m.cluster_size) for m in members}
+    total = sum(len(member) for member in members)
+    shares = [member.resolved for member in members]
+    known = [share * len(m) for share, m in zip(shares, members, strict=True) if share is not None]
+    values = {field.name: getattr(first, field.name) for field in fields(Entry)}
+    values |= {
+        "id": first.id if len(members) == 1 else _stem(first.structure),
+        "sequence": "".join(member.sequence for member in members),
+        "chain_id": None,
+        "alignment_name": "",
+        "alignment_files": None,
+        "cluster": "",
+        "cluster_size": 1,
+        "resolved": sum(known) / total if len(known) == len(members) else None,
+        "weight": sum(weights.values()),
+    }
+    return ComplexEntry(**values, members=tuple(members))
+
+
+def read_complex(
+    entry: ComplexEntry,
+    *,
+    structure_reader: Callable[[Path], Structure] = read_structure,
+    msa_reader: Callable[[AlignmentFile, str], Msa] = read_chain_msa,
+) -> ComplexData:
+    """Read the structure of a complex and the alignments of its chains.
+
+    Alignments of chain ``A`` of ``1abc.cif`` are looked up as ``1abc_A`` and in the other places of
+    :mod:`fastfold.data.msa.find`, and under the training set's name of the chain. Chains with equal sequences share the
+    alignments of the first that has any.
+
+    Raises:
+        InputError: A file is invalid, or an alignment belongs to another chain.
+    """
+    structure = structure_reader(entry.structure)
+    files: dict[str, ChainAlignments] = {}
+    for chain, member in zip(structure.chains, _members_of(entry, structure.chains), strict=True):
+        if not files.get(chain.sequence):
+            asked = _asked(chain.chain_id, chain.sequence, member)
+            files[chain.sequence] = _alignments(entry, member, _stem(entry.structure), chain=asked)
+    msas = {
+        sequence: ComplexMsas(
+            tuple(msa_reader(path, sequence) for path in found.unpaired),
+            tuple(msa_reader(path, sequence) for path in found.paired),
+        )
+        for sequence, found in files.items()
+    }
+    return ComplexData(
+        chains=structure.chains,
+        alignments=tuple(msas.get(chain.sequence, ComplexMsas()) for chain in structure.chains),
+        resolution=structure.resolution if entry.resolution is None else entry.resolution,
+        release_date=entry.release_date or structure.release_date,
+    )
+
+
+def _members_of(entry: ComplexEntry, chains: Sequence[ChainStructure]) -> list[Entry | None]:
+    listed: dict[str | None, Entry] = {member.chain_id: member for member in entry.members}
+    if len(chains) == 1:
+        listed.setdefault(chains[0].chain_id, entry.members[0])
+    return [listed.get(chain.chain_id) for chain in chains]
+
+
+def _asked(chain_id: str, sequence: str, member: Entry | None) -> Chain:
+    """Return a chain with the names under which its alignments are looked up."""
+    return Chain(chain_id, sequence, record=(member.alignment_name or member.id) if member else "")
+
+
+def _alignments(
+    entry: Entry, member: Entry | None, name: str, *, chain: Chain | None = None
+) -> ChainAlignments:
+    if member is not None and member.alignment_files is not None:
+        return sorted_alignments(member.alignment_files)
+    if entry.alignment_dir is None:
+        return ChainAlignments()
+    return find_alignments(entry.alignment_dir, name, chain=chain)
+
+
+def _hits(
+    entry: Entry, member: Entry | None, name: str, *, chain: Chain | None = None
+) -> Sequence[AlignmentFile]:
+    if member is not None and member.alignment_files is not None:
+        return sorted_hits(member.alignment_files)
+    return [] if entry.alignment_dir is None else find_hits(entry.alignment_dir, name, chain=chain)
+
+
+def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:
+    """Remove the residues of a predicted complex under a pLDDT; see :func:`~.entry.mask_low_plddt`."""
+    return replace(data, chains=tuple(mask_low_plddt(chain, minimum) for chain in data.chains))
+
+
+def _stem(structure: Path) -> str:
+    return os.path.splitext(structure.name.removesuffix(".gz"))[0]

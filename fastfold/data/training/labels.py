@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastfold.data.features import transforms
-from fastfold.data.features.checks import check_ids, check_layout
+from fastfold.data.features.raw import check_ids, check_layout
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles, chi_angles

@@ -1,19 +1,20 @@
-"""Sampling probabilities of chains, and the endless order of draws (AlphaFold supplement, section 1.2.5).
+"""Chains to draw: filters by quality, sampling probabilities, and the endless order of draws.
 
-The order is a function of the seed and the draw's number. Therefore a position is one number, and all processes agree
-on it without communication.
+See AlphaFold's supplement, section 1.2.5. The order is a function of the seed and the draw's number. Therefore a
+position is one number, and all processes agree on it without communication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from fastfold.data.loading.loader import draw_rng
-from fastfold.data.training.entry import Entry
-from fastfold.errors import ConfigError
+from fastfold.data.training.entry import DISTILLATION, Entry, read_entry, resolved_share
+from fastfold.errors import ConfigError, InputError
 
 _STREAM = 1  # of draw_rng; stream 0 is for making samples
 
@@ -36,12 +37,8 @@ class WeightedOrder(Generic[T]):
     """Endless order of entries for :class:`fastfold.data.loading.loader.SampleLoader`.
 
     The ``E`` draws of a round correspond to ``E`` equal parts of the total weight, in random order. An entry with ``k``
-    parts occurs ``k`` times in each round, rounded up or down.
-
-    Args:
-        sets: For each set its entries, their weights ``[E]``, and its share of all draws, relative to the sum of the
-            shares.
-        seed: Random seed, nonnegative.
+    parts occurs ``k`` times in each round, rounded up or down. Each of the ``sets`` has its entries, their weights
+    ``[E]``, and its share of all draws, relative to the sum of the shares.
 
     Raises:
         ConfigError: All sets are empty, a weight or share is negative or not finite, or the seed is negative.
@@ -92,3 +89,104 @@ class WeightedOrder(Generic[T]):
         index = self.index(number)
         which = int(np.searchsorted(self._ends, index, side="right"))
         return self._sets[which][index - (int(self._ends[which - 1]) if which else 0)]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Bounds on chains."""
+
+    #: Largest resolution in Å. Chains of unknown resolution (NMR, predictions, tables without it) are kept.
+    max_resolution: float = 9.0
+    max_single_residue: float = 0.8  #: Largest share of one residue type in the sequence
+    min_length: int = 1  #: Smallest number of residues
+    max_length: int | None = None  #: Largest number of residues, or None
+    min_resolved: float = 0.0  #: Smallest share of residues whose CA has a position; 0 reads no structures
+    #: ``YYYY-MM-DD``, or None. An experimental structure must have a date, not later than this.
+    max_release_date: str | None = None
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """Result of filters."""
+
+    entries: Sequence[Entry]  #: Remaining entries
+    #: Number of chains that each filter removed, by its description, including zeros. A chain that several filters
+    #: would remove counts for the first.
+    taken: dict[str, int]
+    unreadable: tuple[tuple[str, str], ...]  #: Names and reasons of chains whose structure could not be read
+
+    def summary(self) -> str:
+        """Summarise in one line the remaining chains, and the number removed by each filter."""
+        took = ", ".join(f"{name} took {count}" for name, count in self.taken.items() if count)
+        return f"{len(self.entries)} chains are left" + (f" ({took})" if took else "")
+
+
+def _share_read(entry: Entry) -> float:
+    return resolved_share(read_entry(entry).chain)
+
+
+def apply_filters(
+    entries: Sequence[Entry], filters: Filters, *, resolved: Callable[[Entry], float] = _share_read
+) -> Filtered:
+    """Remove the chains outside of the bounds.
+
+    Raises:
+        ConfigError: No chain remains; has the number removed by each filter.
+    """
+    checks = dict(_checks(filters))
+    taken = dict.fromkeys(checks, 0)
+    left: list[Entry] = []
+    unreadable: list[tuple[str, str]] = []
+    needed = f"resolved residues >= {filters.min_resolved:g}"
+    if filters.min_resolved > 0:
+        taken |= {needed: 0, "readable files": 0}
+    for entry in entries:
+        failed = next((name for name, passes in checks.items() if not passes(entry)), None)
+        if failed is None and filters.min_resolved > 0:
+            try:
+                share = resolved(entry) if entry.resolved is None else entry.resolved
+                failed = needed if share < filters.min_resolved else None
+            except InputError as error:
+                failed = "readable files"
+                unreadable.append((entry.id, str(error)))
+        if failed is None:
+            left.append(entry)
+        else:
+            taken[failed] += 1
+    if not left:
+        took = "; ".join(f"{name}: {count}" for name, count in taken.items() if count)
+        raise ConfigError(
+            f"no chain is left to train on: the filters took all {len(entries)} ({took}); relax them "
+            "or add structures"
+            if entries
+            else "the training set contains no chain; check the data folder"
+        )
+    return Filtered(tuple(left), taken, tuple(unreadable))
+
+
+def _checks(filters: Filters) -> Iterator[tuple[str, Callable[[Entry], bool]]]:
+    """Yield names and conditions in the order of evaluation."""
+    yield (
+        f"resolution <= {filters.max_resolution:g} Å",
+        lambda entry: entry.resolution is None or entry.resolution <= filters.max_resolution,
+    )
+    yield (
+        f"single residue type <= {filters.max_single_residue:g}",
+        lambda entry: largest_share(entry.sequence) <= filters.max_single_residue,
+    )
+    yield f"length >= {filters.min_length}", lambda entry: len(entry) >= filters.min_length
+    longest = filters.max_length
+    if longest is not None:
+        yield f"length <= {longest}", lambda entry: len(entry) <= longest
+    last = filters.max_release_date
+    if last is not None:
+        yield "a known release date", lambda entry: entry.source == DISTILLATION or bool(entry.release_date)
+        yield (
+            f"released until {last}",
+            lambda entry: entry.source == DISTILLATION or entry.release_date <= last,
+        )
+
+
+def largest_share(sequence: str) -> float:
+    """Compute the share of the most frequent letter of a sequence; 1 for an empty one."""
+    return max((sequence.count(letter) for letter in set(sequence)), default=1) / max(len(sequence), 1)

@@ -16,13 +16,11 @@ import numpy as np
 
 from fastfold.data.msa.find import AlignmentFile
 from fastfold.data.templates.database import MmcifFolder, parse_date
-from fastfold.data.templates.hits import TemplateHit
+from fastfold.data.templates.hits import TemplateHit, TemplateSkipped
 from fastfold.data.templates.options import MAX_TEMPLATES
-from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.data.templates.select import best_first, check_hit, choose_templates
 from fastfold.data.templates.source import read_hits
-from fastfold.data.training.complex_entry import ComplexData
-from fastfold.data.training.entry import Entry, EntryData
+from fastfold.data.training.entry import ComplexData, Entry, EntryData
 
 MAX_CANDIDATES = 20  #: Largest number of hits from which templates are drawn
 DAYS_BEFORE = 60  #: Days by which a template's release must precede the chain's

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.features.lines import ComplexLines, complex_lines
-from fastfold.data.msa.clusters import cluster_rows
+from fastfold.data.features.assembly import ComplexLines, complex_lines
 from fastfold.data.msa.msa import ChainMsas, Msa
-from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns
+from fastfold.data.msa.sampling import a3m_text, cluster_rows, join_alignments, mask_columns
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.ensemble.settings import Sampling

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.data.features.joining import CHAIN_GAP
+from fastfold.data.features.assembly import CHAIN_GAP
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError, OutputError

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.search.colabfold.modes import select_rows
-from fastfold.data.search.settings import SearchSources
+from fastfold.data.search.settings import SearchSources, select_rows
 from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import open_templates

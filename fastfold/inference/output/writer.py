@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
+from fastfold.data.msa.sampling import alignment_coverage
 from fastfold.data.targets import Target
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastfold.data.queries.pairs import (
+    Partner,
     all_against_all,
     baits_against_candidates,
     is_name_list,
@@ -14,7 +15,6 @@ from fastfold.data.queries.pairs import (
     read_partners,
     read_proteins,
 )
-from fastfold.data.queries.partners import Partner
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import ConfigError, InputError

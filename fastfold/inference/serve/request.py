@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fastfold.data.queries.a3m import parse_a3m_query
 from fastfold.data.queries.fasta import parse_fasta
+from fastfold.data.queries.formats import parse_a3m_query
 from fastfold.data.queries.records import QueryFile, targets_of_records
 from fastfold.data.targets import Target, safe_stem, target_from_sequence, unique_targets
 from fastfold.errors import ConfigError, InputError

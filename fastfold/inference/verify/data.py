@@ -23,9 +23,7 @@ from fastfold.data.msa.msa import ChainMsas
 from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.targets import Chain
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.hits import TemplateHit, is_ranked
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
-from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.data.templates.hits import TemplateHit, TemplateSkipped, is_ranked, parse_hmmsearch
 from fastfold.data.templates.search import hmmsearch
 from fastfold.data.templates.select import ChainTemplates, choose_templates
 from fastfold.data.templates.source import read_hits

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.packed.build import MakeRecord, build
 from fastfold.data.training.packed.records import is_packed
+from fastfold.data.training.packed.samples import MakeRecord, build
 from fastfold.errors import ConfigError
 from fastfold.training.config import DataConfig
 from fastfold.training.data import EntryReader

@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 
 from fastfold.data.training.cache import parser_version
-from fastfold.data.training.complex_entry import ComplexEntry, group_complexes, read_complex
 from fastfold.data.training.dataset import open_dataset
-from fastfold.data.training.entry import DISTILLATION, EXPERIMENTAL, Entry, read_entry, resolved_share
-from fastfold.data.training.filters import Filtered, Filters, apply_filters
-from fastfold.data.training.packed.entries import EntryList, weights_of
-from fastfold.data.training.packed.index import Scanned, indexed
-from fastfold.data.training.packed.records import RecordFile, is_packed
-from fastfold.data.training.sampling import WeightedOrder
+from fastfold.data.training.entry import (
+    DISTILLATION,
+    EXPERIMENTAL,
+    ComplexEntry,
+    Entry,
+    group_complexes,
+    read_complex,
+    read_entry,
+    resolved_share,
+)
+from fastfold.data.training.packed.records import EntryList, RecordFile, is_packed, weights_of
+from fastfold.data.training.packed.samples import Scanned, indexed
+from fastfold.data.training.sampling import Filtered, Filters, WeightedOrder, apply_filters
 from fastfold.errors import ConfigError
 from fastfold.training.config import DataConfig
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from fastfold.cli.options.from_fields import add_field_options, from_options
-from fastfold.data.search.colabfold.access import ServerAccess
-from fastfold.data.search.colabfold.modes import PUBLIC_SERVER
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.hmmer import HmmerEngine
-from fastfold.data.search.settings import HmmerSettings, SearchSources
+from fastfold.data.search.settings import PUBLIC_SERVER, HmmerSettings, SearchSources, ServerAccess
 from fastfold.errors import ConfigError
 from fastfold.inference.alignment_search import Engines, alignment_engines
 from fastfold.inference.request import RunOptions

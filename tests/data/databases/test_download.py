@@ -16,8 +16,7 @@ import pytest
 from fastfold.cli.commands.resources import databases
 from fastfold.data.databases import download
 from fastfold.data.databases.download import database_sizes, download_databases, is_present
-from fastfold.data.databases.layout import find_databases
-from fastfold.data.databases.published import DATABASES, find_published
+from fastfold.data.databases.published import DATABASES, find_databases, find_published
 from fastfold.errors import ConfigError, InputError, NetworkError
 from fastfold.utils import remote_file
 from tests.helpers.command_line import CommandLine
@@ -282,7 +281,7 @@ def test_a_folder_stands_for_eight_options(
     template: str | None,
     remarks: list[str],
 ) -> None:
-    monkeypatch.setattr("fastfold.data.databases.layout._has_hhblits", lambda: has_hhblits)
+    monkeypatch.setattr("fastfold.data.databases.published._has_hhblits", lambda: has_hhblits)
     found = find_databases(touch(tmp_path, *names))
     assert [text.partition("=")[0] for text in found.sequences] == sequences
     assert found.template_database == (None if template is None else tmp_path / template)

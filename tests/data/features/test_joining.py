@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from fastfold.data.features import coevolution
-from fastfold.data.features.assembly import joined_features, share_frames
-from fastfold.data.features.joining import CHAIN_GAP, join_chains
+from fastfold.data.features.assembly import CHAIN_GAP, join_chains, joined_features, share_frames
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.msa.msa import ChainMsas, Msa, parse_a3m
 from fastfold.data.targets import make_chains

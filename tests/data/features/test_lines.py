@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfold.data.features.assembly import joined_features, multimer_features
-from fastfold.data.features.lines import complex_lines
+from fastfold.data.features.assembly import complex_lines, joined_features, multimer_features
 from fastfold.data.msa.msa import ChainMsas, Msa, parse_a3m
 from fastfold.data.targets import target_from_sequence
 

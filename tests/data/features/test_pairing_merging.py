@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from fastfold.data.features import merging, pairing
+from fastfold.data.features import merging
 from fastfold.data.features.raw import alignment_ids, msa_features, sequence_features, template_features
 from fastfold.data.msa.find import read_msa
 from fastfold.data.msa.msa import Msa
@@ -213,9 +213,9 @@ def test_lines_equal_the_description_of_pairing(seed: int) -> None:
         msa = rng.integers(0, 3, (rows, 5))
         species = rng.choice(names[: rng.integers(2, 8)], rows)
         species[0] = ""
-        tables.append(pairing.rows_by_species(msa, species.astype(np.bytes_)))
+        tables.append(merging.rows_by_species(msa, species.astype(np.bytes_)))
         plain.append([(str(s), (row == msa[0]).mean()) for s, row in zip(species, msa, strict=True)])
-    lines = pairing.pair_rows(tables)
+    lines = merging.pair_rows(tables)
     assert [tuple(line) for line in lines.tolist()] == reference_lines(plain)
     for number, column in enumerate(lines.T):
         used = column[column > 0]
@@ -225,17 +225,17 @@ def test_lines_equal_the_description_of_pairing(seed: int) -> None:
 def test_species_with_too_many_rows_are_not_paired() -> None:
     def table(rows: int) -> dict[bytes, np.ndarray]:
         species = np.array([b"", *[b"HUMAN"] * rows])
-        return pairing.rows_by_species(np.zeros((rows + 1, 2), int), species)
+        return merging.rows_by_species(np.zeros((rows + 1, 2), int), species)
 
-    assert len(pairing.pair_rows([table(600), table(3)])) == 4
-    assert len(pairing.pair_rows([table(601), table(3)])) == 1
+    assert len(merging.pair_rows([table(600), table(3)])) == 4
+    assert len(merging.pair_rows([table(601), table(3)])) == 1
 
 
 def test_a_chain_without_the_species_gets_a_gap() -> None:
     """Lines over all chains come before lines over some."""
-    full = pairing.rows_by_species(np.zeros((3, 1), int), np.array([b"", b"AAAAA", b"HUMAN"]))
-    part = pairing.rows_by_species(np.zeros((2, 1), int), np.array([b"", b"HUMAN"]))
-    lines = pairing.pair_rows([full, part, full])
+    full = merging.rows_by_species(np.zeros((3, 1), int), np.array([b"", b"AAAAA", b"HUMAN"]))
+    part = merging.rows_by_species(np.zeros((2, 1), int), np.array([b"", b"HUMAN"]))
+    lines = merging.pair_rows([full, part, full])
     assert lines.tolist() == [[0, 0, 0], [2, 1, 2], [1, -1, 1]]
-    taken = pairing.take_rows(np.array([[5], [6]]), lines[:, 1], GAP)
+    taken = merging.take_rows(np.array([[5], [6]]), lines[:, 1], GAP)
     assert taken.tolist() == [[5], [6], [GAP]]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfold.data.features.checks import check_ids, check_layout
 from fastfold.data.features.raw import (
     alignment_ids,
+    check_ids,
+    check_layout,
     msa_features,
     sequence_features,
     species_identifier,

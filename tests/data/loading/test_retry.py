@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fastfold.data.loading.retry import retry_io
+from fastfold.data.loading.loader import retry_io
 from fastfold.errors import InputError
 
 

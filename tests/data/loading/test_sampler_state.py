@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fastfold.data.loading.sampler_state import ConsumedDraws, merge_draws
+from fastfold.data.loading.loader import ConsumedDraws, merge_draws
 from fastfold.errors import ConfigError
 
 

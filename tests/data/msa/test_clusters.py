@@ -7,10 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from fastfold.data.msa.clusters import cluster_rows
 from fastfold.data.msa.find import read_msa
 from fastfold.data.msa.msa import Msa
-from fastfold.data.msa.sampling import join_alignments
+from fastfold.data.msa.sampling import cluster_rows, join_alignments
 from fastfold.errors import ConfigError
 from tests.helpers.networks import folder
 

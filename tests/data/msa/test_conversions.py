@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastfold.data.msa.formats import parse_stockholm
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.msa.stockholm import parse_stockholm
 from tests.conftest import require_shared
 
 STOCKHOLM = (

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from fastfold.data.msa import coverage
-from fastfold.data.msa.coverage import alignment_coverage
+from fastfold.data.msa import sampling
 from fastfold.data.msa.msa import Msa
+from fastfold.data.msa.sampling import alignment_coverage
 
 
 def msa(*rows: str) -> Msa:
@@ -47,7 +47,7 @@ def test_blocks_of_rows_give_the_same(monkeypatch) -> None:
     rows = ["".join(row) for row in rng.choice(list("ACD-"), (50, 12), p=[0.5, 0.2, 0.1, 0.2])]
     alignments = [([msa("A" * 12, *rows)], [])]
     whole = alignment_coverage(alignments, lengths=[12])
-    monkeypatch.setattr(coverage, "_BLOCK", 30)
+    monkeypatch.setattr(sampling, "_BLOCK", 30)
     assert alignment_coverage(alignments, lengths=[12]) == whole
     assert whole["depth"] == (np.array([list(r) for r in {"A" * 12, *rows}]) != "-").sum(0).tolist()
 

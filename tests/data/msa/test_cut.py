@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfold.data.msa.cut import cut_alignments
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.queries.partners import _cut_chain
+from fastfold.data.msa.sampling import cut_alignments
+from fastfold.data.queries.pairs import _cut_chain
 from fastfold.data.targets import Target, target_from_sequence
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.formats import parse_colabfold
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.errors import InputError
 

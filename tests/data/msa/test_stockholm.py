@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.msa.stockholm import parse_stockholm
+from fastfold.data.msa.formats import parse_stockholm
 from fastfold.errors import InputError
 from tests.conftest import require_shared
 

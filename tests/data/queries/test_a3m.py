@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.msa import ChainMsas
-from fastfold.data.queries.a3m import MAX_CHAINS, add_alignments, parse_a3m_query
+from fastfold.data.queries.formats import MAX_CHAINS, add_alignments, parse_a3m_query
 from fastfold.data.queries.records import QueryFile, Record
 from fastfold.errors import InputError
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.queries.pairs import (
+    Partner,
     all_against_all,
     baits_against_candidates,
     is_pair_table,
     read_pair_table,
     read_proteins,
 )
-from fastfold.data.queries.partners import Partner
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import InputError
 

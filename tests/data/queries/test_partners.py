@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.queries.pairs import (
+    Partner,
     baits_against_candidates,
+    parse_partner,
     read_complexes,
     read_pair_table,
     read_partners,
 )
-from fastfold.data.queries.partners import Partner, parse_partner
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import InputError
 

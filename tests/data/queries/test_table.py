@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fastfold.data.queries.formats import parse_table
 from fastfold.data.queries.read import read_targets
 from fastfold.data.queries.records import QueryFile, targets_of_records
-from fastfold.data.queries.table import parse_table
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 

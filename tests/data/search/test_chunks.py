@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.search.chunks import split_database
+from fastfold.data.search.database import split_database
 from fastfold.errors import InputError
 
 RECORDS = [f">r{n} some words > and signs\n{'MKVLAT' * (n % 7 + 1)}\n{'GG' * (n % 3)}\n" for n in range(40)]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from fastfold.data.search.denormals import flushed_denormals
+from fastfold.data.search.shard_pool import flushed_denormals
 
 HERE = sys.platform == "linux" and platform.machine() == "x86_64"
 
@@ -48,6 +48,6 @@ def test_other_threads_keep_their_numbers() -> None:
 
 
 def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfold.data.search.denormals.platform.machine", lambda: "other")
+    monkeypatch.setattr("fastfold.data.search.shard_pool.platform.machine", lambda: "other")
     with flushed_denormals():
         assert _half(sys.float_info.min) > 0

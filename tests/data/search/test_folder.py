@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.find import load_alignments
-from fastfold.data.search.folder import chain_places, publish
-from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
+from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, chain_places, publish
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import OutputError
 
@@ -99,9 +98,7 @@ def test_an_interruption_between_record_and_file_is_taken_up_again(
     target = target_from_sequence("MKV", "x")
     path = _put(tmp_path, target, KEY, "MKV", "uniref90_hits.a3m", _alignment("MKV", "MRV"))
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "fastfold.data.search.folder._link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patch.setattr("fastfold.data.search.store._link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             _put(tmp_path, target, SearchKey("uniref90", {"E": 1.0}), "MKV", path.name, _alignment("MKV"))
     assert path.read_bytes() == _alignment("MKV", "MRV")

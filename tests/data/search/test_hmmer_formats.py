@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from pyhmmer.easel import Alphabet, DigitalMSA, TextMSA, TextSequence
 
+from fastfold.data.msa.formats import parse_stockholm
 from fastfold.data.msa.msa import parse_a3m
-from fastfold.data.msa.stockholm import parse_stockholm
 from fastfold.data.search.hmmer import a3m_text, stockholm_text
 
 ROWS = {"query": "--MK-VL-", "sp|P12345|X_HUMAN/3-9": "ASM-GVLW", "b/1-2": "---KG---"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.features.pairing import pair_rows, rows_by_species
+from fastfold.data.features.merging import pair_rows, rows_by_species
 from fastfold.data.features.raw import msa_features
 from fastfold.data.msa.find import load_alignments
 from fastfold.data.search.local import search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.data.search.protein_records import (
+from fastfold.data.search.database import (
     MAX_RESIDUES,
     SkippedRecords,
     record_problem,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.find import load_alignments
-from fastfold.data.search.engine import Found, Report, Step
-from fastfold.data.search.run import SearchPlan
+from fastfold.data.search.engine import Found, Report, SearchPlan, Step
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import OutputError

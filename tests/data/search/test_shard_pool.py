@@ -11,8 +11,7 @@ import pytest
 from pyhmmer.easel import Alphabet, TextSequence
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits
 
-from fastfold.data.search.database import SequenceDatabase
-from fastfold.data.search.protein_records import MAX_RESIDUES
+from fastfold.data.search.database import MAX_RESIDUES, SequenceDatabase
 from fastfold.data.search.shard_pool import ShardPool, smallest_memory
 from fastfold.errors import ConfigError, InputError
 from tests.helpers.sequence_databases import queries, write_database

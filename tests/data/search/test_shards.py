@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.search.chunks import Part
-from fastfold.data.search.protein_records import MAX_RESIDUES
-from fastfold.data.search.shards import ShardSearcher, ShardTask, digitize
+from fastfold.data.search.database import MAX_RESIDUES, Part
+from fastfold.data.search.shard_pool import ShardSearcher, ShardTask, digitize
 from fastfold.errors import InputError
 
 PART = Part(0, Path("db.fasta"), (), b"", 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.templates.database import MmcifFolder, parse_date, read_obsolete, read_release_dates
-from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.errors import InputError
 from tests.helpers.template_files import QUERY, entry, write_entries
 

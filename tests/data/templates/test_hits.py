@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.templates.hhr import parse_hhr
-from fastfold.data.templates.hits import TemplateHit, is_ranked
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.hits import TemplateHit, is_ranked, parse_hhr, parse_hmmsearch
 from fastfold.data.templates.source import read_hits
 from fastfold.errors import InputError
 from tests.helpers.template_files import HOMOLOGUE, QUERY, hhr, sto

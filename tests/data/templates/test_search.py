@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.search.hh_suite.hhblits import find_program
+from fastfold.data.search.programs import find_program
 from fastfold.data.templates import search
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.hits import parse_hmmsearch
 from fastfold.data.templates.search import (
     _collinear,
     align_to_profile,

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.features import find_chain
-from fastfold.data.templates.hhr import parse_hhr
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
-from fastfold.data.templates.outcome import TemplateSkipped
-from fastfold.data.templates.realign import map_to_sequence
+from fastfold.data.templates.features import find_chain, map_to_sequence
+from fastfold.data.templates.hits import TemplateSkipped, parse_hhr, parse_hmmsearch
 from fastfold.data.templates.select import ChainTemplates, check_hit, choose_templates
 from fastfold.protein import residue_constants as rc
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, hhr, position, sto, write_entries

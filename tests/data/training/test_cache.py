@@ -18,9 +18,8 @@ import pytest
 from fastfold.data.training import cache as feature_cache
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.complex_entry import group_complexes, read_complex
 from fastfold.data.training.dataset import open_dataset
-from fastfold.data.training.entry import Entry, EntryData, read_entry
+from fastfold.data.training.entry import Entry, EntryData, group_complexes, read_complex, read_entry
 from fastfold.errors import InputError, OutputError
 from tests.conftest import REPOSITORY, require_shared
 from tests.helpers.small_sets import a3m, indexed_folder, pdb_text, write
@@ -176,7 +175,7 @@ def test_damaged_entry_is_made_again(
     elif damage == "flipped":
         content[content.index(b"positions.npy") + 400] ^= 1
     elif damage == "other":
-        arrays = feature_cache._entry_arrays(expected)
+        arrays = cache_format.data_arrays(expected)
         content[:] = cache_format.to_bytes(arrays, cache.version, "digest of another chain")
     else:
         np.savez(path, version=np.array([object()]))
@@ -284,7 +283,7 @@ def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     files = feature_cache._parser_files()
     assert len(set(files)) == len(feature_cache._PARSERS) + 1
     assert all(file.read_bytes() for file in files)
-    wanted = {"read.py", "pdb_reader.py", "msa.py", "hhr.py", "templates.py", "residue_constants.json"}
+    wanted = {"read.py", "pdb_reader.py", "msa.py", "hits.py", "templates.py", "residue_constants.json"}
     assert wanted <= {file.name for file in files}
     version = feature_cache.parser_version.__wrapped__
     before = version()

@@ -11,16 +11,22 @@ import numpy as np
 import pytest
 
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.training.complex_entry import (
+from fastfold.data.training.dataset import open_dataset
+from fastfold.data.training.entry import (
     ComplexMsas,
+    Entry,
     group_complexes,
     mask_complex_plddt,
     read_complex,
 )
-from fastfold.data.training.complex_sample import COPIES, complex_sample, neighbouring_chains
-from fastfold.data.training.dataset import open_dataset
-from fastfold.data.training.entry import Entry
-from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings
+from fastfold.data.training.sample import (
+    COPIES,
+    FEATURES,
+    LABELS,
+    SampleSettings,
+    complex_sample,
+    neighbouring_chains,
+)
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure

@@ -13,12 +13,12 @@ from fastfold.data.features import merging
 from fastfold.data.features import raw as raw_features
 from fastfold.data.features.pipeline import sampler_from_merged, sampler_from_raw
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training import cropping
-from fastfold.data.training.augmentation import sample_fape_clamp
-from fastfold.data.training.cropping import (
+from fastfold.data.training import augmentation
+from fastfold.data.training.augmentation import (
     contiguous_crop,
     contiguous_crop_of_chains,
     crop_features,
+    sample_fape_clamp,
     spatial_crop,
 )
 from fastfold.data.training.labels import structure_labels
@@ -140,7 +140,9 @@ def test_interfaces_of_a_large_complex_are_found_in_every_block() -> None:
     mask = rng.random(600) < 0.9
     distance = np.linalg.norm(positions[:, None] - positions, axis=-1)
     near = (distance < 10.0) & (asym_id[:, None] != asym_id) & mask[:, None] & mask
-    np.testing.assert_array_equal(cropping._at_interface(asym_id, positions, mask, 10.0), near.any(axis=1))
+    np.testing.assert_array_equal(
+        augmentation._at_interface(asym_id, positions, mask, 10.0), near.any(axis=1)
+    )
 
 
 @pytest.mark.parametrize("size", [0, -3])
@@ -203,10 +205,10 @@ def test_every_axis_of_residues_is_cropped(case: int) -> None:
         axes = [axis for axis, size in enumerate(value.shape) if size == length]
         if name == "seq_length":
             assert (cropped[name] == 2).all()
-        elif cropping.RESIDUE_AXIS.get(name, axes[0] if axes else None) is None:
+        elif augmentation.RESIDUE_AXIS.get(name, axes[0] if axes else None) is None:
             np.testing.assert_array_equal(cropped[name], value)
         else:
-            axis = cropping.RESIDUE_AXIS.get(name, 0)
+            axis = augmentation.RESIDUE_AXIS.get(name, 0)
             assert axis in axes, name
             np.testing.assert_array_equal(
                 cropped[name], value[(slice(None),) * axis + (indices,)], err_msg=name

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.complex_entry import group_complexes, read_complex
 from fastfold.data.training.dataset import _structure_files, open_dataset
-from fastfold.data.training.entry import DISTILLATION, mask_low_plddt, read_chain_msa, read_entry
+from fastfold.data.training.entry import (
+    DISTILLATION,
+    group_complexes,
+    mask_low_plddt,
+    read_chain_msa,
+    read_complex,
+    read_entry,
+)
 from fastfold.data.training.index_tables import read_chain_data_cache, read_duplicates, read_index
 from fastfold.errors import ConfigError, InputError
 from tests.conftest import require_shared

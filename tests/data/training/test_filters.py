@@ -8,7 +8,7 @@ import pytest
 
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import DISTILLATION, Entry
-from fastfold.data.training.filters import Filters, apply_filters, largest_share
+from fastfold.data.training.sampling import Filters, apply_filters, largest_share
 from fastfold.errors import ConfigError
 from tests.helpers.small_sets import pdb_text, write
 

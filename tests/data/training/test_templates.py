@@ -14,11 +14,16 @@ from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.templates.select import choose_templates
 from fastfold.data.templates.source import read_hits
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.complex_entry import ComplexMsas, group_complexes, read_complex
-from fastfold.data.training.complex_sample import complex_sample
 from fastfold.data.training.dataset import open_dataset
-from fastfold.data.training.entry import DISTILLATION, Entry, read_entry
-from fastfold.data.training.sample import FEATURES, SampleSettings, training_sample
+from fastfold.data.training.entry import (
+    DISTILLATION,
+    ComplexMsas,
+    Entry,
+    group_complexes,
+    read_complex,
+    read_entry,
+)
+from fastfold.data.training.sample import FEATURES, SampleSettings, complex_sample, training_sample
 from fastfold.data.training.templates import (
     MAX_CANDIDATES,
     Candidates,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.msa import Msa
+from fastfold.data.msa.sampling import alignment_coverage
 from fastfold.inference.output import plots
 from fastfold.inference.output.plots import BANDS, confidence_png, coverage_png
 

@@ -11,8 +11,7 @@ from fastfold.cli.options.fold import add_inputs, found_databases
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import orderly_termination
-from fastfold.data.search.colabfold.access import ServerAccess
-from fastfold.data.search.settings import HmmerSettings, SearchSources
+from fastfold.data.search.settings import HmmerSettings, SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.request import InferRequest, RunOptions

@@ -10,16 +10,25 @@ environmental sequences, starting from the profile. Chains of a complex are pair
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
-from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
-from fastfold.data.search.colabfold.modes import ColabFoldModes, MsaMode
-from fastfold.data.search.colabfold.source import FILE, Chains, ColabFoldSource, Files
+from fastfold.data.search.colabfold.source import (
+    FILE,
+    FIRST_QUERY,
+    Chains,
+    ColabFoldSource,
+    Files,
+    fasta_of,
+    split_queries,
+)
+from fastfold.data.search.programs import find_program, program_output, run_session
+from fastfold.data.search.settings import ColabFoldModes, MsaMode
 from fastfold.errors import ConfigError
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.machine import available_cores
@@ -31,7 +40,70 @@ _SEARCH = "--num-iterations 3 -a -e 0.1 --max-seqs 10000"
 _ON_CPU, _ON_GPU = "--k-score seq:96,prof:80", "--gpu 1 --prefilter-mode 1"
 _EXPAND, _DISTINCT = "--expansion-mode 0 -e inf", "--max-seq-id 0.95 --expand-filter-clusters"
 _ALIGN = "-e 10 --max-accept 100000 --alt-ali 10 -a"
+_LAST_LINES = 8
 _CHOOSE = "--qid 0 --qsc 0.8 --diff 0 --max-seq-id 1.0 --filter-min-enable 100"
+
+
+class Mmseqs:
+    """The program, run step by step."""
+
+    def __init__(self, path: Path, *, threads: int, log: Path) -> None:
+        self.path, self._threads, self._log = path, threads, log
+
+    @cached_property
+    def version(self) -> str:
+        """Return the version reported by the program.
+
+        Raises:
+            ConfigError: The program does not run on this machine.
+        """
+        return self._output("version").strip()
+
+    @cached_property
+    def has_gpu_flag(self) -> bool:
+        """Return True if a search supports ``--gpu``."""
+        return "--gpu " in self._output("search", "--help")
+
+    def run(self, command: str, *arguments: str | Path, threaded: bool = True) -> None:
+        """Run one step, such as ``search``, with a number of threads where the command takes one.
+
+        Raises:
+            ConfigError: The step fails; has the end of its output.
+        """
+        line = [str(self.path), command, *map(str, arguments), "-v", "2"]
+        line += ["--threads", str(self._threads)] if threaded else []
+        with self._log.open("ab") as log:
+            log.write(f"\n$ {' '.join(line)}\n".encode())
+            log.flush()
+            code = run_session(line, log)
+        if code:
+            end = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-_LAST_LINES:])
+            raise ConfigError(f"mmseqs {command} failed with exit code {code}{self._reason(code)}:\n{end}")
+
+    def _output(self, *arguments: str) -> str:
+        done = program_output(self.path, *arguments, remedy="install another build of MMseqs2")
+        if done.returncode < 0:
+            raise ConfigError(f"{self.path}: does not run{self._reason(done.returncode)}")
+        return (done.stdout + done.stderr).decode("utf-8", "replace")
+
+    def _reason(self, code: int) -> str:
+        if code == -signal.SIGILL:
+            return " (it was built for a newer processor; install a build of MMseqs2 for this one)"
+        return f" (signal {-code})" if code < 0 else ""
+
+
+def find_mmseqs() -> Path:
+    """Find the program; see :func:`~fastfold.data.search.programs.find_program`.
+
+    Raises:
+        ConfigError: The program is missing.
+    """
+    if found := find_program("mmseqs"):
+        return Path(found)
+    raise ConfigError(
+        "--engine mmseqs needs the program mmseqs, which is not on PATH: install MMseqs2, or pip install "
+        "'fastfold[mmseqs]'"
+    )
 
 
 @dataclass(frozen=True)
@@ -75,14 +147,10 @@ def all_of_folder(folder: Path) -> MsaMode:
 class MmseqsSource(ColabFoldSource):
     """MMseqs2 as a source of alignments.
 
-    Args:
-        folder: Folder of databases: ``uniref30_2302_db``, and ``colabfold_envdb_202108_db`` if environmental sequences
-            are to be searched too.
-        modes: Databases and pairs; None for those of the folder.
-        threads: Threads; by default one for each processor that may be used.
-        gpu: Search on a GPU, which takes databases that were prepared for one.
-        batch: Most sequences of one search.
-        temporary: Folder for intermediate files, which may take many times the size of the alignments.
+    The folder has the database ``uniref30_2302_db``, and ``colabfold_envdb_202108_db`` to search environmental
+    sequences too. ``modes`` is by default that of the folder, ``threads`` one for each processor that may be used.
+    ``gpu`` takes databases that were prepared for one. A search has at most ``batch`` sequences; its intermediate
+    files, in the folder ``temporary``, may take many times the size of the alignments.
 
     Raises:
         ConfigError: The program or a database is missing, or the program lacks GPU search.

@@ -3,21 +3,237 @@
 One sequence is one query, so that each is requested once and stored separately; the chains of a complex are a query for
 pairing. Modes are ColabFold's: ``env`` searches UniRef30 and environmental sequences and filters, ``all`` UniRef30
 alone; ``pairgreedy`` pairs rows of one species in two chains or more, ``paircomplete`` in all chains.
+
+A query is posted, then its ticket is polled until it is finished:
+
+- ``POST /ticket/msa`` (or ``/ticket/pair``) with the form fields ``q``, FASTA text, and ``mode``; the answer is JSON
+  with ``id`` and ``status``.
+- ``GET /ticket/<id>``: the same answer. ``PENDING`` and ``RUNNING`` mean to wait, ``RATELIMIT`` to try later,
+  ``COMPLETE`` that a result is ready. ``ERROR`` ends the query, ``MAINTENANCE`` all of them. A server that was just
+  started or has forgotten a ticket answers ``UNKNOWN``.
+- ``GET /result/download/<id>``: a ``tar.gz`` of files.
+- ``GET /template/<name>,<name>``: a ``tar.gz`` of profiles and structures of template hits.
+
+A server answers the same query from its memory, so that a run that was interrupted finds its result there.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlencode
 
-from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
-from fastfold.data.search.colabfold.modes import ColabFoldModes
-from fastfold.data.search.colabfold.server_templates import MAX_HITS, check_templates
-from fastfold.data.search.colabfold.source import FILE, TEMPLATES, Chains, ColabFoldSource, Files
-from fastfold.data.search.colabfold.tickets import QueryFailedError, TicketServer
-from fastfold.data.search.colabfold.unpack import read_archive
-from fastfold.errors import InputError
+from fastfold.data.search.colabfold.server_templates import MAX_HITS, check_templates, read_archive
+from fastfold.data.search.colabfold.source import (
+    FILE,
+    FIRST_QUERY,
+    TEMPLATES,
+    Chains,
+    ColabFoldSource,
+    Files,
+    fasta_of,
+    split_queries,
+)
+from fastfold.data.search.settings import ColabFoldModes
+from fastfold.errors import InputError, NetworkError
+from fastfold.utils.http import BROKEN, check_url, open_url
+from fastfold.utils.units import clock
+
+Endpoint = Literal["msa", "pair"]
+
+MAX_RESULT = 1 << 30  #: Largest compressed result in bytes
+
+_MAX_ANSWER = 1 << 20
+_PIECE = 1 << 20
+_DOWNLOAD_S = 3600.0
+_WAITING = frozenset(("UNKNOWN", "RATELIMIT", "PENDING", "RUNNING"))
+_ATTEMPTS = 6
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 4.0, 60.0, 1.3
+
+
+class QueryFailedError(NetworkError):
+    """Query that the server cannot answer, while others may succeed."""
+
+
+class TicketServer:
+    """Client of an MSA server at an address.
+
+    ``secrets`` are headers that name the user, for a private server. A query is given up after ``patience_s`` seconds,
+    and a connection may be silent for ``timeout_s`` seconds. ``say`` is told of waits and of connections that broke;
+    ``pause`` waits a number of seconds of the clock ``now``, which never goes back.
+
+    Raises:
+        ConfigError: The address is invalid.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        patience_s: float = 7200.0,
+        timeout_s: float = 60.0,
+        say: Callable[[str], None] = lambda line: None,
+        pause: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = check_url(url, setting="--msa-server")
+        self._secrets = dict(secrets or {})
+        self._patience_s, self._timeout_s = patience_s, timeout_s
+        self._say, self._pause, self._now = say, pause, now
+
+    def result(self, endpoint: Endpoint, query: str, mode: str) -> bytes:
+        """Send a query, FASTA text, in a mode of the server, and wait for its ``tar.gz``.
+
+        Raises:
+            QueryFailedError: The server fails on this query.
+            NetworkError: The server cannot be reached, refuses the query, gives an invalid answer, or takes too long.
+        """
+        end = self._now() + self._patience_s
+        form = urlencode({"q": query, "mode": mode}).encode("ascii")
+        ticket, wait = None, _FIRST_WAIT_S
+        said = ""
+        while True:
+            path, data = (f"/ticket/{endpoint}", form) if ticket is None else (f"/ticket/{ticket}", None)
+            answer = self._ask(path, data)
+            status = answer.get("status")
+            if status == "COMPLETE":
+                path = f"/result/download/{self._ticket(answer, ticket)}"
+                return self._fetch(path, None, MAX_RESULT)
+            if not isinstance(status, str) or status not in _WAITING:
+                raise self._failed(status)
+            if status in ("PENDING", "RUNNING"):
+                ticket = self._ticket(answer, ticket)
+            elif status == "UNKNOWN":
+                ticket = None  # forgotten, or not accepted yet: send the query again
+            if status != said:
+                said = str(status)
+                self._say(f"{self.url}: {_MEANINGS[said]}")
+            if self._now() + wait > end:
+                raise NetworkError(
+                    f"{self.url}: no result after {clock(self._patience_s)} (the server says {status}). Received "
+                    "results are kept; run the same command later to ask again, or search local databases (--db)"
+                )
+            self._pause(wait * random.uniform(0.9, 1.1))
+            wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
+
+    def structures(self, names: Sequence[str]) -> bytes:
+        """Download a ``tar.gz`` of the structures and profiles of template hits such as ``1abc_A``.
+
+        Profiles are a database ``pdb70`` of HH-suite, structures an mmCIF file per entry.
+
+        Raises:
+            NetworkError: The server cannot be reached or refuses the request.
+        """
+        return self._fetch(f"/template/{','.join(names)}", None, MAX_RESULT)
+
+    def _failed(self, status: object) -> NetworkError:
+        kept = "What has arrived is kept"
+        if status == "MAINTENANCE":
+            return NetworkError(
+                f"{self.url}: the server is under maintenance. {kept}; run the same command later"
+            )
+        if status == "ERROR":
+            return QueryFailedError(
+                f"{self.url}: the server failed on this query (ERROR). {kept}; run the same command in an hour, or "
+                "search local databases (--db)"
+            )
+        return NetworkError(
+            f"{self.url}: the server answers with the unknown status {str(status)[:40]!r}; is this the address of an "
+            "MSA server?"
+        )
+
+    def _ticket(self, answer: dict[str, Any], before: str | None) -> str:
+        """Return the number of a ticket, which becomes a part of an address."""
+        found = answer.get("id", before)
+        if not isinstance(found, str) or re.fullmatch(r"[A-Za-z0-9_-]{1,200}", found) is None:
+            raise NetworkError(f"{self.url}: expected a ticket from the server, found {str(found)[:40]!r}")
+        return found
+
+    def _ask(self, path: str, form: bytes | None) -> dict[str, Any]:
+        text = self._fetch(path, form, _MAX_ANSWER)
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise NetworkError(
+                f"{self.url}{path}: expected JSON from the server, found {text[:60]!r}; is this the address of an MSA "
+                "server?"
+            )
+        return answer
+
+    def _fetch(self, path: str, form: bytes | None, limit: int) -> bytes:
+        """Return the whole answer, requested again after a broken connection."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            wait = min(2.0**attempt, _LONGEST_WAIT_S)
+            try:
+                return self._fetch_once(path, form, limit)
+            except NetworkError as error:
+                if error.status in (401, 403):
+                    raise NetworkError(f"{error}. {_LOGIN}", status=error.status) from None
+                if not error.temporary or attempt == _ATTEMPTS:
+                    raise
+                problem, wait = str(error), wait if error.retry_after is None else error.retry_after
+            except BROKEN as error:
+                problem = (
+                    f"{self.url}{path}: the connection broke ({getattr(error, 'strerror', None) or error})"
+                )
+                if attempt == _ATTEMPTS:
+                    raise NetworkError(
+                        f"{problem}; gave up after {attempt} attempts. Received results are kept; run the same "
+                        "command later to ask again"
+                    ) from None
+            wait = min(wait, _LONGEST_WAIT_S)
+            self._say(f"{problem}; trying again in {wait:.0f} s")
+            self._pause(wait)
+        raise AssertionError("not reached")
+
+    def _fetch_once(self, path: str, form: bytes | None, limit: int) -> bytes:
+        with open_url(
+            f"{self.url}{path}", data=form, secrets=self._secrets, timeout=self._timeout_s
+        ) as response:
+            length = response.headers.get("Content-Length")
+            if length is not None and re.fullmatch(r"[0-9]{1,15}", length) is None:
+                raise NetworkError(
+                    f"{self.url}{path}: expected a Content-Length in digits, found {length[:60]!r}; is this the "
+                    "address of an MSA server?"
+                )
+            pieces, size, end = [], 0, self._now() + _DOWNLOAD_S
+            # Read in pieces, because reading a full answer could wait as long as a slow server sends.
+            while piece := response.read1(_PIECE):
+                if self._now() > end:
+                    raise NetworkError(
+                        f"{self.url}{path}: the answer did not arrive within {clock(_DOWNLOAD_S)}. Earlier results "
+                        "are kept; run the same command later to ask again"
+                    )
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise NetworkError(
+                        f"{self.url}{path}: the server sends more than {limit >> 20} MiB, more than any valid "
+                        "answer; stopped reading"
+                    )
+            if length is not None and size < int(length):
+                raise OSError(f"closed after {size:,} of {int(length):,} bytes")
+            return b"".join(pieces)
+
+
+_LOGIN = (
+    "A private server wants --msa-server-username and --msa-server-password, or --api-key-value; check them, or ask "
+    "its owner"
+)
+_MEANINGS = {
+    "UNKNOWN": "the query is not known yet; asking again",
+    "RATELIMIT": "too many queries at once; waiting for a turn",
+    "PENDING": "the query is waiting in line",
+    "RUNNING": "the search is running",
+}
+
 
 _UNIREF, _ENVIRONMENT, _PAIRED = "uniref.a3m", "bfd.mgnify30.metaeuk30.smag30.a3m", "pair.a3m"
 _HITS = "pdb70.m8"

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fastfold.data.msa.msa import Msa
+from fastfold.data.targets import Chain
 from fastfold.data.templates.custom import CustomChain, aligned_residues
 from fastfold.data.templates.entry import EntryChain
-from fastfold.data.templates.features import Template, place_template
-from fastfold.data.templates.outcome import Outcome, TemplateSkipped
-from fastfold.data.templates.realign import map_to_sequence
+from fastfold.data.templates.features import Template, map_to_sequence, place_template
+from fastfold.data.templates.hits import Outcome, TemplateSkipped
 from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
-from fastfold.data.templates.whole.clashes import clashing_residues, overlapping_residues
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.structure import Structure
-from fastfold.utils.text_files import PathLike
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +44,9 @@ class _Placed:
 
 
 def read_whole(path: PathLike | Structure, *, min_plddt: float = 0.0) -> list[CustomChain]:
-    """Read all protein chains of a structure.
+    """Read all protein chains of a structure, or of its file.
 
-    Args:
-        path: mmCIF or PDB file, plain or ``.gz``, or a structure that was read.
-        min_plddt: Leave out residues with an atom of a smaller B-factor, which is the pLDDT of predictions.
+    Residues with an atom of a smaller B-factor than ``min_plddt``, which is the pLDDT of predictions, are left out.
 
     Raises:
         InputError: The file cannot be read or has no protein, or no residue is left.
@@ -82,17 +81,13 @@ def complex_templates(
     """Make templates that span the chains of a target.
 
     Chains of a complex are assigned to those of the target by their sequences, in the order of the file where several
-    fit equally. A chain of the target that a complex lacks has an empty template, and is left to the network.
+    fit equally, or as ``chain_map`` has for indices of the target's chains by name of the structure. A chain of the
+    target that a complex lacks has an empty template, and is left to the network.
 
-    Args:
-        sequences: Sequences of the target's chains.
-        profiles: An alignment of each, whose profile aligns the structures.
-        complexes: Chains of each structure; the n-th gives the n-th template of every chain.
-        chains: Chains that replace those of the complexes, superposed on them.
-        keep_clashes: Keep residues whose CA atoms are within 3.5 Å of another residue's; both are left free otherwise.
-        overlap: Smallest overlap in Å of van der Waals spheres that clash instead (:func:`overlapping_residues`).
-        chain_map: By name of a structure, its chain for indices of the target's chains; other structures are assigned
-            by sequence.
+    The ``profiles`` are an alignment of each chain of the target, whose profile aligns the structures. The n-th of the
+    ``complexes`` gives the n-th template of every chain. The ``chains`` replace those of the complexes, superposed on
+    them. Residues whose CA atoms are within 3.5 Å of another residue's are left free, unless ``keep_clashes``; with
+    ``overlap``, those whose van der Waals spheres overlap by this in Å instead (:func:`overlapping_residues`).
     """
     replacing = _assign(sequences, profiles, chains)
     found = [ChainTemplates() for _ in sequences]
@@ -214,19 +209,17 @@ def _without_clashes(placed: Mapping[int, _Placed], overlap: float | None) -> di
 
 def _template(placed: _Placed | None, length: int, frame: int, name: str) -> ChainTemplates:
     """Return the template of one chain of the target, empty where the structure lacks the chain."""
+    source = (f"whole complex {name}",)
+    why = "none of its chains aligns with this one, which is left free"
     if placed is not None:
         one = placed.one
         letters = {mine: one.chain.sequence[theirs] for mine, theirs in placed.places.items()}
         try:
             template = place_template(one.chain, placed.places, letters, length, name=one.name)
+            outcome = Outcome(one.name, "used", placed.remark, aligned=len(placed.places))
+            return ChainTemplates((replace(template, frame=frame),), (outcome,), 1, source)
         except TemplateSkipped as skipped:
-            return _empty(length, frame, one.name, str(skipped), name)
-        outcome = Outcome(one.name, "used", placed.remark, aligned=len(placed.places))
-        return ChainTemplates((replace(template, frame=frame),), (outcome,), 1, (f"whole complex {name}",))
-    return _empty(length, frame, name, "none of its chains aligns with this one, which is left free", name)
-
-
-def _empty(length: int, frame: int, name: str, why: str, source: str) -> ChainTemplates:
+            name, why = one.name, str(skipped)
     atoms = rc.atom_type_num
     template = Template(
         name=name,
@@ -238,8 +231,130 @@ def _empty(length: int, frame: int, name: str, why: str, source: str) -> ChainTe
         frame=frame,
     )
     outcomes = (Outcome(name, "used"), Outcome(name, "other sequence", why))
-    return ChainTemplates((template,), outcomes, 1, (f"whole complex {source}",))
+    return ChainTemplates((template,), outcomes, 1, source)
 
 
 def _left_out(name: str, why: str) -> ChainTemplates:
     return ChainTemplates((), (Outcome(name, "other sequence", why),), 1)
+
+
+CLASH_DISTANCE = 3.5  #: Largest distance in Å of CA atoms of two residues that clash, as in AF_unmasked
+HYDROGEN_BOND = 0.4
+"""Overlap in Å that two atoms of a hydrogen bond may have in addition, as in AlphaPulldown."""
+
+_ELEMENTS = [name[0] for name in rc.atom_types]
+_RADII = np.array([rc.element_radius[element] for element in _ELEMENTS])
+_BONDS = np.array([element in "NOS" for element in _ELEMENTS])
+
+
+def clashing_residues(chains: Sequence[EntryChain]) -> list[np.ndarray]:
+    """Return the residues of each chain, ``[N]`` bool, whose CA atom is within 3.5 Å of another residue's."""
+    ca = rc.atom_order["CA"]
+    points = np.concatenate([chain.positions[:, ca] for chain in chains]).astype(np.float64)
+    known = np.concatenate([chain.mask[:, ca] for chain in chains]) > 0
+    clashes = np.zeros(len(points), bool)
+    for i in np.flatnonzero(known):  # in rows, because large complexes have many pairs
+        near = np.linalg.norm(points - points[i], axis=-1) <= CLASH_DISTANCE
+        near[i] = False
+        clashes[i] = (near & known).any()
+    return _split(clashes, chains)
+
+
+def overlapping_residues(chains: Sequence[EntryChain], overlap: float) -> list[np.ndarray]:
+    """Return the residues of each chain, ``[N]`` bool, with an atom that overlaps another residue's.
+
+    As in AlphaPulldown, neighbours in a chain do not count. Spheres overlap by at least ``overlap`` in Å. Two atoms of
+    nitrogen, oxygen or sulphur may overlap by 0.4 Å more.
+    """
+    lengths = [len(chain.sequence) for chain in chains]
+    residue, atom = np.nonzero(np.concatenate([chain.mask for chain in chains]) > 0)
+    points = np.concatenate([chain.positions for chain in chains])[residue, atom].astype(np.float64)
+    number = np.repeat(np.arange(len(chains)), lengths)[residue]
+    clashes = np.zeros(sum(lengths), bool)
+    for i in range(len(points)):
+        limit = _RADII[atom] + _RADII[atom[i]] - overlap - HYDROGEN_BOND * (_BONDS[atom] & _BONDS[atom[i]])
+        close = np.square(points - points[i]).sum(-1) <= np.square(np.maximum(limit, 0.0))
+        others = (number != number[i]) | (np.abs(residue - residue[i]) > 1)
+        clashes[residue[i]] |= (close & others & (limit >= 0)).any()
+    return _split(clashes, chains)
+
+
+def _split(values: np.ndarray, chains: Sequence[EntryChain]) -> list[np.ndarray]:
+    return np.split(values, np.cumsum([len(chain.sequence) for chain in chains])[:-1])
+
+
+_LIMIT = 1 << 24
+
+
+class _Row(NamedTuple):
+    line: int
+    name: str
+    file: str
+    chain: str
+
+
+class ChainMap:
+    """Rows ``protein,file,chain of the file``, for copies of a protein one after the other.
+
+    Raises:
+        InputError: The file cannot be read, or a line has another number of fields.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = path
+        text = read_text_bytes(path, limit=_LIMIT).decode("utf-8-sig", "replace")
+        self._rows: list[_Row] = []
+        for line, fields in enumerate(csv.reader(split_lines(text)), start=1):
+            fields = [field.strip() for field in fields]
+            if not any(fields) or fields[0].startswith("#"):
+                continue
+            if len(fields) != 3 or not all(fields):
+                raise InputError(
+                    f"expected protein,file,chain such as 'P23726,3l4q.cif,C', found {','.join(fields)[:60]!r}",
+                    path=path,
+                    line=line,
+                )
+            self._rows.append(_Row(line, fields[0], structure_name(fields[1]), fields[2]))
+        if not self._rows:
+            raise InputError("has no rows; write protein,file,chain such as 'P23726,3l4q.cif,C'", path=path)
+
+    def check(self, complexes: Sequence[Sequence[CustomChain]]) -> None:
+        """Check that all files and their chains exist.
+
+        Raises:
+            InputError: A row names a file that was not given, or a chain that it lacks.
+        """
+        known = {chains[0].file: [one.chain_id for one in chains] for chains in complexes}
+        for row in self._rows:
+            if row.file not in known:
+                raise self._error(row, f"{row.file} is not among --cross-chain-templates: {', '.join(known)}")
+            if row.chain not in known[row.file]:
+                chains = ", ".join(known[row.file])
+                raise self._error(
+                    row, f"{row.file} lacks a protein chain {row.chain}; its chains are {chains}"
+                )
+
+    def of_target(self, chains: Sequence[Chain]) -> dict[str, dict[int, str]]:
+        """Return the chain of each structure by file and index of the target's chain.
+
+        Raises:
+            InputError: A row names none of the chains, or more rows of a file than copies name one.
+        """
+        found: dict[str, dict[int, str]] = {}
+        for row in self._rows:
+            named = [i for i, one in enumerate(chains) if one.record == row.name]
+            named = named or [i for i, one in enumerate(chains) if one.id == row.name]
+            if not named:
+                names = ", ".join(f"{one.record or one.id}" for one in chains)
+                raise self._error(row, f"{row.name} is not a chain of the target; its chains are {names}")
+            here = found.setdefault(row.file, {})
+            free = [i for i in named if i not in here]
+            if not free:
+                raise self._error(
+                    row, f"{row.name} has {len(named)} chains, and this row of {row.file} is one more"
+                )
+            here[free[0]] = row.chain
+        return found
+
+    def _error(self, row: _Row, problem: str) -> InputError:
+        return InputError(problem, path=self.path, line=row.line)

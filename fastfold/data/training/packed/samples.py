@@ -1,15 +1,37 @@
-"""Record of an entry's samples: structure, alignments and template hits."""
+"""Packed sets of entries with the data of their samples, and indices of entries alone."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from filelock import FileLock
+
+from fastfold.data.loading.loader import SampleLoader, retry_io
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
-from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
-from fastfold.data.training.entry import EntryData
-from fastfold.errors import InputError
+from fastfold.data.training.cache import code_fingerprint, module_files, parser_version
+from fastfold.data.training.entry import ComplexData, Entry, EntryData
+from fastfold.data.training.packed.records import (
+    EntryList,
+    RecordFile,
+    RecordWriter,
+    add_entries,
+    writing_records,
+)
+from fastfold.data.training.templates import read_candidates
+from fastfold.errors import ConfigError, InputError, OutputError
+from fastfold.utils.hashing import input_hash
+from fastfold.utils.locks import held
+from fastfold.utils.text_files import PathLike
 
 SAMPLES = "samples"  #: Name of the table of these records
 _VERSION = f"records of layout {cache_format.LAYOUT_VERSION}"
@@ -19,30 +41,11 @@ _LEVEL = 1
 
 
 def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
-    """Serialise an entry's data to a record; alignments shared by chains are stored once.
+    """Serialise an entry's data with the hits of :func:`fastfold.data.training.templates.read_candidates`.
 
-    Data of a predicted structure have all residues; hits are those of
-    :func:`fastfold.data.training.templates.read_candidates`.
+    Data of a predicted structure have all residues.
     """
-    if isinstance(data, ComplexData):
-        msas = dict(zip((chain.sequence for chain in data.chains), data.alignments, strict=True))
-    else:
-        msas = {data.chain.sequence: ComplexMsas(data.alignments)}
-    found_hits = [
-        cache_format.hits_arrays(found) | {"sequence": cache_format.text_array(sequence)}
-        for sequence, found in hits.items()
-    ]
-    arrays = {
-        "kind": cache_format.text_array("complex" if isinstance(data, ComplexData) else "chain"),
-        "resolution": cache_format.optional(data.resolution),
-        "release_date": cache_format.text_array(data.release_date),
-        **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in data.chains]),
-        "sequences": cache_format.text_array("\n".join(msas)),
-        **cache_format.many("hits", found_hits),
-    }
-    for number, of_chain in enumerate(msas.values()):
-        for kind, several in of_chain._asdict().items():
-            arrays |= cache_format.many(f"{kind}{number}_", [cache_format.msa_arrays(msa) for msa in several])
+    arrays = cache_format.data_arrays(data, hits)
     return zlib.compress(cache_format.to_bytes(arrays, _VERSION, ""), _LEVEL)
 
 
@@ -64,24 +67,163 @@ def of_record(record: bytes) -> EntryData | ComplexData:
         raise InputError("the packed set was built by another version of FastFold; build it again") from None
     except (cache_format.Unusable, zlib.error) as error:
         raise InputError(f"a record of the packed set cannot be read ({error}); build it again") from None
-    chains = tuple(cache_format.chain_of(part) for part in cache_format.parts_of("chains", arrays))
-    msas = {
-        sequence: ComplexMsas(
-            *(
-                tuple(cache_format.msa_of(part) for part in cache_format.parts_of(f"{kind}{number}_", arrays))
-                for kind in ComplexMsas._fields
-            )
-        )
-        for number, sequence in enumerate(cache_format.string_of(arrays["sequences"]).split("\n"))
-    }
-    resolution = cache_format.number_or_none(arrays["resolution"])
-    date = cache_format.string_of(arrays["release_date"])
-    hits = {
-        cache_format.string_of(part["sequence"]): cache_format.hits_of(part)
-        for part in cache_format.parts_of("hits", arrays)
-    }
-    if cache_format.string_of(arrays["kind"]) == "chain":
-        alignments = msas[chains[0].sequence].unpaired
-        return EntryData(chains[0], alignments, resolution, date, hits)
-    of_chains = tuple(msas[chain.sequence] for chain in chains)
-    return ComplexData(chains, of_chains, resolution, date, hits)
+    return cache_format.data_of(arrays)
+
+
+_SAID_EVERY = 1000
+
+
+@dataclass(frozen=True)
+class MakeRecord:
+    """Maker of an entry's record; pickled for the loader's workers."""
+
+    read: Callable[[Entry], Any]  #: Reads an entry with all its residues
+
+    def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
+        """Return the record of ``entry``, ``record`` ``[bytes]`` uint8."""
+        return retry_io(partial(self._make, entry))
+
+    def _make(self, entry: Entry) -> dict[str, np.ndarray]:
+        data: EntryData = self.read(entry)
+        hits = {
+            sequence: read_candidates(path, sequence)
+            for sequence, path in entry.template_hits(data.chains).items()
+        }
+        return {"record": np.frombuffer(to_record(data, hits), np.uint8)}
+
+
+def build(
+    path: PathLike,
+    sets: Mapping[str, Sequence[Entry]],
+    make: MakeRecord,
+    *,
+    meta: Mapping[str, Any],
+    workers: int = 0,
+    say: Callable[[str], None] = print,
+) -> list[tuple[str, str]]:
+    """Build a packed set, and return names and reasons of invalid entries, which are left out.
+
+    Raises:
+        ConfigError: All entries of a set are invalid.
+        WriteError: The file cannot be written.
+    """
+    failed: list[tuple[str, str]] = []
+    number = 0
+    with writing_records(path) as writer:
+        for name, entries in sets.items():
+
+            def of_set(line: str, name: str = name) -> None:
+                say(f"{name}: {line}")
+
+            kept, bad = _add_samples(writer, entries, make, number, workers, of_set)
+            if entries and not kept:
+                first, reason = bad[0]
+                raise ConfigError(
+                    f"none of {len(entries)} entries of {name} can be used; the first is {first}: {reason}"
+                )
+            add_entries(writer, name, kept)
+            failed += bad
+            number += len(kept)
+        writer.set_meta({**meta, "sets": list(sets), "version": parser_version(), "failed": failed})
+    return failed
+
+
+def _add_samples(
+    writer: RecordWriter,
+    entries: Sequence[Entry],
+    make: MakeRecord,
+    first: int,
+    workers: int,
+    say: Callable[[str], None],
+) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Write the records of a set; return its entries with record numbers, and failed ones."""
+    kept: list[Entry] = []
+    if not entries:
+        return kept, []
+    # The limit is one more than the number of entries, so that failures never stop the build.
+    with SampleLoader(
+        make, entries, workers=workers, prefetch=2 * workers, max_failures=len(entries) + 1
+    ) as loader:
+        for draw in loader:
+            writer.add(SAMPLES, draw.sample["record"].tobytes())
+            kept.append(replace(entries[draw.number], record=first + len(kept)))
+            if len(kept) % _SAID_EVERY == 0:
+                say(f"{len(kept):,} of {len(entries):,} entries")
+        say(f"{len(kept):,} of {len(entries):,} entries are packed")
+        return kept, loader.quarantined
+
+
+_NAMES = """
+    training.dataset training.entry training.index_tables training.packed.records training.packed.samples
+    training.sampling
+"""
+_SCANNERS = tuple(f"fastfold.data.{name}" for name in _NAMES.split())
+"""Modules that, together with the parsers, determine the result of a scan."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Result of a scan."""
+
+    sets: Mapping[str, Sequence[Entry]]  #: Entries by the name of their set
+    meta: Mapping[str, Any]  #: Further data in JSON's types
+
+
+def indexed(
+    folder: PathLike, settings: Any, sources: Iterable[PathLike], scan: Callable[[], Scanned]
+) -> Scanned:
+    """Return the result of a scan, from an index file in a folder if it has the same settings and sources.
+
+    The settings are everything that the scan depends on (:func:`fastfold.utils.hashing.input_hash`). The sources are
+    tables and folders that it reads; a changed time or size causes a new scan. A change within a structure file is
+    noticed when it is drawn. One process scans, and the others wait for it. A damaged file is made again. If no file
+    can be written, every process scans.
+    """
+    key = input_hash(settings, scanner_version(), [_state(path) for path in sources])
+    path = Path(folder) / f"{key[:32]}.index"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with held(FileLock(path.with_suffix(".lock"))):
+            if (found := _read_index(path)) is None:
+                _write_index(path, scan())
+                found = _read_index(path)
+    except (OutputError, OSError) as error:
+        _log.warning("the index of the training set cannot be written: %s", error)
+        return scan()
+    assert found is not None, "the index was just written"
+    return found
+
+
+def _read_index(path: Path) -> Scanned | None:
+    if not path.exists():
+        return None
+    try:
+        file = RecordFile(path)
+    except InputError as error:
+        _log.warning("%s; making it again", error)
+        return None
+    return Scanned({name: EntryList(file, name) for name in file.meta["sets"]}, file.meta["more"])
+
+
+def _write_index(path: Path, found: Scanned) -> None:
+    with writing_records(path) as writer:
+        for name, entries in found.sets.items():
+            add_entries(writer, name, entries)
+        writer.set_meta({"sets": list(found.sets), "more": dict(found.meta)})
+
+
+@functools.cache
+def scanner_version() -> str:
+    """Return the fingerprint of the code that determines the result of a scan."""
+    return code_fingerprint(parser_version(), module_files(_SCANNERS))
+
+
+def _state(path: PathLike) -> tuple[str, int, int] | None:
+    """Return a path with its time and size; None if it does not exist."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return str(Path(path).absolute()), status.st_mtime_ns, status.st_size

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastfold.data.fasta import split_records
+from fastfold.data.msa.msa import split_records
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.design.task import DesignTask
 from fastfold.protein import residue_constants as rc

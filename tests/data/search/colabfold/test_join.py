@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.data.msa.colabfold import parse_colabfold
-from fastfold.data.search.colabfold.join import fasta_of, join_complex, split_queries
+from fastfold.data.msa.formats import parse_colabfold
+from fastfold.data.search.colabfold.source import fasta_of, join_complex, split_queries
 from fastfold.errors import InputError
 from tests.conftest import require_shared
 from tests.helpers.colabfold_records import expected

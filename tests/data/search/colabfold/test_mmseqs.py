@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.find import load_alignments
-from fastfold.data.search.colabfold import mmseqs_program
-from fastfold.data.search.colabfold.mmseqs import ENVIRONMENT, UNIREF, MmseqsSource
-from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
-from fastfold.data.search.colabfold.modes import ColabFoldModes
+from fastfold.data.search import programs
+from fastfold.data.search.colabfold.mmseqs import ENVIRONMENT, UNIREF, Mmseqs, MmseqsSource, find_mmseqs
 from fastfold.data.search.colabfold.source import FILE, search_colabfold
+from fastfold.data.search.settings import ColabFoldModes
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError
 from tests.helpers.signals import interruptible
@@ -245,7 +244,7 @@ def test_the_program_comes_from_path_or_the_package(
     (package / "bin").mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr(mmseqs_program.shutil, "which", lambda name: None)
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fastfold\[mmseqs\]'"):
         find_mmseqs()
     (package / "bin" / "mmseqs").write_text("")

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.find import load_alignments
-from fastfold.data.search.colabfold.modes import ColabFoldModes, select_rows
-from fastfold.data.search.colabfold.msa_server import MsaServer
+from fastfold.data.search.colabfold.msa_server import MsaServer, TicketServer
 from fastfold.data.search.colabfold.source import search_colabfold
-from fastfold.data.search.colabfold.tickets import TicketServer
+from fastfold.data.search.settings import ColabFoldModes, select_rows
 from fastfold.data.targets import target_from_sequence
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 

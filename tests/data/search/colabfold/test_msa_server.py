@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.find import load_alignments
-from fastfold.data.search.colabfold.msa_server import MsaServer
+from fastfold.data.search.colabfold.msa_server import MsaServer, TicketServer
 from fastfold.data.search.colabfold.source import search_colabfold
-from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import FastFoldError, InputError, NetworkError, OutputError
 from tests.conftest import REPOSITORY
@@ -200,7 +199,7 @@ import sys
 from pathlib import Path
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.colabfold.source import search_colabfold
-from fastfold.data.search.colabfold.tickets import TicketServer
+from fastfold.data.search.colabfold.msa_server import TicketServer
 from fastfold.data.targets import target_from_sequence
 targets = [target_from_sequence(text, f"t{i}") for i, text in enumerate(sys.argv[3:])]
 server = TicketServer(sys.argv[1], pause=lambda seconds: __import__("time").sleep(0.01))

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.find import load_alignments
-from fastfold.data.search.colabfold.modes import ColabFoldModes
-from fastfold.data.search.colabfold.msa_server import MsaServer, _hit_names
+from fastfold.data.search.colabfold.msa_server import MsaServer, TicketServer, _hit_names
 from fastfold.data.search.colabfold.server_templates import check_templates, find_server_templates
 from fastfold.data.search.colabfold.source import search_colabfold
-from fastfold.data.search.colabfold.tickets import TicketServer
+from fastfold.data.search.settings import ColabFoldModes
 from fastfold.data.targets import target_from_sequence
 from fastfold.data.templates import source
 from fastfold.data.templates.options import TemplateOptions

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from fastfold.data.search.colabfold import tickets
-from fastfold.data.search.colabfold.tickets import TicketServer
+from fastfold.data.search.colabfold import msa_server as protocol
+from fastfold.data.search.colabfold.msa_server import TicketServer
 from fastfold.errors import ConfigError, NetworkError
 from fastfold.utils.http import USER_AGENT
 from tests.helpers.loopback import Request, loopback
@@ -152,7 +152,7 @@ def test_a_download_that_always_breaks_ends() -> None:
 
 
 def test_a_download_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tickets, "MAX_RESULT", 100)
+    monkeypatch.setattr(protocol, "MAX_RESULT", 100)
     with msa_server(StandIn()) as server, pytest.raises(NetworkError, match="more than any valid answer"):
         client(server.url).result("msa", QUERY, "env")
 

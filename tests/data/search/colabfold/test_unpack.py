@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from fastfold.data.search.colabfold import unpack
-from fastfold.data.search.colabfold.unpack import read_archive
+from fastfold.data.search.colabfold import server_templates
+from fastfold.data.search.colabfold.server_templates import read_archive
 from fastfold.errors import InputError
 from tests.helpers.stand_in_msa_server import bomb, tar_gz
 
@@ -69,7 +69,7 @@ def test_what_is_damaged_says_so(data: bytes) -> None:
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpack, "MAX_UNPACKED", 4 << 20)
+    monkeypatch.setattr(server_templates, "MAX_UNPACKED", 4 << 20)
     with pytest.raises(InputError, match="unpacks to more than 4 MiB"):
         read_archive(bomb(64 << 20), WANTED, origin="server")
 
@@ -148,7 +148,7 @@ def test_ten_thousand_mutated_archives_are_read_or_refused() -> None:
 def test_an_archive_that_unpacks_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The download has a deadline of its own."""
     clock = iter(range(0, 10**6, 400))
-    monkeypatch.setattr(unpack.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(server_templates.time, "monotonic", lambda: float(next(clock)))
     data = tar_gz({"uniref.a3m": bytes(4 << 20)})
     with pytest.raises(InputError, match="does not unpack within 10 minutes; none of it was used"):
         read_archive(data, WANTED, origin="server")

@@ -15,9 +15,13 @@ from fastfold.data.templates.custom import CustomChain
 from fastfold.data.templates.entry import EntryChain
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
-from fastfold.data.templates.whole.chain_map import ChainMap
-from fastfold.data.templates.whole.clashes import clashing_residues, overlapping_residues
-from fastfold.data.templates.whole.complexes import complex_templates, read_whole
+from fastfold.data.templates.whole.complexes import (
+    ChainMap,
+    clashing_residues,
+    complex_templates,
+    overlapping_residues,
+    read_whole,
+)
 from fastfold.errors import ConfigError, InputError
 from fastfold.protein import residue_constants as rc
 from tests.helpers.small_sets import pdb_text

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.training.entry import Entry, EntryData
-from fastfold.data.training.packed.build import MakeRecord, build
-from fastfold.data.training.packed.entries import EntryList
-from fastfold.data.training.packed.records import RecordFile
-from fastfold.data.training.packed.samples import SAMPLES, of_record
+from fastfold.data.training.packed.records import EntryList, RecordFile
+from fastfold.data.training.packed.samples import SAMPLES, MakeRecord, build, of_record
 from fastfold.errors import ConfigError, InputError
 from tests.helpers.sample_chains import chain_structure
 

@@ -8,10 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.training.complex_entry import ComplexEntry
-from fastfold.data.training.entry import DISTILLATION, Entry
-from fastfold.data.training.packed.entries import EntryList, add_entries, entry_fields, entry_of, weights_of
-from fastfold.data.training.packed.records import RecordFile, writing_records
+from fastfold.data.training.entry import DISTILLATION, ComplexEntry, Entry
+from fastfold.data.training.packed.records import (
+    EntryList,
+    RecordFile,
+    add_entries,
+    entry_fields,
+    entry_of,
+    weights_of,
+    writing_records,
+)
 from fastfold.data.training.sampling import sampling_weights
 from fastfold.utils.text_files import FileSlice
 

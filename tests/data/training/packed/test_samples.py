@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from fastfold.data.msa.msa import parse_a3m
-from fastfold.data.templates.hhr import parse_hhr
-from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
-from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
-from fastfold.data.training.entry import EntryData
+from fastfold.data.templates.hits import parse_hhr, parse_hmmsearch
+from fastfold.data.training.entry import ComplexData, ComplexMsas, EntryData
 from fastfold.data.training.packed import samples
 from fastfold.data.training.packed.samples import of_record, to_record
 from fastfold.errors import InputError

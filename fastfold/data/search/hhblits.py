@@ -6,8 +6,6 @@ which calls the result ``bfd_uniref_hits.a3m``.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 from fastfold.data.msa.msa import check_query, parse_a3m
-from fastfold.data.search.colabfold.mmseqs_program import run_session
 from fastfold.data.search.database import SequenceDatabase
 from fastfold.data.search.engine import Found, Report, Step
+from fastfold.data.search.programs import find_program, program_output, run_session
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import ConfigError, InputError
@@ -33,21 +31,6 @@ FLAGS = (
 
 _PARTS = ("a3m", "hhm", "cs219")
 _LAST_CHARACTERS = 500
-
-
-def find_program(name: str) -> str | None:
-    """Return a program of HH-suite: on PATH, or of the Python package ``colabfold-binaries``; None without any."""
-    found = shutil.which(name)
-    if found is not None:
-        return found
-    try:
-        from colabfold_binaries import binary_path
-    except ImportError:
-        return None
-    try:
-        return str(binary_path(name))
-    except OSError:
-        return None
 
 
 def is_cluster_database(path: Path) -> bool:
@@ -95,12 +78,7 @@ class HhblitsEngine:
 
     @cached_property
     def _version(self) -> str:
-        try:
-            done = subprocess.run(
-                [self._program, "-h"], stdin=subprocess.DEVNULL, capture_output=True, timeout=600, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"{self._program}: does not run ({error}); install another build") from None
+        done = program_output(self._program, "-h", remedy="install another build")
         first = done.stdout.decode("utf-8", "replace").strip().partition("\n")[0]
         return first.rstrip(":") or "unknown"
 

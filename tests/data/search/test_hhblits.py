@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fastfold.data.msa.find import load_alignments
+from fastfold.data.search import hhblits
 from fastfold.data.search.engine import Step
-from fastfold.data.search.hh_suite import hhblits
-from fastfold.data.search.hh_suite.hhblits import HhblitsEngine
+from fastfold.data.search.hhblits import HhblitsEngine
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.local import local_engines, search
 from fastfold.data.search.settings import HmmerSettings, SearchSources

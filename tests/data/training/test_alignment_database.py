@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fastfold.data.msa.database import AlignmentDatabase
 from fastfold.data.msa.find import read_msa, sorted_alignments, sorted_hits
+from fastfold.data.training.index_tables import AlignmentDatabase
 from fastfold.errors import InputError
 from fastfold.utils.text_files import FileSlice, read_text_bytes
 from tests.helpers.small_sets import a3m, alignment_database

@@ -1,1 +1,0 @@
-"""Searches by programs of HH-suite."""
