@@ -103,14 +103,9 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def option_hints(given: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return a line for each option that is unknown, with what to write in its place.
+    """Return a line for each option of a command that is not ``known``, with what to write in its place.
 
-    Args:
-        given: Arguments of a command.
-        known: Its options.
-
-    Returns:
-        Lines for options of other programs, and for those that are near one of ``known``; nothing for others.
+    There are lines for options of other programs, and for those that are near a known one.
     """
     options, lines = list(known), []
     for name in dict.fromkeys(text.partition("=")[0] for text in given if text.startswith("--")):
