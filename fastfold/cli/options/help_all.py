@@ -40,7 +40,7 @@ def finish_command(
     ``defaults`` are values of options that the command lacks.
     """
     add_config_options(parser)
-    hidden = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    hidden: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options", **hidden)
     parser.set_defaults(run=run, **defaults)
 

@@ -94,10 +94,7 @@ class CommandParser(argparse.ArgumentParser):
         hints = [] if self._subparsers is not None else option_hints(given, self._option_string_actions)
         if "required: --out" in message:
             hints.append("--out: the folder for the results, as in fastfold infer INPUT --out DIR")
-        if (
-            "argument --relax: invalid choice" in message
-            and "." in message.partition("choice: ")[2].partition("(")[0]
-        ):
+        if "." in message.partition("argument --relax: invalid choice: ")[2].partition("(")[0]:
             hints.append("--relax: put the inputs first, or write --relax best before them")
         super().error("\n  ".join([message, *hints]))
 
