@@ -57,7 +57,7 @@ from fastfold.protein.metrics.contacts import (  # noqa: E402
 from fastfold.protein.metrics.lddt import count_clashes, lddt  # noqa: E402
 from fastfold.protein.metrics.tm_score import tm_score  # noqa: E402
 from fastfold.protein.structure import ChainStructure  # noqa: E402
-from fastfold.training.report.calibration import calibrate, calibration_png  # noqa: E402
+from fastfold.training.report.plots import calibrate, calibration_png  # noqa: E402
 from fastfold.training.validation import ChainScore, resolved_beta, score_chain  # noqa: E402
 
 

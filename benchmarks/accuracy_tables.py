@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfold.protein.metrics.contacts import CONTACT_SEPARATION, LONG_RANGE, MIN_CONTACTS
-from fastfold.training.report.calibration import calibrate
+from fastfold.training.report.plots import calibrate
 from fastfold.training.validation import DEEP_ROWS, ChainScore
 
 DEPTHS: dict[str, tuple[int, float]] = {

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fastfold._version import __version__
 from fastfold.cli.commands.completion import add_completion_command
-from fastfold.cli.commands.design import add_design_command
-from fastfold.cli.commands.embed import add_embed_command
-from fastfold.cli.commands.ensemble import add_ensemble_command
-from fastfold.cli.commands.infer import add_infer_command
-from fastfold.cli.commands.mutate import add_mutate_command
-from fastfold.cli.commands.plan import add_plan_command
-from fastfold.cli.commands.relax import add_relax_command
-from fastfold.cli.commands.report import add_cite_command, add_report_command
-from fastfold.cli.commands.resources.databases import add_databases_command
-from fastfold.cli.commands.resources.search import add_search_command
-from fastfold.cli.commands.resources.weights import add_weights_command
-from fastfold.cli.commands.score import add_score_command
-from fastfold.cli.commands.screen import add_screen_command
-from fastfold.cli.commands.service.serve import add_serve_command
-from fastfold.cli.commands.service.submit import add_submit_command
-from fastfold.cli.commands.train import add_data_command, add_train_command
-from fastfold.cli.commands.verify import add_environment_command, add_verify_command
 from fastfold.cli.options.hints import CommandParser
 from fastfold.cli.process import exit_with, open_standard_streams, prepare_environment, silence_stdout
 from fastfold.errors import ConfigError, FastFoldError
@@ -113,29 +97,29 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-_COMMANDS: dict[str, Callable[[Any], None]] = {
-    "infer": add_infer_command,
-    "ensemble": add_ensemble_command,
-    "embed": add_embed_command,
-    "screen": add_screen_command,
-    "score": add_score_command,
-    "mutate": add_mutate_command,
-    "design": add_design_command,
-    "search": add_search_command,
-    "serve": add_serve_command,
-    "submit": add_submit_command,
-    "train": add_train_command,
-    "data": add_data_command,
-    "relax": add_relax_command,
-    "plan": add_plan_command,
-    "report": add_report_command,
-    "verify": add_verify_command,
-    "environment": add_environment_command,
-    "weights": add_weights_command,
-    "databases": add_databases_command,
-    "cite": add_cite_command,
+_MODULES = {
+    "infer": "infer",
+    "ensemble": "ensemble",
+    "embed": "embed",
+    "screen": "screen",
+    "score": "score",
+    "mutate": "mutate",
+    "design": "design",
+    "search": "resources.search",
+    "serve": "service.serve",
+    "submit": "service.submit",
+    "train": "train",
+    "data": "train",
+    "relax": "relax",
+    "plan": "plan",
+    "report": "report",
+    "verify": "verify",
+    "environment": "verify",
+    "weights": "resources.weights",
+    "databases": "resources.databases",
+    "cite": "report",
 }
-"""Functions that add commands to a parser, in the order of the help."""
+"""Modules of the commands, in the order of the help; each has a function ``add_<name>_command``."""
 
 
 def _parser(called: str = "") -> argparse.ArgumentParser:
@@ -147,10 +131,9 @@ def _parser(called: str = "") -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    if called in _COMMANDS:
-        _COMMANDS[called](commands)
-        return parser
-    for add_command in _COMMANDS.values():
+    for name in [called] if called in _MODULES else _MODULES:
+        add_command = pkgutil.resolve_name(f"fastfold.cli.commands.{_MODULES[name]}:add_{name}_command")
         add_command(commands)
-    add_completion_command(commands, parser)
+    if called not in _MODULES:
+        add_completion_command(commands, parser)
     return parser

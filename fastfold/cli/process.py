@@ -65,16 +65,18 @@ def is_first_process() -> bool:
 
 
 def announce(options: argparse.Namespace) -> None:
-    """Print the first line of a command before PyTorch is loaded, unless it is quiet or another process prints.
-
-    Args:
-        options: Options of a command that folds.
-    """
+    """Print the first line of a command before PyTorch is loaded, unless it is quiet or another process prints."""
     if options.quiet or not is_first_process():
         return
     line = f"fastfold {__version__}, results go to {options.out}"
     with contextlib.suppress(OSError):
         print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
+
+
+def print_line(line: str, *, quiet: bool = False) -> None:
+    """Print a line for the user on the standard error at once, unless it is quiet."""
+    if not quiet:
+        print(line, file=sys.stderr, flush=True)
 
 
 def print_summary(summary: Summary, out: Path, *, done: str = "folded", table: str = "") -> int:
@@ -120,9 +122,6 @@ def exit_with(run: Callable[[], int]) -> NoReturn:
 
     Python frees them one by one, which takes long for those of PyTorch; the system frees them at once. Exit handlers
     run before. Under a tracer, which may report at the end, the process ends as usual.
-
-    Args:
-        run: Function that returns the exit code.
     """
     codes: list[int] = []
 

@@ -1,21 +1,28 @@
-"""Construction of a run's network: weights, frozen parts, adapters, parallel plan and precision."""
+"""Construction of a run's network: weights, frozen parts, adapters, parallel plan, precision and placement.
+
+Parameters, gradients and optimizer states are on the device, or where a memory manager places them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
 from fastfold.evoformer.weights.checkpoint import read_weights
 from fastfold.evoformer.weights.published import one_weights_file
-from fastfold.parallel import DistributedContext, Parallel, alphafold, parallelize
+from fastfold.memory import Gemini, GeminiConfig, parse_bytes
+from fastfold.parallel import DistributedContext, Parallel, ParallelOptimizer, alphafold, parallelize
 from fastfold.parallel.alphafold.convert import silent_parts
-from fastfold.training.config import TrainConfig
+from fastfold.training.config import MemoryConfig, TrainConfig
 from fastfold.training.lora import add_lora, freeze
-from fastfold.training.offload import check_memory
 
 
 def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
@@ -65,3 +72,90 @@ def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -
                     part.compile()
     model.train()
     return parallel
+
+
+class Placement:
+    """Placement on the device, or with a policy by :class:`fastfold.memory.Gemini` within a budget.
+
+    With a policy the network is on the host, and all processes make the same decisions.
+
+    Raises:
+        BudgetError: The budget is too small for the network; the message names the smallest that works.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: ParallelOptimizer,
+        memory: MemoryConfig,
+        context: DistributedContext,
+    ) -> None:
+        self._optimizer = optimizer
+        self._manager: Gemini | None = None
+        if memory.policy is None:
+            return
+        blocks = [block for m in model.modules() if isinstance(m, BlockStack) for block in m.blocks]
+        config = GeminiConfig(
+            memory.budget,
+            memory.policy,
+            device=context.device,
+            nvme_folder=memory.folder,
+            hard_budget=memory.hard_budget,
+            recompute=blocks if memory.checkpointing and memory.policy != "cuda" else (),
+            statistics=context.cpu_group,
+        )
+        self._manager = Gemini(model, optimizer.inner, config)
+
+    def params_on_host(self) -> AbstractContextManager[None]:
+        """Return a context in which parameters and gradients are plain tensors that may be read and changed."""
+        return nullcontext() if self._manager is None else self._manager.params_on_host()
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return a context for running the network, in which a manager's operators allocate device memory."""
+        return nullcontext() if self._manager is None else self._manager.device.running()
+
+    def step(self, ok: Tensor | None = None) -> Callable[[], None]:
+        """Run the optimizer's step and clear the gradients.
+
+        Argument and result are those of :meth:`fastfold.parallel.ParallelOptimizer.step`. With a policy ``ok`` must be
+        None, because the host decides before.
+        """
+        if self._manager is None:
+            undo: Callable[[], None] = self._optimizer.step(ok=ok)
+            self._optimizer.zero_grad()
+            return undo
+        assert ok is None
+        self._manager.step()
+        self._manager.zero_grad()
+        return lambda: None
+
+
+def check_memory(config: TrainConfig, context: DistributedContext) -> None:
+    """Refuse settings that memory management does not support.
+
+    Raises:
+        ConfigError: An unsupported setting is set together with ``memory.policy``.
+    """
+    if config.memory.policy is None:
+        return
+    parse_bytes(config.memory.budget)
+    if config.optim.name == "muon":
+        raise ConfigError(
+            "memory.policy does not support optim.name=muon: a manager steps flat chunks, Muon whole matrices; "
+            "set optim.name=adam or memory=checkpointing"
+        )
+    if context.mesh.plan.zero:
+        raise ConfigError(
+            "memory.policy does not support parallel.zero: with a policy optimizer states are on the host, and "
+            "sharding them over GPUs saves nothing; set parallel.zero=0 or memory=checkpointing"
+        )
+    if context.size > 1 and context.device.type == "cuda" and config.memory.policy != "cuda":
+        raise ConfigError(
+            "memory.policy keeps gradients on the host, where several processes with GPUs cannot sum them yet; "
+            "train with one process, memory.policy=cuda, or memory=checkpointing"
+        )
+    if config.trainer.compile:
+        raise ConfigError(
+            "memory.policy does not support trainer.compile: compiled blocks would keep references to parameters that "
+            "have left the device; set trainer.compile=false or memory=checkpointing"
+        )

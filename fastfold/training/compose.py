@@ -174,22 +174,16 @@ def _whole_numbers(overrides: Sequence[Override]) -> list[str]:
     types, texts = dict(_keys(TrainConfig)), []
     for override in overrides:
         value, text = override.value(), str(override.input_line)
-        if (
-            isinstance(value, float)
-            and value.is_integer()
-            and types.get(override.key_or_group, "").startswith("int")
-        ):
+        is_int = types.get(override.key_or_group, "").startswith("int")
+        if is_int and isinstance(value, float) and value.is_integer():
             text = f"{text.partition('=')[0]}={int(value)}"
         texts.append(text)
     return texts
 
 
 def _check_choice(override: Override, group: str) -> None:
-    choices = sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in resources.files(_CONFIGS).joinpath(group).iterdir()
-        if entry.name.endswith(".yaml")
-    )
+    files = [entry.name for entry in resources.files(_CONFIGS).joinpath(group).iterdir()]
+    choices = sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
     choice = override.value()
     if choice not in choices:
         hint = suggest(f"{group}={choice}", [f"{group}={name}" for name in choices])
@@ -222,23 +216,13 @@ def check_settings(config: TrainConfig, tree: ConfigDict) -> None:
     Raises:
         ConfigError: Two settings exclude each other; names them and what to set.
     """
-    _check_weights(config)
-    _check_cluster_rows(tree)
-
-
-def _check_weights(config: TrainConfig) -> None:
-    """Check that weights are given where random ones would be trained by mistake."""
     finetune = config.finetune
     if config.model.weights is None and (finetune.from_weights or finetune.lora_rank):
         remedy = "" if finetune.lora_rank else ", or finetune.from_weights=false to begin with random ones"
         raise ConfigError(f"expected weights to fine-tune, found none: give model.weights=FILE{remedy}")
     if finetune.lora_rank and config.optim.name == "muon":
         raise ConfigError("finetune=lora trains adapters, which muon does not step: set optim=finetune")
-
-
-def _check_cluster_rows(tree: ConfigDict) -> None:
-    """Check that templates, which take rows of the clustered MSA, leave one for the query."""
-    if "data" not in tree:  # a multimer network, whose templates take no rows
+    if "data" not in tree:  # a multimer network, whose templates take no rows of the clustered MSA
         return
     data = tree.data
     templates, rows = data.eval.max_templates, data.eval.max_msa_clusters

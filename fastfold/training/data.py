@@ -1,10 +1,12 @@
-"""Samples of a run: readers of entries, the function that makes samples, templates, and the loader."""
+"""Samples of a run: readers of entries, the function that makes samples, templates, the loader, and packed sets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,13 +28,15 @@ from fastfold.data.training.entry import (
     read_entry,
 )
 from fastfold.data.training.packed.records import RecordFile, is_packed
-from fastfold.data.training.packed.samples import SAMPLES, of_record
+from fastfold.data.training.packed.samples import SAMPLES, MakeRecord, build, of_record
 from fastfold.data.training.sample import SampleSettings, complex_sample, training_sample
 from fastfold.data.training.templates import Candidates, TrainingTemplates, read_candidates
 from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
-from fastfold.training.sets.source import SampleSource
+from fastfold.training.sets.source import SampleSource, fixed_settings, open_source, to_scanned
+from fastfold.utils.atomic_files import prepare_output_directory
+from fastfold.utils.text_files import PathLike
 
 _LOOKED_AT = 100  #: Maximum number of entries that are checked for template hits before a run
 
@@ -65,9 +69,7 @@ class EntryReader:
         Raises:
             InputError: A file of hits is invalid.
         """
-        if self.templates is None:
-            return {}
-        return self.templates.candidates(entry, data)
+        return {} if self.templates is None else self.templates.candidates(entry, data)
 
     def has_template_hits(self, entry: Entry) -> bool:
         """Return True if a chain of the entry has template hits."""
@@ -151,10 +153,9 @@ def entry_reader(config: DataConfig) -> EntryReader:
             release_dates=config.template_release_dates,
             kept=1,  # large entries take hundreds of megabytes, in every worker
         )
+        newest = None if config.max_template_date is None else parse_date(config.max_template_date)
         templates = TrainingTemplates(
-            entries,
-            None if config.max_template_date is None else parse_date(config.max_template_date),
-            read_candidates if cache is None else cache.template_hits,
+            entries, newest, read_candidates if cache is None else cache.template_hits
         )
     return EntryReader(cache, config.distillation_min_plddt, templates, packed)
 
@@ -183,8 +184,7 @@ def describe_templates(reader: EntryReader, entries: Sequence[Entry]) -> str:
     masks = "the template stack trains on masks"
     if reader.templates is None:
         return f"without templates: {masks}; to use hits, set data.template_mmcif_dir=DIR, a folder of mmCIF files"
-    looked = [entries[i * len(entries) // _LOOKED_AT] for i in range(_LOOKED_AT)]
-    looked = list(dict.fromkeys(looked))
+    looked = list(dict.fromkeys(entries[i * len(entries) // _LOOKED_AT] for i in range(_LOOKED_AT)))
     number = sum(reader.has_template_hits(entry) for entry in looked)
     if not number:
         names = ", ".join(f"{stem}{end}" for stem, end in TEMPLATE_HITS)
@@ -230,3 +230,44 @@ def make_loader(
         ranks=context.dp_size,
         replay=replay,
     )
+
+
+def build_packed(
+    config: DataConfig,
+    out: PathLike,
+    *,
+    validate_chains: int,
+    complexes: bool,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Pack the chains or complexes of a run, with all inputs of their samples, into one file.
+
+    The filters, splits and weights of ``config`` are fixed in the file. ``complexes`` says that an entry is a whole
+    structure file, as for multimer networks. ``say`` is called with progress and the entries that are left out.
+
+    Raises:
+        ConfigError: A folder or split does not exist, no chain passes the filters, or none can be used.
+        InputError: A table cannot be read.
+        WriteError: The file cannot be written.
+    """
+    if is_packed(config.directory):
+        raise ConfigError(f"expected a folder in data.directory, found the packed set {config.directory!r}")
+    prepare_output_directory(Path(out).parent)
+    source = open_source(config, validate_chains, complexes=complexes)
+    cache = None if config.cache is None else FeatureCache(config.cache)
+    # Without masking: residues are masked when a run reads them, so that its settings choose the limit.
+    reader = EntryReader(cache, min_plddt=-math.inf)
+    say(source.train.summary())
+    scanned = to_scanned(source)
+    failed = build(
+        out,
+        scanned.sets,
+        MakeRecord(reader),
+        meta={"more": scanned.meta, "settings": fixed_settings(config, validate_chains, complexes)},
+        workers=config.workers,
+        say=say,
+    )
+    for name, reason in failed[:3]:
+        say(f"left out: {name}: {reason}")
+    if len(failed) > 3:
+        say(f"left out: {len(failed) - 3:,} more; runs with this set list them in quarantine.tsv")

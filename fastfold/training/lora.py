@@ -7,7 +7,7 @@ the sum of base and adapter, and gradients flow to the adapter.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -64,7 +64,7 @@ def add_lora(
     """
     if rank < 1:
         raise ConfigError(f"the rank of adapters must be at least 1, got {rank}")
-    if next(_adapters(model), None):
+    if _adapted(model):
         raise ConfigError("the network has adapters already; merge them first")
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted: dict[str, nn.Linear] = {}
@@ -90,7 +90,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
     Frozen parameters stay frozen. To keep the adapters, merge a copy: ``merge_lora(copy.deepcopy(model))``. The result
     is the same network, but a single layer is replaced.
     """
-    adapted = {layer for _, layer in _adapters(model)}
+    adapted = set(_adapted(model))
     return exchange_modules(model, lambda part: _merged(part) if part in adapted else part)
 
 
@@ -129,19 +129,15 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(frozen))
 
 
-def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
-            yield name, layer
+def _adapted(model: nn.Module) -> list[nn.Linear]:
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return [layer for layer in layers if parametrize.is_parametrized(layer, "weight")]
 
 
 def _patterns(names: Collection[str]) -> set[str]:
     """Return parameter names, and the pattern of every module above them."""
-    found = set(names)
-    for name in names:
-        parts = name.split(".")
-        found |= {".".join(parts[:i]) + ".*" for i in range(1, len(parts))}
-    return found
+    above = (name.split(".")[:depth] for name in names for depth in range(1, name.count(".") + 1))
+    return {*names, *(".".join(parts) + ".*" for parts in above)}
 
 
 def _unknown(problem: str, given: str, known: set[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import time
@@ -23,7 +24,7 @@ from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel import DistributedContext, init_distributed, started_processes
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint.checkpoints import Checkpoints
-from fastfold.training.checkpoint.manifest import Json
+from fastfold.training.checkpoint.contents import Json
 from fastfold.training.compose import check_settings, network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
@@ -34,7 +35,7 @@ from fastfold.training.data import (
     make_loader,
     takes_templates,
 )
-from fastfold.training.lifecycle.ownership import owned
+from fastfold.training.lifecycle.process import owned
 from fastfold.training.lifecycle.settings_history import (
     Change,
     changes_since,
@@ -99,17 +100,12 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
         with owned(Path(config.trainer.out), context):
             check_templates(config.data, tree)
             started = time.perf_counter()
-            source = open_source(
-                config.data,
-                config.trainer.validate_chains,
-                complexes=bool(tree.model.global_config.multimer_mode),
-            )
+            complexes = bool(tree.model.global_config.multimer_mode)
+            source = open_source(config.data, config.trainer.validate_chains, complexes=complexes)
             seconds = time.perf_counter() - started
             if seconds > _LONG_SCAN_S and config.data.index is None and context.is_rank_zero:
-                print(
-                    f"scanning the training set took {seconds:.0f} s; data.index=FOLDER keeps the result",
-                    flush=True,
-                )
+                remedy = "data.index=FOLDER keeps the result"
+                print(f"scanning the training set took {seconds:.0f} s; {remedy}", flush=True)
             return _Run(config, tree, source, context, loggers).train()
 
 
@@ -180,10 +176,9 @@ class _Run:
         )
         with loader, self.progress:
             path = trainer.restore(config.trainer.resume, check=self._check_changes)
-            if context.is_rank_zero:
-                record_start(self.out, config)
             self.loggers.resume_from(trainer.progress.step + 1)
             if context.is_rank_zero:
+                record_start(self.out, config)
                 JsonLinesLogger(self.out / "validation.jsonl").resume_from(trainer.progress.step + 1)
             if path is not None:
                 self._event(f"resuming from {path} after step {trainer.progress.step}")
@@ -319,11 +314,9 @@ class _Run:
     # ---- results of the run ----------------------------------------------------------------------
 
     def _write_quarantine(self, parts: list[list[tuple[str, str]]]) -> None:
-        everything = dict(self.source.unreadable)
-        for part in parts:
-            everything.update(part)
         if not self.context.is_rank_zero:
             return
+        everything = dict(itertools.chain(self.source.unreadable, *parts))
         path = self.out / "quarantine.tsv"
         if everything:
             lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(everything.items())]

@@ -23,20 +23,18 @@ from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import DistributedContext, Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
-from fastfold.training.chain_permutation import exchange_chains
+from fastfold.training.build import Placement
 from fastfold.training.checkpoint.checkpoints import Checkpoints
-from fastfold.training.checkpoint.manifest import Json
+from fastfold.training.checkpoint.contents import Json
 from fastfold.training.config import TrainConfig
-from fastfold.training.lifecycle.interrupts import Interrupts
+from fastfold.training.lifecycle.process import Interrupts
 from fastfold.training.lifecycle.settings_history import settings_of
-from fastfold.training.logging.flops import FlopCounter, flop_rates
-from fastfold.training.logging.profiler import StepProfiler
-from fastfold.training.offload import place
+from fastfold.training.logging.profiling import FlopCounter, StepProfiler, flop_rates
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
-from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
-from fastfold.training.optim.optimizers import make_optimizer
+from fastfold.training.optim.optimizers import AlphaFoldSchedule, make_optimizer
 from fastfold.training.step_outcome import BusyTimer, Numbers, PendingStep, Progress, StepOutcome, StepSamples
+from fastfold.training.validation import exchange_chains
 from fastfold.utils.device import reads_are_free, upload
 
 
@@ -94,7 +92,7 @@ class Trainer:
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         # Checkpoints always have the same tensors, also before the first step.
         self._optimizer.initialise()
-        self.placement = place(self.model, self._optimizer, config.memory, context)
+        self.placement = Placement(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.params_on_host
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
         # A manager moves gradients to the host while the backward pass runs.
@@ -179,9 +177,8 @@ class Trainer:
         samples.waited_s = self.loader.waited_s - waited
         samples.flops, samples.counted = self._flops.take()
         if self._keys is None:
-            self._keys = list(
-                dict.fromkeys(key for keys in self.context.gather(list(samples.means)) for key in keys)
-            )
+            gathered = self.context.gather(list(samples.means))
+            self._keys = list(dict.fromkeys(key for keys in gathered for key in keys))
         known = {"recycles": float(recycles), "lr": self._schedule.lr(step + 1)}
         outcome = StepOutcome(samples, self._keys, self.context, known)
         # The last step must end before this one's optimizer step.
@@ -356,10 +353,5 @@ def ca_lddt(result: dict[str, Any], batch: dict[str, Tensor]) -> Tensor:
     ca = rc.atom_order["CA"]
     with torch.no_grad():
         predicted = result["structure_module"]["final_atom_positions"][..., ca, :]
-        score = lddt(
-            predicted.float(),
-            batch["all_atom_positions"][..., ca, :],
-            batch["all_atom_mask"][..., ca],
-            per_residue=False,
-        )
-    return score.reshape(())
+        true, mask = batch["all_atom_positions"][..., ca, :], batch["all_atom_mask"][..., ca]
+        return lddt(predicted.float(), true, mask, per_residue=False).reshape(())

@@ -1,10 +1,13 @@
-"""Validation: fold known chains and complexes, and compare them with their experimental structures."""
+"""Validation: fold known chains and complexes, and compare them with their experimental structures.
+
+Labels of equal chains are exchanged to fit the prediction, in training too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,16 +18,17 @@ from fastfold.data.features.raw import msa_features, sequence_features, template
 from fastfold.data.features.transforms import pseudo_beta
 from fastfold.data.msa.msa import Msa
 from fastfold.data.training.entry import ComplexData, EntryData
+from fastfold.data.training.labels import structure_labels
 from fastfold.data.training.sample import copies_of_residues, in_feature_order, merged_features
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.execution import rows_of
+from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.contacts import DistogramScore, score_distogram
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
-from fastfold.training.chain_permutation import exchanged_atoms
 
 DEEP_ROWS = 200  #: Minimum number of rows of a deep alignment, from which coevolution can be seen
 
@@ -98,10 +102,24 @@ def score_entry(
     *,
     templates: Templates | None = None,
 ) -> ChainScore:
-    """Fold a chain or a complex and compare it with its structure."""
-    if isinstance(data, ComplexData):
-        return _score_complex(model, name, data, tree, recycles, templates=templates)
-    return score_chain(model, name, data.chain, data.alignments, tree, recycles, templates=templates)
+    """Fold a chain or a complex and compare it with its structure; equal chains are permuted to fit best."""
+    if isinstance(data, EntryData):
+        return score_chain(model, name, data.chain, data.alignments, tree, recycles, templates=templates)
+    chains, alignments = in_feature_order(data.chains, data.alignments)
+    merged = merged_features(chains, alignments, templates=templates)
+    folded = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)
+    positions = np.concatenate([chain.positions for chain in chains])
+    mask = np.concatenate([chain.mask for chain in chains])
+    copies = copies_of_residues(merged, positions, mask, np.arange(len(mask)))
+    if copies:
+        found = exchanged_atoms(
+            folded.positions[:, _CA],
+            torch.as_tensor(merged["asym_id"]),
+            torch.as_tensor(merged["entity_id"]),
+            {key: torch.as_tensor(x) for key, x in copies.items()},
+        )
+        positions, mask = found["all_atom_positions"].numpy(), found["all_atom_mask"].numpy()
+    return _score(name, folded, positions[:, _CA], mask[:, _CA])
 
 
 def score_chain(
@@ -133,45 +151,13 @@ def resolved_beta(chain: ChainStructure) -> tuple[np.ndarray, np.ndarray]:
     return pseudo_beta(rc.sequence_to_aatype(chain.sequence), chain.positions, chain.mask)
 
 
-def _score_complex(
-    model: AlphaFold,
-    name: str,
-    data: ComplexData,
-    tree: Any,
-    recycles: int,
-    *,
-    templates: Templates | None = None,
-) -> ChainScore:
-    """Fold a complex and compare it with its structure, whose equal chains are permuted to fit best."""
-    chains, alignments = in_feature_order(data.chains, data.alignments)
-    merged = merged_features(chains, alignments, templates=templates)
-    folded = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)
-    positions = np.concatenate([chain.positions for chain in chains])
-    mask = np.concatenate([chain.mask for chain in chains])
-    copies = copies_of_residues(merged, positions, mask, np.arange(len(mask)))
-    if copies:
-        found = exchanged_atoms(
-            folded.positions[:, _CA],
-            torch.as_tensor(merged["asym_id"]),
-            torch.as_tensor(merged["entity_id"]),
-            {key: torch.as_tensor(x) for key, x in copies.items()},
-        )
-        positions, mask = found["all_atom_positions"].numpy(), found["all_atom_mask"].numpy()
-    return _score(name, folded, positions[:, _CA], mask[:, _CA])
+class _Fold(NamedTuple):
+    """Parts of a prediction that are compared, on the CPU."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Fold:
-    """Parts of a prediction that are compared.
-
-    ``positions [N, 37, 3]`` in Å, ``atom_mask [N, 37]`` and predicted lDDT ``[N]``, 0 to 1, are on the CPU.
-    ``distogram`` is the output of the head.
-    """
-
-    positions: Tensor
-    atom_mask: Tensor
-    lddt: Tensor
-    distogram: dict[str, Any] | None
+    positions: Tensor  #: ``[N, 37, 3]`` in Å
+    atom_mask: Tensor  #: ``[N, 37]``
+    lddt: Tensor  #: Predicted lDDT ``[N]``, 0 to 1
+    distogram: dict[str, Any] | None  #: Output of the head
 
 
 def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
@@ -196,7 +182,6 @@ def _score(name: str, folded: _Fold, positions: np.ndarray, observed: np.ndarray
     """Compare CA positions with the experiment's, ``positions [N, 3]`` in Å with mask ``observed [N]``."""
     predicted, estimate = folded.positions[:, _CA], folded.lddt
     reference, mask = torch.as_tensor(positions), torch.as_tensor(observed)
-    per_residue = lddt(predicted, reference, mask)
     resolved = mask > 0
     return ChainScore(
         id=name,
@@ -204,8 +189,46 @@ def _score(name: str, folded: _Fold, positions: np.ndarray, observed: np.ndarray
         lddt_ca=float(lddt(predicted, reference, mask, per_residue=False)),
         tm_score=tm_score(predicted, reference, mask),
         mean_plddt=float(estimate.mean()),
-        true=per_residue[resolved].numpy(),
+        true=lddt(predicted, reference, mask)[resolved].numpy(),
         predicted=estimate[resolved].numpy(),
         positions=folded.positions,
         atom_mask=folded.atom_mask,
     )
+
+
+def exchange_chains(
+    predicted_ca: Tensor, batch: Mapping[str, Tensor], copies: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the batch with the labels of a sample's equal chains exchanged to fit the prediction best.
+
+    See Evans et al. 2021, section 7.3. ``predicted_ca [n, 3]`` in Å is detached from the graph. The batch has the
+    sample's features of one iteration and its labels; ``copies`` are the atoms of the sample's other copies
+    (:func:`fastfold.data.training.complex_sample.complex_sample`), and may be empty.
+    """
+    if not copies:
+        return dict(batch)
+    found = exchanged_atoms(predicted_ca, batch["asym_id"], batch["entity_id"], copies)
+    if all(torch.equal(found[name], batch[name]) for name in found):
+        return dict(batch)
+    labels = structure_labels(
+        batch["aatype"].cpu().numpy(),
+        found["all_atom_positions"].cpu().numpy(),
+        found["all_atom_mask"].cpu().numpy(),
+        resolution=float(batch["resolution"]),
+    )
+    device = predicted_ca.device
+    return dict(batch) | {name: torch.as_tensor(x, device=device) for name, x in labels.items()}
+
+
+def exchanged_atoms(
+    predicted_ca: Tensor, asym_id: Tensor, entity_id: Tensor, copies: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return ``all_atom_positions [n, 37, 3]`` (Å) and ``all_atom_mask [n, 37]`` of the chains that fit best.
+
+    ``asym_id [n]`` is the chain of each residue, and ``entity_id [n]`` equal for chains of one sequence. For the others
+    see :func:`exchange_chains`; ``copies`` is not empty.
+    """
+    names = ("all_atom_positions", "all_atom_mask", "asym_id", "entity_id", "residue_index")
+    whole = {name: copies[name] for name in names}
+    chains = split_chains(whole, copies["asym_id"])
+    return permute_labels(predicted_ca.detach(), asym_id, entity_id, copies["residue"], chains)

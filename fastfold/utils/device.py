@@ -1,4 +1,4 @@
-"""Devices by their names on the command line, and tensors copied to and from them."""
+"""Devices by their names on the command line, tensors copied to and from them, and tensors that were moved away."""
 
 from __future__ import annotations
 
@@ -92,3 +92,32 @@ def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the resident set
     yield lambda: process_memory("VmHWM")
+
+
+class AbsentTensor(Tensor):
+    """Tensor with a shape but without numbers; reading or changing them raises an error.
+
+    It replaces a tensor that was moved away, so that no caller takes its absence for zeros.
+
+    ``reason`` is the error's message: the place of the numbers, and what to do instead.
+    """
+
+    reason: str
+
+    @staticmethod
+    def __new__(cls, like: Tensor, reason: str) -> AbsentTensor:
+        made: Any = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        made.reason = reason
+        return made
+
+    def __init__(self, like: Tensor, reason: str) -> None: ...
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"AbsentTensor({list(self.shape)}: {self.reason})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        flat, _ = torch.utils._pytree.tree_flatten((args, kwargs))
+        raise ConfigError(next(x.reason for x in flat if isinstance(x, AbsentTensor)))

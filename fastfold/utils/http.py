@@ -79,26 +79,17 @@ def open_url(
         return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            raise _status_error(url, error) from None
-    except urllib.error.URLError as error:
-        raise _connection_error(url, error.reason) from None
+            raise NetworkError(
+                f"{url}: the server answers {error.code} ({error.reason})",
+                status=error.code,
+                temporary=error.code in _TEMPORARY,
+                retry_after=_seconds(error.headers.get("Retry-After") if error.headers else None),
+                explanation=_explanation(error),
+            ) from None
     except (*BROKEN, ValueError) as error:  # ValueError: an invalid header or port
-        raise _connection_error(url, error) from None
-
-
-def _connection_error(url: str, reason: Any) -> NetworkError:
-    what = getattr(reason, "strerror", None) or reason or "the connection was closed"
-    return NetworkError(f"cannot reach {url}: {what}", temporary=True)
-
-
-def _status_error(url: str, error: urllib.error.HTTPError) -> NetworkError:
-    return NetworkError(
-        f"{url}: the server answers {error.code} ({error.reason})",
-        status=error.code,
-        temporary=error.code in _TEMPORARY,
-        retry_after=_seconds(error.headers.get("Retry-After") if error.headers else None),
-        explanation=_explanation(error),
-    )
+        reason: Any = error.reason if isinstance(error, urllib.error.URLError) else error
+        what = getattr(reason, "strerror", None) or reason or "the connection was closed"
+        raise NetworkError(f"cannot reach {url}: {what}", temporary=True) from None
 
 
 def _explanation(error: urllib.error.HTTPError) -> str:

@@ -19,8 +19,12 @@ def available_cores() -> int:
 
 def process_memory(field: str) -> int | None:
     """Return a size of this process in bytes, ``VmRSS`` or its peak ``VmHWM``; None where Linux does not report it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
+    return _reported_bytes("/proc/self/status", field)
+
+
+def _reported_bytes(path: str, field: str) -> int | None:
+    with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+        for line in file:
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024
     return None
@@ -32,18 +36,11 @@ def host_available_bytes() -> int:
 
 
 def _system_memory() -> int:
-    """Return the memory that the whole machine can give, in bytes.
-
-    macOS and Windows report it through psutil.
-    """
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    if is_installed("psutil"):
+    """Return the memory that the whole machine can give, in bytes."""
+    available = _reported_bytes("/proc/meminfo", "MemAvailable")
+    if available is not None:
+        return available
+    if is_installed("psutil"):  # on macOS and Windows
         import psutil
 
         return int(psutil.virtual_memory().available)

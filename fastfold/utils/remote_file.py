@@ -65,12 +65,6 @@ def append_bytes(
         os.fsync(file.fileno())
 
 
-def _md5_of(header: str) -> bytes | None:
-    """Return the MD5 sum of Google's header; None without a valid one."""
-    found = re.search(r"\bmd5=([A-Za-z0-9+/]{22}==)", header)
-    return None if found is None else base64.b64decode(found[1])
-
-
 class RemoteFile(io.RawIOBase):
     """File on a web server, read from any position.
 
@@ -125,10 +119,6 @@ class RemoteFile(io.RawIOBase):
     def seekable(self) -> bool:
         """Return True; seeking is slow if the server ignores ranges."""
         return True
-
-    def tell(self) -> int:
-        """Return the position in bytes."""
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the position; the next read sends a request.
@@ -233,7 +223,9 @@ class RemoteFile(io.RawIOBase):
                 "it; run the same command again"
             )
         self.version, self.size = version, size
-        self.md5 = _md5_of(",".join(response.headers.get_all("x-goog-hash") or ()))
+        hashes = ",".join(response.headers.get_all("x-goog-hash") or ())
+        md5 = re.search(r"\bmd5=([A-Za-z0-9+/]{22}==)", hashes)
+        self.md5 = None if md5 is None else base64.b64decode(md5[1])
         return b""
 
     def _span(self, response: http.client.HTTPResponse, wanted: int) -> tuple[int, int | None, int | None]:

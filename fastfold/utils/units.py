@@ -14,10 +14,8 @@ _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 def parse_bytes(text: str | int, *, none: bool = False) -> int:
     """Parse an amount of memory in bytes: ``"20GiB"``, ``"512 MB"``, ``"1.5g"`` or a plain number.
 
-    Args:
-        text: ``KiB``, ``MiB``, ``GiB``, ``TiB`` count in 1024; ``kB``, ``MB``, ``GB``, ``TB`` in 1000; single letters
-            in 1024.
-        none: True to accept 0.
+    ``KiB``, ``MiB``, ``GiB``, ``TiB`` count in 1024; ``kB``, ``MB``, ``GB``, ``TB`` in 1000; single letters in 1024.
+    With ``none`` 0 is accepted.
 
     Raises:
         ConfigError: The text is not an amount of memory, or 0 is not accepted.

@@ -23,13 +23,13 @@ from fastfold.training.config import DataConfig
 from fastfold.training.data import (
     EntryReader,
     MakeSample,
+    build_packed,
     check_templates,
     describe_templates,
     entry_reader,
     sample_settings,
 )
 from fastfold.training.run import train
-from fastfold.training.sets.packed import build_packed
 from fastfold.training.sets.source import open_source
 from fastfold.training.validation import ChainScore, score_entry
 from tests.helpers.small_sets import a3m, pdb_text, write

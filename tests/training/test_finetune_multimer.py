@@ -18,9 +18,9 @@ from fastfold.evoformer.losses.violation import violation_loss
 from fastfold.evoformer.weights.checkpoint import read_weights
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
-from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.run import train
+from fastfold.training.validation import exchange_chains
 from tests.helpers.networks import ORACLES, oracle_arrays, oracle_config
 
 WEIGHTS = ORACLES / "synthetic_multimer" / "params.npz"

@@ -12,7 +12,7 @@ import pytest
 
 from fastfold.errors import ConfigError, OutputError
 from fastfold.training.checkpoint.storage import Storage
-from fastfold.training.lifecycle.ownership import OWNER
+from fastfold.training.lifecycle.process import OWNER
 from fastfold.training.logging.loggers import read_json_lines
 from tests.training.test_train import here
 

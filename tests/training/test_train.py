@@ -20,7 +20,7 @@ import fastfold
 import fastfold.training.run
 from fastfold.cli import main
 from fastfold.training.build import plain_network
-from fastfold.training.checkpoint.shards import read_shards
+from fastfold.training.checkpoint.contents import read_shards
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train

@@ -23,14 +23,13 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import ChainStructure
-from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import DataConfig
 from fastfold.training.data import MakeSample, entry_reader, sample_settings
 from fastfold.training.run import train
 from fastfold.training.sets.source import open_source
 from fastfold.training.trainer import Trainer
-from fastfold.training.validation import score_entry
+from fastfold.training.validation import exchange_chains, score_entry
 from tests.helpers.networks import oracle_config, random_model
 from tests.helpers.sample_chains import ca_trace, chain_structure
 from tests.training.conftest import ADAM, TINY

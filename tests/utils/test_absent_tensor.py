@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.utils.absent_tensor import AbsentTensor
+from fastfold.utils.device import AbsentTensor
 
 
 def test_it_has_the_shape_and_no_numbers() -> None:

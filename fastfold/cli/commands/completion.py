@@ -20,9 +20,7 @@ Print a script that completes commands, options and file names:
 def add_completion_command(commands: Any, root: argparse.ArgumentParser) -> None:
     """Add the subcommand to the subparsers of ``root``, the ``fastfold`` parser."""
     completion = commands.add_parser(
-        "completion",
-        help="print a script for tab completion",
-        description=_COMPLETION,
+        "completion", help="print a script for tab completion", description=_COMPLETION
     )
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     completion.set_defaults(run=lambda options: run_completion(root, options.shell))

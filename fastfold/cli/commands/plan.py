@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fastfold.cli.process import print_line
 from fastfold.errors import ConfigError
 
 PLAN = """\
@@ -60,10 +60,7 @@ def add_plan_command(commands: Any) -> None:
     )
     training.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
     training.add_argument(
-        "--recycles",
-        type=int,
-        metavar="N",
-        help="maximum recycling iterations (default 3; of a design 0)",
+        "--recycles", type=int, metavar="N", help="maximum recycling iterations (default 3; of a design 0)"
     )
     training.add_argument("--count", type=int, default=5, metavar="N", help="plans to print (default 5)")
     training.add_argument(
@@ -125,11 +122,12 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.recycles is None:
         options.recycles = 3
     of_fold = (options.memory_budget, options.host_memory, options.disk, options.templates)
-    if options.cuda_graphs and (options.fold or any(x is not None for x in of_fold)):
+    is_fold = options.fold or any(x is not None for x in of_fold)
+    if options.cuda_graphs and is_fold:
         raise ConfigError(
             "--cuda-graphs is for a training step: leave it out, or leave the options of a fold out"
         )
-    if options.gpu is not None and (options.fold or any(x is not None for x in of_fold)):
+    if options.gpu is not None and is_fold:
         from fastfold.inference.planning.report import report_gpu_plan
 
         print(report_gpu_plan(options))
@@ -139,22 +137,16 @@ def run_plan(options: argparse.Namespace) -> int:
 
         print(report_fold_plan(options))
         return 0
-    if options.fold or any(x is not None for x in of_fold):
+    if is_fold:
         raise ConfigError(
             "fastfold plan needs --memory-budget, or --gpu for a fold on another machine, for example: "
             "fastfold plan --fold --residues 12000 --gpu h100 --gpus 8"
         )
-    if options.gpus is None or options.gpu is None:
-        missing = (
-            "--gpus and --gpu"
-            if options.gpus is options.gpu
-            else "--gpus"
-            if options.gpus is None
-            else "--gpu"
-        )
+    missing = [name for name, value in (("--gpus", options.gpus), ("--gpu", options.gpu)) if value is None]
+    if missing:
         raise ConfigError(
-            f"fastfold plan needs {missing} for a training step, for example: fastfold plan --gpus 512 --gpu h200; "
-            "add --fold to plan a fold"
+            f"fastfold plan needs {' and '.join(missing)} for a training step, for example: fastfold plan --gpus 512 "
+            "--gpu h200; add --fold to plan a fold"
         )
     return _plan_training(options)
 
@@ -178,13 +170,9 @@ def _plan_training(options: argparse.Namespace) -> int:
     )
     if options.count < 1:
         raise ConfigError(f"--count has to be at least 1, got {options.count}")
-    found = best_plans(workload, gpus=options.gpus, gpu=speeds, count=options.count, progress=_progress)
+    found = best_plans(workload, gpus=options.gpus, gpu=speeds, count=options.count, progress=print_line)
     print(f"{workload.name} ({workload.description}) on {options.gpus} x {speeds.sheet.name}\n")
     print(plan_table(found))
     print(f"\nfastfold train {' '.join(workload.settings)} and the settings of a plan\n")
     print(assumptions_text(speeds))
     return 0
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

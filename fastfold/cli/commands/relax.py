@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.from_fields import add_field_options, from_options
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_line
 from fastfold.errors import ConfigError, FastFoldError, OutputError
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.relax.config import RelaxConfig
@@ -78,12 +77,13 @@ def run_relax(options: argparse.Namespace) -> int:
                 raise
             except FastFoldError as error:
                 failed += 1
-                print(f"fastfold: {_name_file(path, str(error))}", file=sys.stderr, flush=True)
+                message = str(error)
+                print_line(f"fastfold: {message if message.startswith(str(path)) else f'{path}: {message}'}")
             except Exception as error:
                 if debugging():
                     raise
                 failed += 1
-                print(f"fastfold: {path}: {internal_error(error)}", file=sys.stderr, flush=True)
+                print_line(f"fastfold: {path}: {internal_error(error)}")
             else:
                 failed += not result.relaxed
                 written.update(paths.values())
@@ -94,9 +94,4 @@ def run_relax(options: argparse.Namespace) -> int:
 
 
 def _say(path: Path, line: str) -> None:
-    print(f"{path}: {line}", file=sys.stderr, flush=True)
-
-
-def _name_file(path: Path, message: str) -> str:
-    """Prefix a message with its file's name."""
-    return message if message.startswith(str(path)) else f"{path}: {message}"
+    print_line(f"{path}: {line}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
+
+from fastfold.cli.process import print_line
 
 _EPILOG = """\
 columns of --where and --sort:
@@ -78,10 +79,8 @@ def run_report(options: argparse.Namespace) -> int:
     for path in options.export:
         check_export(path)
     if options.table and (lines := read_summary(options.directory / "summary.tsv")):
-        shown = [
-            column for column in lines[0] if column != "files" and any(line.get(column) for line in lines)
-        ]
-        print(aligned_table(lines, shown))
+        filled = [column for column in lines[0] if any(line.get(column) for line in lines)]
+        print(aligned_table(lines, [column for column in filled if column != "files"]))
     if where is not None or options.export:
         every = find_rows(options.directory)
         rows = sort_rows(every if where is None else list(filter(where, every)), options.sort)
@@ -95,16 +94,13 @@ def run_report(options: argparse.Namespace) -> int:
             print(f"wrote {path}")
         if where is not None and not rows:
             return 0
-    print(f"wrote {write_report(options.directory, say=_warn, where=where)}")
+    page = write_report(options.directory, say=lambda line: print_line(f"warning: {line}"), where=where)
+    print(f"wrote {page}")
     return 0
 
 
 def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _warn(line: str) -> None:
-    print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def add_cite_command(commands: Any) -> None:

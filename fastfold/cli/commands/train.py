@@ -81,7 +81,7 @@ def run_build(options: argparse.Namespace) -> int:
     config = compose_config(["trainer.out=.", *options.overrides])  # required, but nothing is written there
     complexes = bool(network_config(config.model).model.global_config.multimer_mode)
 
-    from fastfold.training.sets.packed import build_packed
+    from fastfold.training.data import build_packed
 
     build_packed(
         config.data,

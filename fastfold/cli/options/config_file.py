@@ -9,7 +9,7 @@ from typing import Any
 
 from fastfold.errors import ConfigError, suggest
 
-CONFIG, PRINT = "--config", "--print-config"
+CONFIG = "--config"
 _OWN = frozenset(("help", "help_all", "config", "print_config"))
 
 
@@ -22,18 +22,14 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
         help="read options from a YAML file, by their names without dashes; options of the command come first",
     )
     parser.add_argument(
-        PRINT,
+        "--print-config",
         action="store_true",
         help="print the options that differ from the defaults as such a file, and stop",
     )
 
 
 def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) -> list[str]:
-    """Return the arguments of a command with those of its file.
-
-    Args:
-        arguments: Arguments of a command; those of the file that it has itself are left out.
-        actions: Its options.
+    """Return the arguments of a command and those of its file, without options that the command has itself.
 
     Raises:
         ConfigError: The file cannot be read, or has an unknown option or a wrong value.

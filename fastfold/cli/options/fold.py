@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.from_fields import (
-    More,
-    add_field_options,
-    from_options,
-    whole_number,
-)
+from fastfold.cli.options.from_fields import More, add_field_options, from_options, whole_number
 from fastfold.cli.options.help_all import mark_rare
+from fastfold.cli.process import print_line
 from fastfold.data.databases.published import find_databases
 from fastfold.data.search.settings import SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
@@ -55,26 +50,18 @@ def add_fold_options(
     groups |= dict.fromkeys(("machine", "memory", "search processes"), machine)
     if structures:
         groups |= {"restraints": sampling, "structures": output, "reference": output}
-        skipped = output.add_argument(
-            "--skip-output",
-            metavar="LIST",
-            help="leave out kinds of files, joined by commas: plots, pae_json",
-        )
-        mark_rare(skipped)
+        kinds = "leave out kinds of files, joined by commas: plots, pae_json"
+        mark_rare(output.add_argument("--skip-output", metavar="LIST", help=kinds))
     if parallel:
         groups["ranks"] = machine
-    _add_seeds(sampling)
-    add_field_options(groups, TemplateOptions, InferConfig, Sampling, RunOptions, SearchSources)
-
-
-def _add_seeds(group: Any) -> None:
     count = whole_number(0)
-    group.add_argument(
+    sampling.add_argument(
         "--seed", "--random-seed", type=count, metavar="N", help="seed of everything random (default 0)"
     )
-    group.add_argument(
+    sampling.add_argument(
         "--num-seeds", type=count, metavar="N", help="fold with N seeds, from --seed on (default 1)"
     )
+    add_field_options(groups, TemplateOptions, InferConfig, Sampling, RunOptions, SearchSources)
 
 
 def infer_request(options: argparse.Namespace) -> InferRequest:
@@ -110,9 +97,7 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
 def found_databases(options: argparse.Namespace, *, has_templates: bool = True) -> More:
     """Return the settings of searches in the databases of ``--databases``; none without that option.
 
-    Args:
-        options: Parsed options.
-        has_templates: True if templates may be searched.
+    Templates are searched only where ``has_templates``.
 
     Raises:
         InputError: The folder has no database.
@@ -122,7 +107,7 @@ def found_databases(options: argparse.Namespace, *, has_templates: bool = True) 
     found = find_databases(options.databases)
     for remark in found.remarks:
         if not options.quiet and (has_templates or "templates" not in remark):
-            print(f"{options.databases}: {remark}", file=sys.stderr, flush=True)
+            print_line(f"{options.databases}: {remark}")
     templates: dict[str, Any] = {}
     if has_templates and found.template_database is not None and options.template_db is None:
         mmcif_dir = options.template_mmcif_dir or found.mmcif_dir

@@ -40,10 +40,7 @@ def from_options(kind: type[T], options: argparse.Namespace, more: More | None =
 
     Its fields that are dataclasses are filled in the same way.
 
-    Args:
-        kind: The dataclass.
-        options: Parsed options.
-        more: Values of fields without an option of their own, or in place of it.
+    ``more`` has values of fields without an option of their own, or in place of it.
 
     Raises:
         ConfigError: A value is invalid.
@@ -58,10 +55,7 @@ def from_options(kind: type[T], options: argparse.Namespace, more: More | None =
 def field_values(options: argparse.Namespace, kind: type, only: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of a dataclass's fields that the command line gives, by name.
 
-    Args:
-        options: Parsed options.
-        kind: The dataclass.
-        only: Names of the fields to return, as for :func:`add_field_options`; empty for all.
+    ``only`` has the names of the fields to return, as for :func:`add_field_options`; empty for all.
     """
     values: dict[str, Any] = {}
     for field, option in options_of(kind):

@@ -23,16 +23,6 @@ def is_rare(action: argparse.Action) -> bool:
 class HelpAll(argparse.Action):
     """Option that prints the help with all options."""
 
-    def __init__(self, option_strings: Any, dest: str, **settings: Any) -> None:
-        super().__init__(
-            option_strings,
-            argparse.SUPPRESS,
-            nargs=0,
-            default=argparse.SUPPRESS,
-            help="show all options",
-            **settings,
-        )
-
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
     ) -> NoReturn:
@@ -45,15 +35,13 @@ class HelpAll(argparse.Action):
 def finish_command(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], **defaults: Any
 ) -> None:
-    """Add the options of files and of help to a command, and set its function.
+    """Add the options of files and of help to a command, and set its function, which returns the exit code.
 
-    Args:
-        parser: Parser of the command.
-        run: Function that runs the command and returns the exit code.
-        defaults: Values of options that the command lacks.
+    ``defaults`` are values of options that the command lacks.
     """
     add_config_options(parser)
-    parser.add_argument("--help-all", action=HelpAll)
+    hidden: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options", **hidden)
     parser.set_defaults(run=run, **defaults)
 
 

@@ -94,23 +94,15 @@ class CommandParser(argparse.ArgumentParser):
         hints = [] if self._subparsers is not None else option_hints(given, self._option_string_actions)
         if "required: --out" in message:
             hints.append("--out: the folder for the results, as in fastfold infer INPUT --out DIR")
-        if (
-            "argument --relax: invalid choice" in message
-            and "." in message.partition("choice: ")[2].partition("(")[0]
-        ):
+        if "." in message.partition("argument --relax: invalid choice: ")[2].partition("(")[0]:
             hints.append("--relax: put the inputs first, or write --relax best before them")
         super().error("\n  ".join([message, *hints]))
 
 
 def option_hints(given: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return a line for each option that is unknown, with what to write in its place.
+    """Return a line for each option of a command that is not ``known``, with what to write in its place.
 
-    Args:
-        given: Arguments of a command.
-        known: Its options.
-
-    Returns:
-        Lines for options of other programs, and for those that are near one of ``known``; nothing for others.
+    There are lines for options of other programs, and for those that are near a known one.
     """
     options, lines = list(known), []
     for name in dict.fromkeys(text.partition("=")[0] for text in given if text.startswith("--")):

@@ -27,7 +27,7 @@ from fastfold.parallel.data_parallel.kept_gradients import (
 )
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.utils.absent_tensor import AbsentTensor
+from fastfold.utils.device import AbsentTensor
 
 # Groups of one sample, in the order in which gradients are summed: the innermost first.
 SAMPLE_GROUPS = ("dap", "sp")

@@ -21,9 +21,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from fastfold.errors import ConfigError, FastFoldError, first_line
 from fastfold.parallel import DistributedContext
-from fastfold.training.checkpoint.manifest import MANIFEST, Json, Manifest, ManifestError
-from fastfold.training.checkpoint.shards import Tensors, read_shards, write_shards
-from fastfold.training.checkpoint.storage import Storage, is_url, open_storage
+from fastfold.training.checkpoint.contents import (
+    MANIFEST,
+    Json,
+    Manifest,
+    ManifestError,
+    Tensors,
+    read_shards,
+    write_shards,
+)
+from fastfold.training.checkpoint.storage import Storage, is_url
 from fastfold.utils.hashing import file_digest
 
 _NAME = re.compile(r"step_(\d{8})")
@@ -61,7 +68,7 @@ class Checkpoints:
     ) -> None:
         self._context, self._report = context, report
         self._keep_last, self._keep_every = keep_last, keep_every
-        self.place, self._storage = place, open_storage(place)
+        self.place, self._storage = place, Storage(place)
         # A separate group, because the background thread communicates while the training loop does.
         self._group = dist.new_group(backend="gloo") if context.size > 1 else None
         self._pending: Future[None] | None = None
@@ -182,7 +189,7 @@ class Checkpoints:
                 ``resume`` is ``never`` and the place has checkpoints, which the new run would overwrite.
         """
         if resume not in ("auto", "never"):
-            problem = self._examine(open_storage(resume), resume)
+            problem = self._examine(Storage(resume), resume)
             if problem:
                 raise ConfigError(f"{resume} cannot be resumed from: {problem}")
             return resume

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,17 +25,15 @@ _NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")
 
 
 class Change(NamedTuple):
-    """A setting that differs from the last start.
-
-    ``before`` is None if it was not set.
-    """
+    """A setting that differs from the last start; a value is None if it was not set."""
 
     name: str
     before: Any
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {_text(self.before)} -> {_text(self.now)}"
+        before, now = ("null" if value is None else value for value in (self.before, self.now))
+        return f"{self.name}: {before} -> {now}"
 
     @property
     def is_decisive(self) -> bool:
@@ -53,19 +50,17 @@ def changes_since(out: Path, config: TrainConfig, otherwise: Mapping[str, Any] |
         ConfigError: The record of the last start cannot be read.
     """
     path = out / CURRENT
-    if not path.is_file() and otherwise is None:
-        return []
+    before = otherwise
     try:
-        before = (
-            _flat(OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))))
-            if path.is_file()
-            else dict(otherwise or {})
-        )
+        if path.is_file():
+            before = _flat(OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"{path} cannot be read ({type(error).__name__}), so the settings of the last start are unknown; "
             "remove it to continue anyway"
         ) from error
+    if before is None:
+        return []
     now = settings_of(config)
     return [
         Change(name, before.get(name), now.get(name))
@@ -96,13 +91,10 @@ def record_start(out: Path, config: TrainConfig) -> None:
     """
     text = to_yaml(config)
     folder = out / FOLDER
-    numbers = [
-        int(match[1]) for path in folder.glob("*.yaml") if (match := re.fullmatch(r"(\d+)\.yaml", path.name))
-    ]
-    last = folder / f"{max(numbers, default=0):04d}.yaml"
-    if not numbers or last.read_text(encoding="utf-8") != text:
+    last = max((int(path.stem) for path in folder.glob("*.yaml") if path.stem.isdecimal()), default=0)
+    if not last or (folder / f"{last:04d}.yaml").read_text(encoding="utf-8") != text:
         folder.mkdir(exist_ok=True)
-        write_atomic(folder / f"{max(numbers, default=0) + 1:04d}.yaml", text)
+        write_atomic(folder / f"{last + 1:04d}.yaml", text)
     write_atomic(out / CURRENT, text)
 
 
@@ -118,7 +110,3 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         found |= _flat(value, f"{name}.{key}" if name else str(key))
     return found
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -27,8 +27,8 @@ class DrawLog:
         Raises:
             WriteError: The file cannot be written.
         """
-        lines = ({"step": step, "draw": number, "id": name, "ranks": self._ranks} for number, name in draws)
-        left = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
+        lines = [{"step": step, "draw": number, "id": name, "ranks": self._ranks} for number, name in draws]
+        left = memoryview("".join(f"{json.dumps(line)}\n" for line in lines).encode())
         try:
             while left:
                 left = left[self._file.write(left) :]

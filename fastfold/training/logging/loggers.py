@@ -13,7 +13,8 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ class JsonLinesLogger(Logger):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         _check_names(values)
-        numbers = {key: float(x) if math.isfinite(x) else None for key, x in values.items()}
-        self._append({"step": step, "time": round(time.time(), 3)} | numbers)
+        self._append(step, {key: float(x) if math.isfinite(x) else None for key, x in values.items()})
 
     def event(self, step: int, text: str) -> None:
-        self._append({"step": step, "time": round(time.time(), 3), "event": text})
+        self._append(step, {"event": text})
 
-    def _append(self, entry: Mapping[str, Any]) -> None:
+    def _append(self, step: int, values: Mapping[str, Any]) -> None:
+        entry = {"step": step, "time": round(time.time(), 3), **values}
         _append(self._path, json.dumps(entry, ensure_ascii=False).encode() + b"\n")
 
     def resume_from(self, step: int) -> None:
@@ -121,17 +122,13 @@ class CsvLogger(Logger):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         _check_names(values)
-        new = [key for key in ("step", *values) if key not in self._columns]
-        if new or not self._path.exists():
+        cells = {"step": str(step), **{name: repr(float(x)) for name, x in values.items()}}
+        if not cells.keys() <= set(self._columns) or not self._path.exists():
             columns, rows = self._rows()
-            columns = columns + [key for key in ("step", *values) if key not in columns]
-            padded = [row + [""] * (len(columns) - len(row)) for row in rows]
-            write_atomic(self._path, _csv([columns, *padded]))
-            self._columns = columns
-        row = [
-            str(step) if c == "step" else repr(float(values[c])) if c in values else "" for c in self._columns
-        ]
-        _append(self._path, _csv([row]).encode())
+            self._columns = list(dict.fromkeys([*columns, *cells]))
+            padded = [row + [""] * (len(self._columns) - len(row)) for row in rows]
+            write_atomic(self._path, _csv([self._columns, *padded]))
+        _append(self._path, _csv([[cells.get(name, "") for name in self._columns]]).encode())
 
     def resume_from(self, step: int) -> None:
         columns, rows = self._rows()
@@ -221,34 +218,32 @@ def _csv(rows: Sequence[Sequence[str]]) -> str:
 
 def _contents(path: Path) -> bytes:
     """Read a file; empty if it does not exist."""
-    try:
+    with _writing(path), suppress(FileNotFoundError):
         return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise _failure(path, error) from error
+    return b""
 
 
 def _append(path: Path, data: bytes) -> None:
     """Append data to a file, all of it or nothing."""
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab", buffering=0) as file:
             before = file.tell()
             if file.write(data) != len(data):
                 file.truncate(before)
                 raise OSError(None, "the disk is full")
-    except OSError as error:
-        raise _failure(path, error) from error
 
 
 def _cut(path: Path, size: int, current: int) -> None:
-    try:
+    with _writing(path):
         if size < current:
             os.truncate(path, size)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _failure(path, error) from error
-
-
-def _failure(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write {str(path)!r}: {error.strerror}; free some space or make it writable")
+        problem = f"cannot write {str(path)!r}: {error.strerror}; free some space or make it writable"
+        raise OutputError(problem) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import torch
@@ -37,7 +37,7 @@ class TrainingProgress:
     ) -> None:
         self._steps, self._every_s = steps, every_s
         self._stream: IO[str] | None = None if quiet else stream or sys.stderr
-        self._live: _Live | None = None
+        self._bar: Any = None
         self._started = time.monotonic()
         self._first: tuple[int, float] | None = None  # step and time of the first update
         self._last: tuple[int, float] | None = None  # step and seconds of training at the previous update
@@ -46,31 +46,32 @@ class TrainingProgress:
     def __enter__(self) -> TrainingProgress:
         self._started = time.monotonic()
         if self._stream is not None and self._stream.isatty():
-            self._live = _live(self._stream, self._steps)
-            if self._live is not None:
-                self._guarded(self._live.start)
+            self._bar = _bar(self._stream, self._steps)
+            if self._bar is not None:
+                self._guarded(self._bar.start)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._guarded(self._live.stop)
-            self._live = None
+        if self._bar is not None:
+            self._guarded(self._bar.stop)
+            self._bar = None
 
     def say(self, text: str) -> None:
         """Print a permanent line."""
-        if self._live is not None:
-            self._guarded(self._live.print, text)
+        if self._bar is not None:
+            self._guarded(self._bar.console.print, text, markup=False, highlight=False, soft_wrap=True)
         elif self._stream is not None:
-            self._guarded(lambda: print(text, file=self._stream, flush=True))
+            self._guarded(print, text, file=self._stream, flush=True)
 
-    def _guarded(self, write: Callable[..., None], *values: Any) -> None:
+    def _guarded(self, write: Callable[..., None], *values: Any, **options: Any) -> None:
         """Write, and stop all output after the stream is closed."""
         try:
-            write(*values)
+            write(*values, **options)
         except (OSError, ValueError):  # ValueError: the stream is closed
-            live, self._stream, self._live = self._live, None, None
-            if live is not None:
-                live.silence()
+            bar, self._stream, self._bar = self._bar, None, None
+            if bar is not None:
+                bar.console.quiet = True
+                bar.stop()
 
     def update(self, step: int, numbers: Mapping[str, float]) -> None:
         """Show the state of the run after ``step`` steps.
@@ -86,8 +87,9 @@ class TrainingProgress:
         if self._stream is None:
             return
         losses, state, times = _losses(numbers), [*pace, *_memory()], self._times(step, now)
-        if self._live is not None:
-            self._guarded(self._live.show, step, losses, state, times)
+        if self._bar is not None:
+            self._bar.lines = [", ".join(part) for part in (losses, state) if part]
+            self._guarded(self._bar.update, self._bar.task_ids[0], completed=step, times=", ".join(times))
         elif now - self._shown >= self._every_s or step >= self._steps:
             self._shown = now
             self.say(", ".join([f"step {step}/{self._steps}", *losses, *state, *times]))
@@ -129,54 +131,11 @@ def _memory() -> list[str]:
     return [] if used is None else [f"{used / 1e9:.1f} GB"]
 
 
-class _Live:
-    """Bar with two lines of numbers under it, kept in place on a terminal."""
-
-    def __init__(self, console: Any, steps: int) -> None:
-        from rich.live import Live
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-        from rich.text import Text
-
-        self._console = console
-        self._bar = Progress(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[times]}"),
-            console=console,
-            expand=True,
-        )
-        self._task = self._bar.add_task("", total=steps, times="")
-        self._text = Text
-        self._display = Live(self._bar, console=console, refresh_per_second=2)
-
-    def start(self) -> None:
-        self._display.start()
-
-    def stop(self) -> None:
-        self._display.stop()
-
-    def silence(self) -> None:
-        self._console.quiet = True
-        self._display.stop()
-
-    def print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def show(self, step: int, losses: list[str], state: list[str], times: list[str]) -> None:
-        from rich.console import Group
-
-        self._bar.update(self._task, completed=step, times=", ".join(times))
-        # Wrapped lines would make the display jump, so long lines are cut.
-        lines = [
-            self._text(", ".join(part), no_wrap=True, overflow="ellipsis") for part in (losses, state) if part
-        ]
-        self._display.update(Group(self._bar, *lines))
-
-
-def _live(stream: IO[str], steps: int) -> _Live | None:
-    """Return the live display, or None on a terminal without cursor control."""
+def _bar(stream: IO[str], steps: int) -> Any:
+    """Return a bar with lines of numbers under it, or None on a terminal without cursor control."""
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.text import Text
 
     class Enduring(Console):
         """Console that survives a broken pipe, on which Rich's ends the program."""
@@ -184,5 +143,26 @@ def _live(stream: IO[str], steps: int) -> _Live | None:
         def on_broken_pipe(self) -> None:
             self.quiet = True
 
+    class Bar(Progress):
+        """Bar with ``lines`` under it, which are cut because wrapped ones would make the display jump."""
+
+        lines: Sequence[str] = ()
+
+        def get_renderables(self) -> Iterator[Any]:
+            yield from super().get_renderables()
+            yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in self.lines)
+
     console = Enduring(file=stream)
-    return None if console.is_dumb_terminal else _Live(console, steps)
+    if console.is_dumb_terminal:
+        return None
+    bar = Bar(
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[times]}"),
+        console=console,
+        expand=True,
+        refresh_per_second=2,
+    )
+    bar.add_task("", total=steps, times="")
+    return bar

@@ -14,25 +14,25 @@ Event = bytes  #: Serialised ``tensorboard.Event``
 
 def version_event(time: float) -> Event:
     """Return the first event of every file; times are in seconds since 1970."""
-    return _double(1, time) + _bytes(3, b"brain.Event:2")
+    return _field(1, float(time)) + _field(3, b"brain.Event:2")
 
 
 def scalar_event(time: float, step: int, values: Mapping[str, float]) -> Event:
     """Return an event with numbers of one step, in float32 as in TensorBoard."""
     summary = b"".join(
-        _bytes(1, _bytes(1, tag.encode()) + _field(2, 5) + _float32(value)) for tag, value in values.items()
+        _field(1, _field(1, tag.encode()) + _key(2, 5) + _float32(value)) for tag, value in values.items()
     )
-    return _double(1, time) + _integer(2, step) + _bytes(5, summary)
+    return _field(1, float(time)) + _field(2, step) + _field(5, summary)
 
 
 def text_event(time: float, step: int, tag: str, text: str) -> Event:
     """Return an event with a text at one step, for TensorBoard's text page."""
     string = 7  # DataType.DT_STRING
-    shape = _bytes(2, _integer(1, 1))
-    tensor = _integer(1, string) + _bytes(2, shape) + _bytes(8, text.encode())
-    plugin = _bytes(1, _bytes(1, b"text"))
-    value = _bytes(1, tag.encode()) + _bytes(8, tensor) + _bytes(9, plugin)
-    return _double(1, time) + _integer(2, step) + _bytes(5, _bytes(1, value))
+    shape = _field(2, _field(1, 1))
+    tensor = _field(1, string) + _field(2, shape) + _field(8, text.encode())
+    plugin = _field(1, _field(1, b"text"))
+    value = _field(1, tag.encode()) + _field(8, tensor) + _field(9, plugin)
+    return _field(1, float(time)) + _field(2, step) + _field(5, _field(1, value))
 
 
 def record(event: Event) -> bytes:
@@ -63,8 +63,8 @@ def read_steps(data: bytes) -> Iterator[tuple[int, int]]:
 
 def _step(event: Event) -> int:
     """Return field 2 of an event, which only its time may precede."""
-    position = 9 if event[:1] == _field(1, 1) else 0
-    if event[position : position + 1] != _field(2, 0):
+    position = 9 if event[:1] == _key(1, 1) else 0
+    if event[position : position + 1] != _key(2, 0):
         return 0
     value, shift = 0, 0
     for byte in event[position + 1 : position + 11]:
@@ -75,8 +75,17 @@ def _step(event: Event) -> int:
     return value
 
 
-def _field(number: int, wire_type: int) -> bytes:
+def _key(number: int, wire_type: int) -> bytes:
     return bytes([number << 3 | wire_type])
+
+
+def _field(number: int, value: int | float | bytes) -> bytes:
+    """Return a field: a varint of an integer, a double of a float, or bytes with their length."""
+    if isinstance(value, float):
+        return _key(number, 1) + struct.pack("<d", value)
+    if isinstance(value, bytes):
+        return _key(number, 2) + _varint(len(value)) + value
+    return _key(number, 0) + _varint(value)
 
 
 def _varint(value: int) -> bytes:
@@ -84,20 +93,7 @@ def _varint(value: int) -> bytes:
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _integer(number: int, value: int) -> bytes:
-    return _field(number, 0) + _varint(value)
-
-
-def _double(number: int, value: float) -> bytes:
-    return _field(number, 1) + struct.pack("<d", value)
-
-
-def _bytes(number: int, value: bytes) -> bytes:
-    return _field(number, 2) + _varint(len(value)) + value
+    return bytes([*out, value])
 
 
 def _float32(value: float) -> bytes:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastfold.errors import ConfigError, OutputError, first_line
 from fastfold.training.logging.loggers import Logger
 from fastfold.utils.atomic_files import write_atomic
-
-_T = TypeVar("_T")
 
 
 class WandbLogger(Logger):
@@ -31,28 +30,27 @@ class WandbLogger(Logger):
 
     def __init__(self, directory: Path, project: str, settings: Mapping[str, Any]) -> None:
         wandb = _installed("wandb")
-        identity = _Identity(directory / "wandb_run.txt")
-        self._run = _started(
-            "Weights & Biases",
-            lambda: wandb.init(
-                project=project,
-                id=identity.known(),
-                resume="allow",
-                dir=str(directory),
-                config=dict(settings),
-            ),
-        )
-        identity.keep(self._run.id)
+        identity = directory / "wandb_run.txt"
+        known = _identity(identity)
+        with _service("Weights & Biases", starts=True):
+            self._run = wandb.init(
+                project=project, id=known, resume="allow", dir=str(directory), config=dict(settings)
+            )
+        if self._run.id != known:
+            write_atomic(identity, f"{self._run.id}\n")
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        _sent("Weights & Biases", lambda: self._run.log({"step": step} | dict(values)))
+        with _service("Weights & Biases"):
+            self._run.log({"step": step} | dict(values))
 
     def event(self, step: int, text: str) -> None:
-        _sent("Weights & Biases", lambda: self._run.log({"step": step, "event": text}))
+        with _service("Weights & Biases"):
+            self._run.log({"step": step, "event": text})
 
     def close(self) -> None:
-        _sent("Weights & Biases", self._run.finish)
+        with _service("Weights & Biases"):
+            self._run.finish()
 
 
 class MlflowLogger(Logger):
@@ -63,12 +61,15 @@ class MlflowLogger(Logger):
 
     def __init__(self, directory: Path, experiment: str, settings: Mapping[str, Any]) -> None:
         mlflow = _installed("mlflow")
-        identity = _Identity(directory / "mlflow_run.txt")
+        identity = directory / "mlflow_run.txt"
+        known = _identity(identity)
         place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory.resolve() / 'mlflow.db'}"
-        self._client = _started("MLflow", lambda: mlflow.tracking.MlflowClient(tracking_uri=place))
-        self._run = identity.known() or _started("MLflow", lambda: self._begin(experiment, settings))
-        _started("MLflow", lambda: self._client.update_run(self._run, status="RUNNING"))
-        identity.keep(self._run)
+        with _service("MLflow", starts=True):
+            self._client = mlflow.tracking.MlflowClient(tracking_uri=place)
+            self._run = known or self._begin(experiment, settings)
+            self._client.update_run(self._run, status="RUNNING")
+        if self._run != known:
+            write_atomic(identity, f"{self._run}\n")
 
     def _begin(self, experiment: str, settings: Mapping[str, Any]) -> str:
         found = self._client.get_experiment_by_name(experiment)
@@ -79,18 +80,17 @@ class MlflowLogger(Logger):
         return run
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-
-        def send() -> None:
+        with _service("MLflow"):
             for name, value in values.items():
                 self._client.log_metric(self._run, name, float(value), step=step)
 
-        _sent("MLflow", send)
-
     def event(self, step: int, text: str) -> None:
-        _sent("MLflow", lambda: self._client.set_tag(self._run, f"event/{step:08d}", text))
+        with _service("MLflow"):
+            self._client.set_tag(self._run, f"event/{step:08d}", text)
 
     def close(self) -> None:
-        _sent("MLflow", lambda: self._client.set_terminated(self._run))
+        with _service("MLflow"):
+            self._client.set_terminated(self._run)
 
 
 def check_tracking(packages: Sequence[str]) -> None:
@@ -103,23 +103,6 @@ def check_tracking(packages: Sequence[str]) -> None:
         _installed(package)
 
 
-class _Identity:
-    """Identity of a run in a tracking service, kept in the run's folder."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def known(self) -> str | None:
-        try:
-            return self._path.read_text(encoding="utf-8").strip() or None
-        except FileNotFoundError:
-            return None
-
-    def keep(self, identity: str) -> None:
-        if identity != self.known():
-            write_atomic(self._path, identity + "\n")
-
-
 def _installed(package: str) -> Any:
     try:
         return importlib.import_module(package)
@@ -129,15 +112,17 @@ def _installed(package: str) -> Any:
         ) from None
 
 
-def _started(service: str, action: Callable[[], _T]) -> _T:
-    try:
-        return action()
-    except Exception as error:  # errors of the services lack a common type
-        raise ConfigError(f"{service} cannot log this run: {first_line(error)}") from error
+def _identity(path: Path) -> str | None:
+    """Return the identity of a run in a tracking service, kept in the run's folder."""
+    return path.read_text(encoding="utf-8").strip() or None if path.exists() else None
 
 
-def _sent(service: str, action: Callable[[], object]) -> None:
+@contextmanager
+def _service(name: str, *, starts: bool = False) -> Iterator[None]:
+    """Raise errors of a service, which lack a common type, as those of a run's start or of an entry."""
     try:
-        action()
-    except Exception as error:  # errors of the services lack a common type
-        raise OutputError(f"{service} did not take an entry: {first_line(error)}") from error
+        yield
+    except Exception as error:
+        if starts:
+            raise ConfigError(f"{name} cannot log this run: {first_line(error)}") from error
+        raise OutputError(f"{name} did not take an entry: {first_line(error)}") from error

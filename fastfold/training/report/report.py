@@ -16,8 +16,7 @@ import numpy as np
 
 from fastfold.errors import InputError
 from fastfold.training.logging.loggers import read_json_lines
-from fastfold.training.report.calibration import calibrate, calibration_png
-from fastfold.training.report.curves import Curve, curves_png
+from fastfold.training.report.plots import Curve, calibrate, calibration_png, curves_png
 from fastfold.training.validation import DEEP_ROWS, DEPTHS
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
@@ -68,21 +67,17 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         OutputError: The report cannot be written.
     """
     run_dir = Path(run_dir)
-    known = [
-        name for name in ("config.yaml", "metrics.jsonl", "validation.jsonl") if (run_dir / name).is_file()
-    ]
+    files = ("config.yaml", "metrics.jsonl", "validation.jsonl")
+    known = [name for name in files if (run_dir / name).is_file()]
     if not known:
-        raise InputError(
-            "expected the folder of a training run with config.yaml or metrics.jsonl, found neither",
-            path=run_dir,
-        )
+        problem = "expected the folder of a training run with config.yaml or metrics.jsonl, found neither"
+        raise InputError(problem, path=run_dir)
     metrics = read_json_lines(run_dir / "metrics.jsonl") if "metrics.jsonl" in known else []
     validations = read_json_lines(run_dir / "validation.jsonl") if "validation.jsonl" in known else []
     quarantined = _quarantined(run_dir / "quarantine.tsv")
     folder = prepare_output_directory(run_dir / "report")
-    validation = _validation(
-        validations, run_dir, folder
-    )  # first, so that a damaged file is reported before any plot is drawn
+    # First, so that a damaged file is reported before any plot is drawn.
+    validation = _validation(validations, run_dir, folder)
     text = [f"# Training run {_plain(run_dir.resolve().name)}", ""]
     text += _summary(metrics, quarantined)
     marks = [entry["step"] for entry in metrics if "event" in entry]
@@ -92,9 +87,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         curves = {label: curve(metrics, name) for name, label in names.items()}
         curves = {label: points for label, points in curves.items() if len(points[0])}
         if curves:
-            picture = curves_png(
-                curves, ylabel=ylabel, logarithmic=logarithmic, panels=file == "parts.png", marks=marks
-            )
+            panels = file == "parts.png"
+            picture = curves_png(curves, ylabel=ylabel, logarithmic=logarithmic, panels=panels, marks=marks)
             write_atomic(folder / file, picture)
             text += [f"## {heading}", "", f"![{heading}]({file})", ""]
         else:
@@ -112,46 +106,38 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 def curve(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
     """Return steps and finite values of one metric."""
     points = [(entry["step"], entry[name]) for entry in metrics if isinstance(entry.get(name), (int, float))]
-    steps, values = (
-        np.asarray([p[0] for p in points], np.int64),
-        np.asarray([p[1] for p in points], np.float64),
-    )
+    steps = np.asarray([step for step, _ in points], np.int64)
+    values = np.asarray([value for _, value in points], np.float64)
     finite = np.isfinite(values)
     return steps[finite], values[finite]
 
 
 def _summary(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:
-    def last(name: str) -> float | None:
+    def last(name: str, form: str, factor: float = 1.0) -> str | None:
         values = curve(metrics, name)[1]
-        return float(values[-1]) if len(values) else None
+        return format(float(values[-1]) * factor, form) if len(values) else None
 
     steps, valid = curve(metrics, "valid_lddt_ca")
+    best = f"{valid.max():.3f} at step {steps[valid.argmax()]:,}" if len(valid) else None
     rows: list[tuple[str, str | None]] = [
         ("Steps", f"{metrics[-1]['step']:,}" if metrics else None),
-        ("Samples seen", _number(last("samples"), ",.0f")),
-        ("Hours of training", _number(last("seconds"), ".2f", 1 / 3600)),
+        ("Samples seen", last("samples", ",.0f")),
+        ("Hours of training", last("seconds", ".2f", 1 / 3600)),
         ("Residues per second", _per_second(metrics, "residues", ",.0f")),
         ("TFLOP/s, all devices", _mean(metrics, "tflops_per_s")),
         ("TFLOP/s of a device", _mean(metrics, "tflops_per_s_device")),
         ("Time spent waiting for the loader", _per_second(metrics, "waited_s", ".2%")),
-        ("Loss at the end", _number(last("loss"), ".4g")),
-        ("Learning rate at the end", _number(last("lr"), ".3g")),
-        ("lDDT-CA in validation, at the end", _number(last("valid_lddt_ca"), ".3f")),
-        (
-            "lDDT-CA in validation, best",
-            f"{valid.max():.3f} at step {steps[valid.argmax()]:,}" if len(valid) else None,
-        ),
-        ("TM-score in validation, at the end", _number(last("valid_tm_score"), ".3f")),
-        ("Skipped steps", _number(last("skipped"), ",.0f")),
+        ("Loss at the end", last("loss", ".4g")),
+        ("Learning rate at the end", last("lr", ".3g")),
+        ("lDDT-CA in validation, at the end", last("valid_lddt_ca", ".3f")),
+        ("lDDT-CA in validation, best", best),
+        ("TM-score in validation, at the end", last("valid_tm_score", ".3f")),
+        ("Skipped steps", last("skipped", ",.0f")),
         ("Quarantined samples", f"{len(quarantined):,}"),
     ]
     if not metrics:
         rows.insert(0, ("Numbers", "none: nothing was logged, or `logger.jsonl` was off"))
     return [*_table(("", ""), [row for row in rows if row[1] is not None]), ""]
-
-
-def _number(value: float | None, form: str, factor: float = 1.0) -> str | None:
-    return None if value is None else format(value * factor, form)
 
 
 def _per_second(metrics: Sequence[Mapping[str, Any]], name: str, form: str) -> str | None:
@@ -271,16 +257,13 @@ def _troubles(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[
 
 def _quarantined(path: Path) -> list[tuple[str, str]]:
     """Read names and reasons, separated by a tab."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [(name, reason) for name, _, reason in (line.partition("\t") for line in lines if line)]
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    rows = (line.partition("\t") for line in text.splitlines() if line)
+    return [(name, reason) for name, _, reason in rows]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:
-    lines = [" | ".join(header), " | ".join("---" for _ in header)]
-    lines += [" | ".join(str(cell) for cell in row) for row in rows]
-    return [f"| {line} |" for line in lines]
+    return [f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def _plain(text: str) -> str:

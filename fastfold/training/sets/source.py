@@ -68,7 +68,7 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
     """Open the training and validation set of a run from a packed set, an index or a scan.
 
     The chains to validate on are spread evenly over the split. For ``complexes`` see
-    :func:`fastfold.training.sets.packed.build_packed`.
+    :func:`fastfold.training.data.build_packed`.
 
     Raises:
         ConfigError: A folder or split does not exist, or no chain is left after the filters.
@@ -91,10 +91,8 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
 def fixed_settings(config: DataConfig, validate_chains: int, complexes: bool) -> dict[str, Any]:
     """Return the settings that a packed set fixes, by their option names, in JSON types."""
     settings = {f"data.{name}": getattr(config, name) for name in _FIXED}
-    settings |= {
-        "trainer.validate_chains": validate_chains,
-        "model": "a multimer network" if complexes else "a monomer network",
-    }
+    network = "a multimer network" if complexes else "a monomer network"
+    settings |= {"trainer.validate_chains": validate_chains, "model": network}
     return dict(json.loads(json.dumps(settings)))
 
 
@@ -134,9 +132,8 @@ def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> S
 
 def _scanned_sources(config: DataConfig) -> list[Path]:
     """Return the tables and folders that a scan reads, existing or not."""
-    sources = [Path(path) for path in (config.alignments, config.duplicates) if path is not None]
-    if config.distillation_alignments is not None:
-        sources.append(Path(config.distillation_alignments))
+    single = (config.alignments, config.duplicates, config.distillation_alignments)
+    sources = [Path(path) for path in single if path is not None]
     names = ("index.tsv", "chain_data_cache.json", "duplicate_pdb_chains.txt", "mmcifs", "msas", "alignments")
     for root in (config.directory, config.distillation):
         if root is not None:
@@ -148,8 +145,9 @@ def _scanned_sources(config: DataConfig) -> list[Path]:
 
 def to_scanned(source: SampleSource) -> Scanned:
     """Convert a source to sets of entries, and the rest to JSON types."""
-    kept = {"train": source.train, "distillation": source.distillation}
-    filtered = {name: found for name, found in kept.items() if found is not None}
+    filtered = {"train": source.train}
+    if source.distillation is not None:
+        filtered["distillation"] = source.distillation
     meta = {name: {"taken": found.taken, "unreadable": found.unreadable} for name, found in filtered.items()}
     sets = {name: found.entries for name, found in filtered.items()} | {"valid": source.valid}
     return Scanned(sets, {"filtered": meta, "unreadable": source.unreadable})
@@ -208,11 +206,8 @@ def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSo
         chains = grouped(everything.entries)
         longest = config.max_length or max(len(entry) for entry in chains)
         chains = tuple(entry for entry in chains if len(entry) <= longest)
-        valid = tuple(
-            chains[i * len(chains) // validate_chains] for i in range(min(validate_chains, len(chains)))
-        )
-        if len(chains) <= validate_chains:
-            valid = chains
+        number = min(validate_chains, len(chains))
+        valid = tuple(chains[i * len(chains) // number] for i in range(number))
     return SampleSource(train, distillation, valid, unreadable)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
 from fastfold.parallel.data_parallel.large_batch import Lamb, Lars, initialise_state
-from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
+from fastfold.training.optim.optimizers import AlphaFoldSchedule
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import OPTIMIZERS, make_parallel, make_tokens, parallel_loss, three_steps
 

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.tensor import DTensor
 
 from fastfold.parallel import ParallelPlan
-from fastfold.utils.absent_tensor import AbsentTensor
+from fastfold.utils.device import AbsentTensor
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import BUCKET, OPTIMIZERS, make_gpt, make_parallel, make_tokens, parallel_loss
 

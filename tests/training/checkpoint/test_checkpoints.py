@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
 from fastfold.training.checkpoint.checkpoints import Checkpoints
-from fastfold.training.checkpoint.manifest import FileRecord, Manifest
+from fastfold.training.checkpoint.contents import FileRecord, Manifest
 from fastfold.utils.hashing import file_digest
 from tests.helpers.forked import Forked
 

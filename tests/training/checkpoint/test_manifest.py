@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.training.checkpoint.manifest import FileRecord, Manifest, ManifestError
+from fastfold.training.checkpoint.contents import FileRecord, Manifest, ManifestError
 
 FILES = {"a.safetensors": FileRecord(12, "0" * 64)}
 

@@ -15,8 +15,7 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tens
 
 from fastfold.parallel import DistributedContext, ParallelMesh, ParallelPlan
 from fastfold.training.checkpoint.checkpoints import Checkpoints
-from fastfold.training.checkpoint.manifest import MANIFEST
-from fastfold.training.checkpoint.shards import read_shards, write_shards
+from fastfold.training.checkpoint.contents import MANIFEST, read_shards, write_shards
 from fastfold.training.checkpoint.storage import Storage
 from tests.helpers.spawn_ranks import launch
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastfold.errors import ConfigError, OutputError
-from fastfold.training.checkpoint.storage import Storage, is_url, open_storage
+from fastfold.training.checkpoint.storage import Storage, is_url
 from tests.training.checkpoint.failing_files import FailingFiles, failing_files
 from tests.training.checkpoint.test_checkpoints import Run, tensors
 
@@ -28,7 +28,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, failing_files: Failing
 
 @pytest.fixture
 def storage(place: str) -> Storage:
-    return open_storage(place)
+    return Storage(place)
 
 
 def test_files_are_written_published_and_removed(storage: Storage, place: str):
@@ -75,7 +75,7 @@ def test_checkpoints_lie_behind_urls(place: str):
         filled, state = again.load(found)
         assert state == {"step": 3}
         assert all(torch.equal(filled[name], x) for name, x in tensors(3.0).items())
-    assert sorted(open_storage(place).names()) == ["step_00000002", "step_00000003"]
+    assert sorted(Storage(place).names()) == ["step_00000002", "step_00000003"]
 
 
 @pytest.mark.parametrize("after", [0, 10, 300])
@@ -132,13 +132,13 @@ def test_no_folder_is_made_in_a_store_without_folders(
 def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ConfigError, match=r'pip install "fastfold\[s3\]"'):
-        open_storage("s3://bucket/run")
+        Storage("s3://bucket/run")
     with pytest.raises(ConfigError, match=r"cannot write checkpoints to nowhere://x: .*nowhere"):
-        open_storage("nowhere://x")
+        Storage("nowhere://x")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(ConfigError, match=r'pip install "fastfold\[fsspec\]"'):
-        open_storage("memory://x")
+        Storage("memory://x")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from fastfold.training.lifecycle.interrupts import SIGNALS, Interrupts
+from fastfold.training.lifecycle.process import SIGNALS, Interrupts
 
 
 @pytest.fixture(autouse=True)

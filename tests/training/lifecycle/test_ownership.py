@@ -12,7 +12,7 @@ import torch
 
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.parallel import DistributedContext
-from fastfold.training.lifecycle.ownership import LOCK, OWNER, owned
+from fastfold.training.lifecycle.process import LOCK, OWNER, owned
 from tests.helpers.forked import Forked
 
 ALONE = DistributedContext(0, 1, torch.device("cpu"))

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold.kernels import attention
-from fastfold.training.logging import flops
-from fastfold.training.logging.flops import FlopCounter, flop_rates
+from fastfold.training.logging import profiling
 from fastfold.training.logging.loggers import read_json_lines
+from fastfold.training.logging.profiling import FlopCounter, flop_rates
 from tests.training.test_train import here, metrics, weights
 
 SAMPLE = {"x": np.zeros((5, 7))}
@@ -47,19 +47,19 @@ def test_fused_operators_count_what_they_declare():
 
 def test_every_shape_is_counted_once_and_no_two_in_a_row(monkeypatch: pytest.MonkeyPatch):
     counter, network, seen = FlopCounter(enabled=True), nn.Linear(8, 1), []
-    count = flops.operator_cost
+    count = profiling.operator_cost
 
     def noticed(*call):
         seen.append(call[0])
         return count(*call)
 
-    monkeypatch.setattr(flops, "operator_cost", noticed)
+    monkeypatch.setattr(profiling, "operator_cost", noticed)
     first = counted(counter, network, 3)
     assert seen
     seen.clear()
     assert counted(counter, network, 3) == first
     assert counted(counter, network, 6) == (0.0, 0)  # of another shape, too soon to be counted
-    for _ in range(flops._BETWEEN_COUNTS):
+    for _ in range(profiling._BETWEEN_COUNTS):
         assert counted(counter, network, 3) == first
     assert not seen
     assert counted(counter, network, 6) == (2 * first[0], 6)

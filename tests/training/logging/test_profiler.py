@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastfold.training.logging.loggers import read_json_lines
-from fastfold.training.logging.profiler import StepProfiler
+from fastfold.training.logging.profiling import StepProfiler
 from tests.training.test_train import here
 
 

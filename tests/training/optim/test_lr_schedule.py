@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
+from fastfold.training.optim.optimizers import AlphaFoldSchedule
 
 
 def test_defaults_are_those_of_the_supplement():

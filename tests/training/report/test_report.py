@@ -14,7 +14,7 @@ from PIL import Image
 
 from fastfold.errors import InputError, OutputError
 from fastfold.training.logging.loggers import JsonLinesLogger
-from fastfold.training.report.curves import smooth
+from fastfold.training.report.plots import smooth
 from fastfold.training.report.report import curve, write_report
 
 

@@ -14,8 +14,7 @@ from fastfold.data.training.packed.records import RecordFile, is_packed
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
 from fastfold.training.config import DataConfig
-from fastfold.training.data import MakeSample, describe_templates, entry_reader, sample_settings
-from fastfold.training.sets.packed import build_packed
+from fastfold.training.data import MakeSample, build_packed, describe_templates, entry_reader, sample_settings
 from fastfold.training.sets.source import open_source
 from tests.helpers.small_sets import a3m, pdb_text, write
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, hhr, write_entries

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.resources.weights import download_bar
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_line
 
 _DOWNLOAD = """\
 Fetch databases that AlphaFold 2.3's scripts download, from their publishers' servers, into folders of DIR:
@@ -29,11 +29,7 @@ def add_databases_command(commands: Any) -> None:
     actions = databases.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="show names, sizes, uses and licences")
     listing.set_defaults(run=_list)
-    download = actions.add_parser(
-        "download",
-        help="fetch databases",
-        description=_DOWNLOAD,
-    )
+    download = actions.add_parser("download", help="fetch databases", description=_DOWNLOAD)
     download.add_argument(
         "names",
         nargs="+",
@@ -55,7 +51,6 @@ def _list(options: argparse.Namespace) -> int:
     from fastfold.data.databases.published import DATABASES
     from fastfold.inference.output.summary import aligned_table
 
-    columns = ("name", "download", "on disk", "use", "licence")
     lines = [
         {
             "name": one.name,
@@ -66,7 +61,7 @@ def _list(options: argparse.Namespace) -> int:
         }
         for one in DATABASES
     ]
-    print(aligned_table(lines, columns))
+    print(aligned_table(lines, list(lines[0])))
     print(
         "Sizes are those that AlphaFold's README states; 'fastfold databases download --dry-run' asks the servers."
     )
@@ -78,10 +73,7 @@ def _download(options: argparse.Namespace) -> int:
     from fastfold.data.databases.published import find_published
     from fastfold.utils.atomic_files import prepare_output_directory
 
-    def say(line: str) -> None:
-        if not options.quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    say = partial(print_line, quiet=options.quiet)
     databases = [find_published(name) for name in dict.fromkeys(options.names)]
     with orderly_termination():
         folder = prepare_output_directory(options.dir)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.fold import add_inputs, found_databases
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_line
 from fastfold.data.search.settings import HmmerSettings, SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
@@ -95,11 +94,8 @@ def run_search(options: argparse.Namespace) -> int:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
     sources = from_options(SearchSources, options, found_databases(options, has_templates=False))
     _check_sources(sources, options)
-    own = {
-        "msa_dir": options.out,
-        "sources": sources,
-        "templates": TemplateOptions(server=options.templates),
-    }
+    templates = TemplateOptions(server=options.templates)
+    own = {"msa_dir": options.out, "sources": sources, "templates": templates}
     run = from_options(RunOptions, options, {RunOptions: own})
     return search_alone(InferRequest(options.inputs, options.out, options=run), needed_alone=False)
 
@@ -126,9 +122,7 @@ def _check_sources(sources: SearchSources, options: argparse.Namespace) -> None:
 def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
     """Search for the alignments of a request's targets, and print the result; return the exit code.
 
-    Args:
-        request: The request.
-        needed_alone: See :meth:`fastfold.inference.alignment_search.AlignmentSearch.run`.
+    ``needed_alone`` is that of :meth:`fastfold.inference.alignment_search.AlignmentSearch.run`.
 
     Raises:
         FastFoldError: Nothing can be searched, or a result cannot be written.
@@ -138,12 +132,12 @@ def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
     search = AlignmentSearch.of(request)
     targets, errors = request.read_targets()
     for error in errors:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_line(f"error: {error}")
     if targets:
         with orderly_termination():
             targets, unfound = search.run(targets, needed_alone=needed_alone)
         for error in unfound:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print_line(f"error: {error}")
         errors = [*errors, *unfound]
         plural = "" if len(targets) == 1 else "s"
         print(f"alignments of {len(targets)} target{plural} in {search.out}", flush=True)

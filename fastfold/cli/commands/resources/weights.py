@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_line
 
 _SETS = ("monomer", "monomer_ptm", "multimer", "all")
 
@@ -36,9 +37,7 @@ def add_weights_command(commands: Any) -> None:
     )
     actions = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
     download = actions.add_parser(
-        "download",
-        help="fetch the parameters that DeepMind publishes",
-        description=_DOWNLOAD,
+        "download", help="fetch the parameters that DeepMind publishes", description=_DOWNLOAD
     )
     download.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(_SETS)}, or a network's name")
     download.add_argument(
@@ -83,10 +82,7 @@ def _weights_download(options: argparse.Namespace) -> int:
             )
         networks |= dict.fromkeys(found)
 
-    def say(line: str) -> None:
-        if not options.quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    say = partial(print_line, quiet=options.quiet)
     say(LICENCE)
     with orderly_termination(), download_bar(options.quiet) as progress:
         paths = download_weights(list(networks), mirror=options.mirror, say=say, progress=progress)
@@ -105,7 +101,7 @@ def download_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
         def line(name: str, done: int, total: int) -> None:
             if done == total:
-                print(f"{name}: {total:,} bytes", file=sys.stderr, flush=True)
+                print_line(f"{name}: {total:,} bytes")
 
         yield line
         return

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastfold.training.report.calibration import calibrate, calibration_png
+from fastfold.training.report.plots import calibrate, calibration_png
 
 
 def test_honest_network_has_no_error():

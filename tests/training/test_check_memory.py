@@ -10,8 +10,8 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
+from fastfold.training.build import check_memory
 from fastfold.training.compose import compose_config
-from fastfold.training.offload import check_memory
 
 
 def context(size: int = 1, device: str = "cpu", zero: int = 0) -> Any:

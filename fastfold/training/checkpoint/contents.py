@@ -1,13 +1,20 @@
-"""Tensors of a checkpoint as safetensors files, one per process, by ``torch.distributed.checkpoint``."""
+"""Contents of a checkpoint: tensors as safetensors files, one per process, and a manifest.
+
+``torch.distributed.checkpoint`` writes the tensors. The manifest has the files with lengths and SHA-256, and the state
+other than tensors.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,10 +24,73 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from fastfold.training.checkpoint.manifest import FileRecord
 from fastfold.training.checkpoint.storage import Storage
+from fastfold.utils.hashing import input_hash
 
+MANIFEST = "state.json"  #: Name of the manifest's file, which is written last
+
+_FORMATS = (1, 2)  #: Format 1 has lengths, but no hashes
+
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
+"""Valid names of files: without separators, so that they stay in the checkpoint's folder."""
+
+Json = dict[str, Any]
 Tensors = Mapping[str, Tensor]
+
+
+class ManifestError(Exception):
+    """Invalid manifest; the message gives the reason."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Record of a checkpoint's file."""
+
+    size: int  #: Length in bytes
+    sha256: str | None  #: Hexadecimal digest; None in checkpoints of format 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of a checkpoint."""
+
+    step: int  #: Number of finished steps
+    files: Mapping[str, FileRecord]  #: Records of the files by name
+    state: Json  #: State other than tensors
+
+    def to_json(self) -> bytes:
+        """Return the contents of the manifest's file."""
+        content = json.loads(json.dumps({"format": _FORMATS[-1], **asdict(self)}))
+        return json.dumps(content | {"sha256": input_hash(content)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Manifest:
+        """Parse a manifest's file; inverse of :meth:`to_json`.
+
+        Raises:
+            ManifestError: The text is damaged, has an unknown format, or names a file outside its folder.
+        """
+        try:
+            content = json.loads(text)
+            digest = content.pop("sha256", None)
+            if content["format"] not in _FORMATS:
+                raise ManifestError(
+                    f"expected format {' or '.join(map(str, _FORMATS))}, found {content['format']}"
+                )
+            hashed = content["format"] > 1
+            if hashed and digest != input_hash(content):
+                raise ManifestError(f"its {MANIFEST} was changed after it was written")
+            files = {}
+            for name, file in content["files"].items():
+                if _NAME.fullmatch(name) is None:
+                    raise ManifestError(
+                        f"its {MANIFEST} names the file {name[:60]!r}; expected letters, digits, '.', '_' and '-'"
+                    )
+                size, sha256 = (file["size"], str(file["sha256"])) if hashed else (file, None)
+                files[name] = FileRecord(int(size), sha256)
+            return cls(int(content["step"]), files, dict(content["state"]))
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise ManifestError(f"its {MANIFEST} cannot be read") from error
 
 
 def write_shards(
