@@ -92,7 +92,7 @@ class ServeOptions:
     keep_days: float | None = option(
         "--keep-days",
         default=None,
-        parse=float,
+        bounds=(0.0, 100_000.0),
         group="limits",
         metavar="N",
         help="remove finished jobs after N days (default: keep them)",
