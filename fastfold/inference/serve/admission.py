@@ -46,12 +46,7 @@ class Admission:
     max_residues: int | None = None
 
     def check(self, request: JobRequest, target: Target, folder: Path) -> None:
-        """Check settings, templates and memory of a job, whose folder has the templates.
-
-        Raises:
-            InputError: The target does not fit, or a template is invalid.
-            ConfigError: A setting is invalid or contradicts the networks.
-        """
+        """Check settings, templates and memory of a job, or raise FastFoldError; its folder has the templates."""
         if self.max_residues is not None and target.num_residues > self.max_residues:
             raise InputError(
                 f"{target.num_residues:,} residues; this server folds at most {self.max_residues:,}",

@@ -55,11 +55,39 @@ def serve(
         options = replace(options, group=1)
     if options.tokens is not None:
         read_tokens(options.tokens)  # refuses an invalid file before the networks are opened
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_alone(options.data))
-        listener = stack.enter_context(_listening(options))
-        backend = _backend(options, weights, config, run_options, where, say)
-        run_server(options, backend, listener, say)
+    with _alone(options.data), _listening(options) as listener:
+        check_request(config, run_options)
+        here = None if where.ray is not None else choose_device(config.device)
+        config, chosen = with_precision(config, here)
+        device = "cpu" if here is None else here.type
+        networks, shipped = requested_networks(weights, run_options.num_models), not weights
+        setup = Setup(
+            networks,
+            shipped,
+            options.data,
+            config,
+            run_options,
+            where,
+            search=None,
+            say=say,
+            adapt=GroupWorker,
+        )
+        memory, budget = _fold_memory(setup, device)
+        admission = Admission(
+            networks,
+            config,
+            run_options,
+            device=device,
+            memory=memory,
+            host_memory=host_memory_bytes(device),
+            shipped=shipped,
+            max_residues=options.max_residues,
+        )
+        workers = setup.start()
+        for line in (about_mini(networks[0]) if shipped else "", chosen, workers.text):
+            if line:
+                say(line)
+        run_server(options, Backend(admission.check, lambda: workers.executor, budget), listener, say)
 
 
 def run_server(options: ServeOptions, backend: Backend, listener: socket.socket, say: Say) -> None:
@@ -94,47 +122,18 @@ def server_config(service: Service) -> uvicorn.Config:
     )
 
 
-def _backend(
-    options: ServeOptions,
-    weights: Sequence[Path],
-    config: InferConfig,
-    run_options: RunOptions,
-    where: ScreenOptions,
-    say: Say,
-) -> Backend:
-    check_request(config, run_options)
-    here = None if where.ray is not None else choose_device(config.device)
-    config, chosen = with_precision(config, here)
-    device = "cpu" if here is None else here.type
-    networks = requested_networks(weights, run_options.num_models)
-    shipped = not weights
-    setup = Setup(
-        networks, shipped, options.data, config, run_options, where, search=None, say=say, adapt=GroupWorker
-    )
-    plan, count = setup.rules().memory, where.workers or 1
-    budget = memory = config.budget
-    if where.ray is None and device == "cuda":
+def _fold_memory(setup: Setup, device: str) -> tuple[int | None, int | None]:
+    """Return the bytes that a fold can have, and those to which it is limited; None if unknown."""
+    plan, count = setup.memory_plan(), setup.where.workers or 1
+    budget = memory = setup.config.budget
+    if setup.where.ray is None and device == "cuda":
         devices = range(torch.cuda.device_count())
         memory = min(torch.cuda.get_device_properties(i).total_memory for i in devices)
-    elif where.ray is None:
+    elif setup.where.ray is None:
         memory = plan.total(host_available_bytes(), count)
         if count > 1:
             budget = memory = plan.share(memory, count)
-    admission = Admission(
-        networks,
-        config,
-        run_options,
-        device=device,
-        memory=memory,
-        host_memory=host_memory_bytes(device),
-        shipped=shipped,
-        max_residues=options.max_residues,
-    )
-    workers = setup.start()
-    for line in (about_mini(networks[0]) if shipped else "", chosen, workers.text):
-        if line:
-            say(line)
-    return Backend(admission.check, lambda: workers.executor, budget)
+    return memory, budget
 
 
 @contextlib.contextmanager

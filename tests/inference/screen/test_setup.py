@@ -50,12 +50,12 @@ def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
     monkeypatch.setattr(setup, "worker_bytes", lambda networks, precision: 2 * GIB)
     monkeypatch.setattr(setup, "resident_bytes", lambda process: 1)
     with pytest.raises(ConfigError, match=r"an idle worker takes 2\.00 GiB"):
-        _setup(memory_limit=int(gib * GIB)).rules()
-    _setup(memory_limit=2 * GIB + 1).rules()
+        _setup(memory_limit=int(gib * GIB)).memory_plan()
+    _setup(memory_limit=2 * GIB + 1).memory_plan()
     monkeypatch.setattr(setup, "resident_bytes", lambda process: 0)
     with pytest.raises(ConfigError, match="--memory-limit needs Linux"):
-        _setup(memory_limit=2 * GIB + 1).rules()
-    _setup().rules()
+        _setup(memory_limit=2 * GIB + 1).memory_plan()
+    _setup().memory_plan()
 
 
 def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,11 +61,7 @@ def add_serve_command(commands: Any) -> None:
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        FastFoldError: An option is invalid, or the server cannot start.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.utils.packages import require_package
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
