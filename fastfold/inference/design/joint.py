@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,9 @@ from fastfold.inference.design.evaluate import Evaluation, Evaluator, uniform_bi
 from fastfold.inference.design.limits import limit_weights
 from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
+from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.planning.gradient_plan import GradientPlan
-from fastfold.parallel.comm.groups import Group
-
-if TYPE_CHECKING:
-    from fastfold.inference.distributed import DistributedFolder
-    from fastfold.parallel.distributed import DistributedContext
+from fastfold.parallel.distributed import DistributedContext
 
 _AVOID = "avoid"
 
@@ -73,15 +70,12 @@ def planned_evaluator(
     config: DesignConfig,
     plans: Sequence[GradientPlan | None],
     models: Sequence[AlphaFold],
-    group: Group | None = None,
+    context: DistributedContext | None = None,
 ) -> Evaluator:
     """Return the losses of a task with the weights of its protocol and of the settings.
 
-    ``plans`` has the plan of the gradients of each of its complexes, None for those without a memory limit. ``group``
-    are the ranks that share each complex.
-
-    Raises:
-        ConfigError: The loss ``avoid`` is asked for without off-targets, or see :class:`Evaluator`.
+    ``plans`` has the plan of the gradients of each of its complexes, None for those without a memory limit. The ranks
+    of ``context`` share each complex. A ConfigError tells that ``avoid`` needs off-targets, or see :class:`Evaluator`.
     """
     weights = {**task.weights, **limit_weights(config.limits), **config.weights}
     settings: dict[str, Any] = {
@@ -93,6 +87,7 @@ def planned_evaluator(
     if _AVOID in config.weights and not task.avoided:
         raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
     device = next(models[0].parameters()).device
+    group = None if context is None else context.mesh.group("dap")
     runs = [
         design_gradients(one, plan, device, group) for one, plan in zip(task.complexes, plans, strict=True)
     ]
@@ -130,20 +125,10 @@ class SharedEvaluator(Evaluator):
     ) -> None:
         for one in task.complexes:
             _ = one.template_features  # read here, because other machines may lack the files
-        own, self._call = distributed.together(partial(_evaluator, task, config, plans), models)
+        own, self._call = distributed.together(partial(planned_evaluator, task, config, plans), models)
         vars(self).update(vars(own))
 
     def __call__(self, *arguments: Any, **settings: Any) -> Evaluation:
         """Compute the losses, and their gradient, on all processes; arguments as those of :class:`Evaluator`."""
         found: Evaluation = self._call(*arguments, **settings)
         return found
-
-
-def _evaluator(
-    task: DesignTask,
-    config: DesignConfig,
-    plans: Sequence[GradientPlan | None],
-    models: Sequence[AlphaFold],
-    context: DistributedContext,
-) -> Evaluator:
-    return planned_evaluator(task, config, plans, models, context.mesh.group("dap"))
