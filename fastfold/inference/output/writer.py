@@ -19,9 +19,8 @@ from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.config import InferConfig
-from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.compute import Embedding, embedding_bytes
 from fastfold.inference.embed.config import EmbedConfig
-from fastfold.inference.embed.files import embedding_bytes
 from fastfold.inference.ensemble.samples import Sample
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings

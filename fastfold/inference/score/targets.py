@@ -23,12 +23,7 @@ from fastfold.utils.atomic_files import write_atomic
 def write_objects(inputs: Sequence[Any], folder: Path) -> list[Path]:
     """Write the structures of a list that are objects into a folder, as mmCIF; return the paths of all.
 
-    The folder is created if needed.
-
-    Raises:
-        ConfigError: An input is of another type.
-        InputError: An object has no protein.
-        WriteError: A file cannot be written.
+    The folder is created if needed. A ConfigError names an input of another type, an InputError one without protein.
     """
     paths = []
     for source in read_objects(inputs):
