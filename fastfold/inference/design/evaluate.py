@@ -27,13 +27,14 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.config import RecycleMode
 from fastfold.inference.design.limits import Limits, count_residues, limit_weights
-from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.features import add_settings, input_order
 from fastfold.inference.folding.gradients import GradientRun, differentiable
 from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products
+from fastfold.parallel.comm.groups import Group
 from fastfold.protein import residue_constants as rc
 
 
@@ -278,3 +279,13 @@ def uniform_bias(forbidden: str) -> Tensor | None:
     bias = torch.zeros(RESIDUES)
     bias[[rc.restype_order[letter] for letter in letters]] = -1e6
     return bias if letters else None
+
+
+def design_gradients(
+    task: DesignTask, plan: GradientPlan | None, device: torch.device, group: Group | None = None
+) -> GradientRun:
+    """Return the passes of a design by a plan, or by its length alone without one.
+
+    ``group`` are the ranks that share the target; None for one.
+    """
+    return gradient_run(plan, len(task.source), device, group, task.template_indices)

@@ -22,8 +22,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluator
-from fastfold.inference.design.joint import SharedEvaluator, planned_evaluator
-from fastfold.inference.design.memory import plan_design
+from fastfold.inference.design.joint import SharedEvaluator, plan_design, planned_evaluator
 from fastfold.inference.design.optimise import (
     DesignState,
     check_start,

@@ -78,6 +78,11 @@ class DesignTask:
         return template_features(self.target, self.templates, self.flexible)
 
     @property
+    def template_indices(self) -> tuple[int, ...] | None:
+        """Indices of the templates that a monomer network reads; None for all."""
+        return () if self.templates is None else None
+
+    @property
     def complexes(self) -> list[DesignTask]:
         """The task itself, those of further targets, and those of off-targets."""
         return [self, *self.others, *self.avoided]
