@@ -44,7 +44,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         mine = where.shard.of(job.targets, job.costs)
         job.targets = [job.targets[i] for i in mine]
     chains = None
-    config, options = job.request.config, job.request.options
+    options = job.request.options
     if options.sources.is_by_colabfold:
         job = search(job)
     elif options.sources.wanted:
@@ -54,8 +54,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         announce(job, progress)
         summary = Summary((), (), ())
         if job.targets:
-            shipped, say = not request.weights, progress.line
-            setup = Setup(job.networks, shipped, request.output, config, options, where, chains, say)
+            setup = Setup(job.networks, job.request, where, chains, progress.line)
             warn = partial(progress.line, important=True)
             folder = ResultsFolder(request.output, warn, options.output_format, options.folder_per_target)
             open_log(progress.log, folder.path, f"{len(job.targets):,} targets")

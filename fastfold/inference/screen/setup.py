@@ -21,7 +21,7 @@ from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.planner import Planner
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.screen.job import Executor, Job, Worker
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import PROCESS_BYTES, MemoryPlan
@@ -58,10 +58,7 @@ class Setup:
     """
 
     networks: Sequence[Network]
-    shipped: bool
-    output: Path
-    config: InferConfig
-    options: RunOptions
+    request: InferRequest
     where: ScreenOptions
     search: EngineSearch | None
     say: Callable[[str], None]
@@ -77,9 +74,13 @@ class Setup:
         needs: list[frozenset[int]] = [frozenset()] * len(targets)
         if self.search is not None:
             searches, needs = search_jobs(targets, costs)
-        has_templates = self.options.templates.wanted or any(target.brings_templates for target in targets)
+        has_templates = self.request.options.templates.wanted or any(
+            target.brings_templates for target in targets
+        )
         templates = None if has_templates else 0
-        smallest = smallest_memory(self.networks, self.config, templates) if on_cpu else lambda target: 0
+        smallest = (
+            smallest_memory(self.networks, self.request.config, templates) if on_cpu else lambda target: 0
+        )
         folds = [
             Job(i, target.name, "fold", target, cost, smallest=smallest(target), needs=needs[i])
             for i, (target, cost) in enumerate(zip(targets, costs, strict=True))
@@ -88,7 +89,7 @@ class Setup:
 
     def _grouped(self, folds: Sequence[Job], *, on_cpu: bool) -> list[Job]:
         """Return jobs of targets of similar length that wait for the same searches."""
-        batch = self.options.batch
+        batch = self.request.options.batch
         if batch != 1 and self.where.has_limits:
             self.say("warning: not batched: --time-limit and --memory-limit are limits of single targets")
             batch = 1
@@ -105,7 +106,7 @@ class Setup:
 
     def memory_plan(self) -> MemoryPlan:
         """Return the distribution of memory, or raise ConfigError if a target's limit is too small or not supported."""
-        own = worker_bytes(self.networks, self.config.precision)
+        own = worker_bytes(self.networks, self.request.config.precision)
         limit = self.where.memory_limit
         if limit is not None and not resident_bytes(os.getpid()):
             raise ConfigError(
@@ -115,19 +116,19 @@ class Setup:
             raise ConfigError(f"--memory-limit: an idle worker takes {own / GIB:.2f} GiB; set a larger limit")
         # On a cluster, each worker that folds comes with one that draws and relaxes.
         rest = PROCESS_BYTES if self._has_rest and self.where.ray is not None else 0
-        return MemoryPlan(own + rest, self.config.budget, None if limit is None else limit - own)
+        return MemoryPlan(own + rest, self.request.config.budget, None if limit is None else limit - own)
 
     @property
     def _has_rest(self) -> bool:
         """True if further workers draw and relax the folded targets."""
-        return self.adapt is None and (self.config.plots or self.config.relax != "none")
+        return self.adapt is None and (self.request.config.plots or self.request.config.relax != "none")
 
     def _function(self, device: str, threads: int, sharers: int, *, leaves_rest: bool) -> FoldWorker:
         """Return the function of a worker that folds; paths are absolute for other machines."""
-        given = self.config
+        given = self.request.config
         return FoldWorker(
-            self.output.resolve(),
-            () if self.shipped else tuple(network.path.resolve() for network in self.networks),
+            self.request.output.resolve(),
+            tuple(network.path.resolve() for network in self.networks) if self.request.weights else (),
             replace(
                 given,
                 device=device,
@@ -135,7 +136,7 @@ class Setup:
                 restraints=_absolute(given.restraints),
             ),
             # Results of searches are published before the fold.
-            _absolute(replace(self.options, sources=SearchSources())),
+            _absolute(replace(self.request.options, sources=SearchSources())),
             threads=threads,
             sharers=sharers,
             search=self.search,
@@ -143,7 +144,7 @@ class Setup:
         )
 
     def _local(self) -> Workers:
-        where, device, gpus = self.where, self.config.device, 0
+        where, device, gpus = self.where, self.request.config.device, 0
         if choose_device(device).type == "cuda":
             gpus = 1 if ":" in device else torch.cuda.device_count()
         devices = [device] if ":" in device else [f"cuda:{k}" for k in range(gpus)] or ["cpu"]
@@ -176,7 +177,7 @@ class Setup:
         """Return how many workers draw and relax on this machine, whose free host memory is None for GPUs."""
         if not self._has_rest:
             return 0
-        if self.config.relax == "none":
+        if self.request.config.relax == "none":
             return -(-count // _FOLDERS_OF_PLOTTER)
         cores = available_cores()
         return count if memory is None else count_processes(cores, cores, memory)
@@ -184,7 +185,7 @@ class Setup:
     def _on_ray(self) -> Workers:
         from fastfold.inference.screen.ray_cluster import Group, RayExecutor, connect
 
-        where, device = self.where, self.config.device
+        where, device = self.where, self.request.config.device
         if ":" in device:
             raise ConfigError(f"--device {device}: with --ray the cluster chooses the GPU; use --device cuda")
         found = connect(str(where.ray))

@@ -10,7 +10,6 @@ from typing import Any
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.config import InferConfig
 from fastfold.inference.models import (
     Network,
     check_settings,
@@ -23,7 +22,7 @@ from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.fit import check_fit, plan_target
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.relax.config import check_installed
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.serve.request import JobRequest
 from fastfold.inference.target_templates import takes_templates
 
@@ -37,12 +36,10 @@ class Admission:
     """
 
     networks: Sequence[Network]
-    config: InferConfig
-    options: RunOptions
+    request: InferRequest
     device: str = "cpu"
     memory: int | None = None
     host_memory: int = 0
-    shipped: bool = False
     max_residues: int | None = None
 
     def check(self, request: JobRequest, target: Target, folder: Path) -> None:
@@ -52,9 +49,10 @@ class Admission:
                 f"{target.num_residues:,} residues; this server folds at most {self.max_residues:,}",
                 record=target.record,
             )
-        if self.shipped and target.is_complex:
+        if not self.request.weights and target.is_complex:
             raise refuse_complexes([target])[1][0]
-        config, options = request.config(self.config), request.options(self.options, folder)
+        config = request.config(self.request.config)
+        options = request.options(self.request.options, folder)
         if config.relax != "none":
             check_installed()
         networks = suitable(limit_networks(self.networks, options.num_models), target)
