@@ -20,7 +20,7 @@ from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
-from fastfold.inference.embed.files import write_bioemu
+from fastfold.inference.embed.compute import write_bioemu
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction_jobs import PredictionJob, prediction_jobs

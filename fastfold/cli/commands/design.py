@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,7 +14,7 @@ from fastfold.cli.options.from_fields import add_field_options, field_values, fr
 from fastfold.cli.process import announce, is_first_process, orderly_termination
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.config import DesignConfig, Flexible
+from fastfold.inference.design.config import PROGRAM_SEQUENCES, DesignConfig, Flexible
 
 if TYPE_CHECKING:
     from fastfold.inference.design.run import Redesign
@@ -90,13 +90,12 @@ def add_design_command(commands: Any) -> None:
         metavar="FILE",
         help="networks that fold the designs again (default: those of --weights)",
     )
+    count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
     task = parser.add_argument_group("task")
     task.add_argument(
         "--length", metavar="N[-M]", help="residues to design, of one chain; of a range, each seed draws one"
     )
-    task.add_argument(
-        "--copies", type=whole_number(1), default=1, metavar="N", help="equal chains (default 1)"
-    )
+    task.add_argument("--copies", **count, default=1, help="equal chains (default 1)")
     task.add_argument("--cyclic", action="store_true", help="designed chains are rings")
     task.add_argument("--chains", default="", metavar="A,B", help="chains of STRUCTURE to use")
     task.add_argument("--keep", default="", metavar="A1-5,A9", help="residues of fixbb that stay")
@@ -109,29 +108,23 @@ def add_design_command(commands: Any) -> None:
         help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
         "too), or free (all of it) (default none)",
     )
+    files: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "FILE"}
     task.add_argument(
         "--also-target",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FILE",
+        **files,
         help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54",
     )
     task.add_argument(
         "--avoid",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FILE",
+        **files,
         help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
     )
     add_field_options({"": parser.add_argument_group("optimisation")}, DesignConfig)
     after = parser.add_argument_group("sequences and filters")
     after.add_argument(
         "--predict-seeds",
-        type=whole_number(1),
+        **count,
         default=1,
-        metavar="N",
         help="fold each design with N seeds by each network of --predict-weights (default 1)",
     )
     after.add_argument(
@@ -142,10 +135,9 @@ def add_design_command(commands: Any) -> None:
     )
     after.add_argument(
         "--mpnn-sequences",
-        type=whole_number(1),
-        default=4,
-        metavar="N",
-        help="sequences of --mpnn for a backbone (default 4)",
+        **count,
+        default=PROGRAM_SEQUENCES,
+        help=f"sequences of --mpnn for a backbone (default {PROGRAM_SEQUENCES})",
     )
     after.add_argument(
         "--mpnn-keep-interface",
@@ -164,13 +156,7 @@ def add_design_command(commands: Any) -> None:
         help='condition on columns of designs.tsv that designs have to meet, such as "iptm>0.6 and rmsd<2"',
     )
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--num-designs",
-        type=whole_number(1),
-        default=1,
-        metavar="N",
-        help="designs, of seeds from --seed on",
-    )
+    run.add_argument("--num-designs", **count, default=1, help="designs, of seeds from --seed on")
     run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
     add_field_options(dict.fromkeys(("machine", "memory", "ranks"), run), InferConfig, only=_OF_FOLDS)
@@ -181,11 +167,7 @@ def add_design_command(commands: Any) -> None:
 
 
 def run_design(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: Options contradict each other.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     announce(options)
     from fastfold.inference.design.run import TABLE, run_designs
     from fastfold.inference.setting_values import check_seeds
@@ -233,13 +215,9 @@ def _redesign(options: argparse.Namespace, forbid: str) -> Redesign | None:
 
 
 def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], DesignTask]:
-    """Return the task of a command line, or of each seed if it draws the length.
-
-    Raises:
-        ConfigError: An option is missing, or belongs to another protocol.
-        InputError: The structure cannot be used.
-    """
-    from fastfold.inference.design import binder, hallucination
+    """Return the task of a command line, or of each seed if it draws the length, or raise FastFoldError."""
+    from fastfold.inference.design import binder, fixed_backbone, hallucination
+    from fastfold.inference.design import partial as partial_task
     from fastfold.inference.design.targets import TargetStructure
     from fastfold.inference.design.task import draw_length
 
@@ -254,18 +232,18 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
             )
     if "length" in used and options.length is None:
         raise ConfigError(f"{protocol} needs --length, the number of residues to design")
-    if protocol in ("fixbb", "partial"):
-        return _kept_task(options, chains)
     if protocol == "hallucinate":
         if structure is not None:
             raise ConfigError(
                 f"hallucinate takes no structure, found {structure}; fixbb designs for a backbone"
             )
         make = partial(hallucination, copies=options.copies, cyclic=options.cyclic)
-    else:
+    elif structure is None:
+        raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
+    elif protocol == "binder":
         make = partial(
             binder,
-            _structure(options),
+            structure,
             chains=chains,
             hotspots=options.hotspots,
             cyclic=options.cyclic,
@@ -273,30 +251,15 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
             others=[TargetStructure.parse(text) for text in options.also_target],
             avoided=[TargetStructure.parse(text) for text in options.avoid],
         )
+    elif len(chains) > 1:
+        raise ConfigError(f"{protocol} takes one chain, found --chains {options.chains}")
+    else:
+        chain = chains[0] if chains else None
+        if protocol == "partial":
+            return partial_task(structure, options.motif, chain=chain)
+        return fixed_backbone(structure, chain=chain, keep=options.keep)
     low, high = _length(options.length)
     return make(length=low) if low == high else lambda seed: make(length=draw_length(seed, low, high))
-
-
-def _structure(options: argparse.Namespace) -> Path:
-    if options.structure is None:
-        protocol = options.protocol
-        raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
-    path: Path = options.structure
-    return path
-
-
-def _kept_task(options: argparse.Namespace, chains: Sequence[str]) -> DesignTask:
-    """Return the task of a protocol that keeps residues of a chain."""
-    from fastfold.inference.design import fixed_backbone
-    from fastfold.inference.design import partial as partial_task
-
-    protocol, structure = options.protocol, _structure(options)
-    if len(chains) > 1:
-        raise ConfigError(f"{protocol} takes one chain, found --chains {options.chains}")
-    chain = chains[0] if chains else None
-    if protocol == "partial":
-        return partial_task(structure, options.motif, chain=chain)
-    return fixed_backbone(structure, chain=chain, keep=options.keep)
 
 
 def _length(text: str) -> tuple[int, int]:

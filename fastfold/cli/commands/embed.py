@@ -36,11 +36,7 @@ def add_embed_command(commands: Any) -> None:
 
 
 def run_embed(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: An option is invalid, or the request is impossible.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     request = infer_request(options)
     if not request.inputs:
         raise ConfigError("no input given; fastfold embed --help explains the command")

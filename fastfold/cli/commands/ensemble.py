@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.from_fields import whole_number
+from fastfold.inference.ensemble.settings import SIMILARITY
 
 _DESCRIPTION = """\
 Compare all predictions of each target in a folder of results, of fastfold infer --sample for example. DIR gets
@@ -43,9 +44,9 @@ def add_ensemble_command(commands: Any) -> None:
     parser.add_argument(
         "--similarity",
         type=float,
-        default=0.8,
+        default=SIMILARITY,
         metavar="X",
-        help="join clusters while the mean TM-score of their pairs is at least this (default 0.8)",
+        help=f"join clusters while the mean TM-score of their pairs is at least this (default {SIMILARITY})",
     )
     parser.add_argument(
         "--clusters", type=whole_number(1), metavar="N", help="make N clusters instead of --similarity"
@@ -62,11 +63,7 @@ def add_ensemble_command(commands: Any) -> None:
 
 
 def run_ensemble(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        FastFoldError: The folder has no ensemble, a reference cannot be used, or a file cannot be written.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.inference.ensemble.write import write_ensembles
     from fastfold.inference.report import write_report
 

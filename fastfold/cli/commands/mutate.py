@@ -53,12 +53,7 @@ def add_mutate_command(commands: Any) -> None:
 
 
 def run_mutate(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: An option is invalid.
-        InputError: The target or a mutation cannot be used.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     request = infer_request(options)
     if not request.inputs:
         raise ConfigError("no target given; fastfold mutate TARGET --mutations FILE --out DIR")

@@ -66,11 +66,7 @@ def add_score_command(commands: Any) -> None:
 
 
 def run_score(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: An option is invalid, or no network fits the protocol.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     if not options.inputs:
         raise ConfigError("no structure given; fastfold score FILE ... --out DIR, with the files first")
     request = infer_request(options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
@@ -53,16 +52,7 @@ def add_screen_command(commands: Any) -> None:
         epilog=_EPILOG,
     )
     add_inputs(screen, "FASTA, A3M or CSV files as for fastfold infer, or a table of partners")
-    lists = screen.add_argument_group("lists of proteins")
-    lists.add_argument("--all-vs-all", type=Path, metavar="FILE", help="fold every pair of these proteins")
-    lists.add_argument(
-        "--homodimers", action="store_true", help="with --all-vs-all: each protein with itself as well"
-    )
-    lists.add_argument("--baits", type=Path, metavar="FILE", help="fold each of these proteins ...")
-    lists.add_argument("--candidates", type=Path, metavar="FILE", help="... with each of these")
-    lists.add_argument(
-        "--proteins", type=Path, metavar="FILE", help="proteins that tables and lists of names refer to"
-    )
+    add_field_options({"": screen.add_argument_group("lists of proteins")}, TargetLists)
     workers = screen.add_argument_group("workers")
     add_field_options({"workers": workers, "shards": workers}, ScreenOptions)
     add_fold_options(screen, parallel=False)
@@ -70,11 +60,7 @@ def add_screen_command(commands: Any) -> None:
 
 
 def run_screen(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: An option is invalid, or the request is impossible.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     request = infer_request(options)
     where = from_options(ScreenOptions, options)
     announce(options)
@@ -82,14 +68,7 @@ def run_screen(options: argparse.Namespace) -> int:
         from fastfold.inference.screen.run import screen
         from fastfold.inference.screen.targets import screen_targets
 
-    lists = TargetLists(
-        inputs=tuple(options.inputs),
-        proteins=options.proteins,
-        all_vs_all=options.all_vs_all,
-        homodimers=options.homodimers,
-        baits=options.baits,
-        candidates=options.candidates,
-    )
+    lists = from_options(TargetLists, options, {TargetLists: {"inputs": tuple(options.inputs)}})
     targets = partial(screen_targets, lists, complex_=request.options.complex_)
     with orderly_termination():
         summary = screen(replace(request, inputs=targets), where)

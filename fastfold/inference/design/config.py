@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
 
 if TYPE_CHECKING:
     from fastfold.inference.design.limits import Limits
+
+PROGRAM_SEQUENCES = 4  #: Default number of another program's sequences for a backbone
+_COUNT: dict[str, Any] = {"bounds": (0, LARGEST), "metavar": "N"}
 
 Optimizer = Literal["sgd", "adam"]
 RecycleMode = Literal["last", "average"]
@@ -35,11 +38,7 @@ def parse_counts(text: str, *, least: int, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class DesignConfig:
-    """Settings of an optimisation.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
+    """Settings of an optimisation; ConfigError for a value out of range."""
 
     #: Steps from logits to their softmax
     soft_steps: int = option(
@@ -74,13 +73,7 @@ class DesignConfig:
         "--learning-rate", default=0.1, parse=float, metavar="X", help="default 0.1"
     )
     #: Extra passes of the network
-    recycles: int = option(
-        "--num-recycles",
-        default=0,
-        bounds=(0, LARGEST),
-        metavar="N",
-        help="extra passes of a step (default 0)",
-    )
+    recycles: int = option("--num-recycles", **_COUNT, default=0, help="extra passes of a step (default 0)")
     #: Passes whose gradient counts
     recycle_mode: RecycleMode = option(
         "--recycle-mode",
@@ -92,11 +85,7 @@ class DesignConfig:
     dropout: bool = option("--no-dropout", default=True, help="no dropout in any step")
     #: Networks drawn for a step; None or 0 for all. Steps on residues and mutations use all.
     networks: int | None = option(
-        "--num-models",
-        default=1,
-        bounds=(0, LARGEST),
-        metavar="N",
-        help="networks drawn for a step (default 1; 0 for all)",
+        "--num-models", **_COUNT, default=1, help="networks drawn for a step (default 1; 0 for all)"
     )
     #: First parameters: Gumbel noise, small noise, or the residues of the given structure
     start: Start = option(

@@ -27,13 +27,14 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.config import RecycleMode
 from fastfold.inference.design.limits import Limits, count_residues, limit_weights
-from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.gradients import GradientRun, differentiable
 from fastfold.inference.folding.prediction import add_settings, input_order
 from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products
+from fastfold.parallel.comm.groups import Group
 from fastfold.protein import residue_constants as rc
 
 
@@ -51,18 +52,18 @@ class Evaluation:
 
 
 class Evaluator:
-    """Losses of designs under several networks.
+    """Losses of designs under several networks of one kind, on one device.
 
     Args:
         task: Residues to design, and losses.
-        models: Networks of one kind, on one device.
+        models: The networks.
         weights: Weight of each loss by its name; others are not computed.
         recycles: Extra passes.
         recycle_mode: Passes whose gradient counts.
         bias: Added to the logits, ``[20]``.
         limits: Limits of the designed chain, whose losses are ``composition`` and ``charge``.
-        hard_profile: True if the profile in the MSA's features has the most likely residues, whose gradient is an
-            estimate. By default of multimer networks alone, as in ColabDesign.
+        hard_profile: True if the MSA's profile has the most likely residues, whose gradient is an estimate. By default
+            of multimer networks alone, as in ColabDesign.
         gradients: Plan of the passes; None for one without a memory limit.
 
     Raises:
@@ -125,10 +126,7 @@ class Evaluator:
         """Compute the losses of parameters ``[P, 20]``, and their gradient if it is asked for.
 
         The networks, by their numbers, see a mixture by the relaxation. Networks and recycles are by default those of
-        the evaluator. Dropout is that of training, with a seed.
-
-        Raises:
-            OutputError: A loss is not finite.
+        the evaluator. Dropout is that of training, with a seed. An OutputError tells that a loss is not finite.
         """
         chosen = range(len(self.models)) if networks is None else networks
         recycles = self.recycles if recycles is None else recycles
@@ -232,25 +230,24 @@ class Evaluator:
         """Return features that do not depend on the sequence, and the order of their residues if it differs."""
         task = self.task
         alignments: list[Any] = [([], []) for _ in task.target.chains]
-        templates = None
-        if task.template_features is not None:
-            if not takes_templates(model.config, task.target):
-                raise ConfigError(
-                    f"{model.name} takes no templates, which hold the given chains; use --weights multimer"
-                )
-            templates = task.template_features
+        templates = task.template_features
+        if templates is not None and not takes_templates(model.config, task.target):
+            raise ConfigError(
+                f"{model.name} takes no templates, which hold the given chains; use --weights multimer"
+            )
         config = apply_settings(InferConfig(), model.config)
         sampler = featurize(task.target.chains, alignments, config, templates=templates)
         add_settings(sampler, task.target, cyclic=task.rings, guess=None)
-        order = torch.from_numpy(input_order(sampler))
-        sampled = {key: torch.as_tensor(np.asarray(x)) for key, x in sampler.sample(0, 0).items()}
-        for key, value in sampled.items():
+        features: dict[str, Tensor] = {}
+        for key, sampled in sampler.sample(0, 0).items():
+            value = torch.as_tensor(np.asarray(sampled))
             if key.startswith("extra_"):
                 # No further sequences: one row that is masked out.
-                sampled[key] = torch.zeros_like(value[:1]) if value.dim() > 1 else value
+                value = torch.zeros_like(value[:1]) if value.dim() > 1 else value
             elif value.is_floating_point():
-                sampled[key] = value.to(self.dtype)
-        features = {key: value.to(self.device) for key, value in sampled.items()}
+                value = value.to(self.dtype)
+            features[key] = value.to(self.device)
+        order = torch.from_numpy(input_order(sampler))
         is_plain = bool((order == torch.arange(len(order))).all())
         return features, None if is_plain else order.to(self.device)
 
@@ -263,12 +260,9 @@ class _Passes:
     result: Mapping[str, Any]
 
     def load(self, device: torch.device) -> tuple[int, int, dict[str, Tensor]]:
-        found = self.result["representations"]
-        previous = {
-            "prev_pos": self.result["structure_module"]["final_atom_positions"],
-            "prev_msa_first_row": found["msa_first_row"],
-            "prev_pair": found["pair"],
-        }
+        found, structure = self.result["representations"], self.result["structure_module"]
+        rows, pair, positions = found["msa_first_row"], found["pair"], structure["final_atom_positions"]
+        previous = {"prev_pos": positions, "prev_msa_first_row": rows, "prev_pair": pair}
         return self.number, self.number, {key: value.detach().clone() for key, value in previous.items()}
 
     def save(self, cycle: int, limit: int, previous: dict[str, Tensor]) -> None:
@@ -276,11 +270,7 @@ class _Passes:
 
 
 def uniform_bias(forbidden: str) -> Tensor | None:
-    """Return a bias ``[20]`` that forbids residues by their letters; None if there are none.
-
-    Raises:
-        ConfigError: A letter is not one of the twenty residues, or all are forbidden.
-    """
+    """Return a bias ``[20]`` that forbids residues, None for none; ConfigError for unknown or all letters."""
     letters = sorted(set(forbidden.upper()) - {",", " "})
     if unknown := [letter for letter in letters if letter not in rc.restype_order]:
         raise ConfigError(f"expected residues such as CM to forbid, found {unknown[0]!r}")
@@ -289,3 +279,13 @@ def uniform_bias(forbidden: str) -> Tensor | None:
     bias = torch.zeros(RESIDUES)
     bias[[rc.restype_order[letter] for letter in letters]] = -1e6
     return bias if letters else None
+
+
+def design_gradients(
+    task: DesignTask, plan: GradientPlan | None, device: torch.device, group: Group | None = None
+) -> GradientRun:
+    """Return the passes of a design by a plan, or by its length alone without one.
+
+    ``group`` are the ranks that share the target; None for one.
+    """
+    return gradient_run(plan, len(task.source), device, group, task.template_indices)

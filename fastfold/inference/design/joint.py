@@ -1,11 +1,11 @@
-"""Losses of one sequence for its target, several targets, and against off-targets, by one or several processes."""
+"""Losses of one sequence for its targets and against off-targets, their plan, and their division among processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +13,19 @@ from torch import Tensor
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import precision_of
+from fastfold.inference.config import InferConfig
 from fastfold.inference.design.config import DesignConfig
-from fastfold.inference.design.evaluate import Evaluation, Evaluator, uniform_bias
+from fastfold.inference.design.evaluate import Evaluation, Evaluator, design_gradients, uniform_bias
 from fastfold.inference.design.limits import limit_weights
-from fastfold.inference.design.memory import design_gradients
 from fastfold.inference.design.task import DesignTask
-from fastfold.inference.planning.gradient_plan import GradientPlan
-from fastfold.parallel.comm.groups import Group
-
-if TYPE_CHECKING:
-    from fastfold.inference.distributed import DistributedFolder
-    from fastfold.parallel.distributed import DistributedContext
+from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.folding.gradients import CHECKPOINTED
+from fastfold.inference.planning.fit import FoldMemory
+from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
+from fastfold.inference.planning.planner import parameter_bytes
+from fastfold.parallel.distributed import DistributedContext
+from fastfold.utils.units import GIB
 
 _AVOID = "avoid"
 
@@ -73,15 +75,12 @@ def planned_evaluator(
     config: DesignConfig,
     plans: Sequence[GradientPlan | None],
     models: Sequence[AlphaFold],
-    group: Group | None = None,
+    context: DistributedContext | None = None,
 ) -> Evaluator:
     """Return the losses of a task with the weights of its protocol and of the settings.
 
-    ``plans`` has the plan of the gradients of each of its complexes, None for those without a memory limit. ``group``
-    are the ranks that share each complex.
-
-    Raises:
-        ConfigError: The loss ``avoid`` is asked for without off-targets, or see :class:`Evaluator`.
+    ``plans`` has the plan of the gradients of each of its complexes, None for those without a memory limit. The ranks
+    of ``context`` share each complex. A ConfigError tells that ``avoid`` needs off-targets, or see :class:`Evaluator`.
     """
     weights = {**task.weights, **limit_weights(config.limits), **config.weights}
     settings: dict[str, Any] = {
@@ -93,6 +92,7 @@ def planned_evaluator(
     if _AVOID in config.weights and not task.avoided:
         raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
     device = next(models[0].parameters()).device
+    group = None if context is None else context.mesh.group("dap")
     runs = [
         design_gradients(one, plan, device, group) for one, plan in zip(task.complexes, plans, strict=True)
     ]
@@ -113,6 +113,48 @@ def planned_evaluator(
     )
 
 
+def plan_design(
+    task: DesignTask,
+    models: Sequence[AlphaFold],
+    infer: InferConfig,
+    say: Callable[[str], None],
+    distributed: DistributedFolder | None = None,
+) -> GradientPlan | None:
+    """Plan the gradients of a design, or raise InputError, which names what makes them fit.
+
+    The budget is that of ``infer``, by default the free memory. Without a budget, gradients of a short target are not
+    planned. ``say`` gets a line if block inputs leave the device.
+    """
+    residues, model = len(task.source), models[0]
+    if residues < CHECKPOINTED and infer.budget is None:
+        return None
+    device = next(model.parameters()).device
+    memory = (
+        FoldMemory.here(device, host_memory=infer.host_bytes)
+        if distributed is None
+        else distributed.memory(host_memory=infer.host_bytes, offload_dir=None)
+    )
+    here = sum(map(parameter_bytes, models))
+    budget = memory.free + here if infer.budget is None else infer.budget
+    planner = GradientPlanner(
+        model.config,
+        residues,
+        "bf16" if precision_of(model) == "bf16" else "fp32",
+        device=device.type,
+        ranks=1 if distributed is None else distributed.ranks,
+        host_memory=memory.host if device.type == "cuda" else 0,
+        templates=task.template_indices,
+    )
+    # The planner counts the parameters of one network.
+    plan = plan_gradients(planner, budget - here + parameter_bytes(model), name=task.name)
+    if plan.policy.host:
+        say(
+            f"{task.name}: a gradient takes {plan.peak / GIB:,.1f} GiB of {device.type}, and "
+            f"{plan.policy.host / GIB:,.1f} GiB of the host's memory"
+        )
+    return plan
+
+
 class SharedEvaluator(Evaluator):
     """Evaluator of the first process, whose losses and gradients all processes compute together.
 
@@ -130,20 +172,10 @@ class SharedEvaluator(Evaluator):
     ) -> None:
         for one in task.complexes:
             _ = one.template_features  # read here, because other machines may lack the files
-        own, self._call = distributed.together(partial(_evaluator, task, config, plans), models)
+        own, self._call = distributed.together(partial(planned_evaluator, task, config, plans), models)
         vars(self).update(vars(own))
 
     def __call__(self, *arguments: Any, **settings: Any) -> Evaluation:
         """Compute the losses, and their gradient, on all processes; arguments as those of :class:`Evaluator`."""
         found: Evaluation = self._call(*arguments, **settings)
         return found
-
-
-def _evaluator(
-    task: DesignTask,
-    config: DesignConfig,
-    plans: Sequence[GradientPlan | None],
-    models: Sequence[AlphaFold],
-    context: DistributedContext,
-) -> Evaluator:
-    return planned_evaluator(task, config, plans, models, context.mesh.group("dap"))

@@ -38,11 +38,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a designed chain; kept residues count as well.
-
-    Raises:
-        ConfigError: The charges are not in order or not finite.
-    """
+    """Limits of a designed chain, kept residues included; ConfigError for charges not in order or not finite."""
 
     shares: tuple[Share, ...] = ()  #: Limits of the composition
     #: Smallest and largest net charge at pH 7 (:data:`CHARGES`); None for any
@@ -104,11 +100,11 @@ class Limits:
     def broken(self, sequence: str) -> list[str]:
         """Return the limits that a chain breaks, in words."""
         counts = count_residues(sequence)
-        found = []
-        for one in self.shares:
-            if Limits((one,)).violation(counts) > 0:
-                share = counts[_places(one.letters)].sum() / len(sequence)
-                found.append(f"{one.letters} {share:.2f}, not {one}")
+        found = [
+            f"{one.letters} {counts[_places(one.letters)].sum() / len(sequence):.2f}, not {one}"
+            for one in self.shares
+            if Limits((one,)).violation(counts) > 0
+        ]
         if self.charge is not None and Limits((), self.charge).violation(counts) > 0:
             low, high = self.charge
             found.append(f"charge {net_charge(sequence):+.0f}, not {low:g} to {high:g}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,19 +40,18 @@ class Step:
 
 def schedule(config: DesignConfig) -> list[Step]:
     """Return the steps of an optimisation in order."""
-    steps = []
+    steps, recycles, dropout = [], config.recycles, config.dropout
     for i in range(config.soft_steps):
         share = (i + 1) / config.soft_steps
-        recycles = round(config.recycles * share)
-        steps.append(Step("soft", Relaxation(soft=share), 1.0, recycles, config.dropout, False))
+        steps.append(Step("soft", Relaxation(soft=share), 1.0, round(recycles * share), dropout, False))
     for i in range(config.temperature_steps):
         rest = 1.0 - (i + 1) / config.temperature_steps
         temperature = 1e-2 + (1.0 - 1e-2) * rest**2
         relaxation = Relaxation(soft=1.0, temperature=temperature)
-        steps.append(Step("temperature", relaxation, temperature, config.recycles, config.dropout, False))
+        steps.append(Step("temperature", relaxation, temperature, recycles, dropout, False))
     hard = Relaxation(soft=1.0, hard=1.0, temperature=1e-2)
-    steps += [Step("hard", hard, 1e-2, config.recycles, False, True)] * config.hard_steps
-    return steps + [Step("mutate", hard, 0.0, config.recycles, False, True)] * config.mutation_steps
+    steps += [Step("hard", hard, 1e-2, recycles, False, True)] * config.hard_steps
+    return steps + [Step("mutate", hard, 0.0, recycles, False, True)] * config.mutation_steps
 
 
 @dataclass
@@ -60,17 +59,18 @@ class DesignState:
     """Everything that an optimisation resumes from."""
 
     parameters: Tensor  #: ``[P, 20]`` float32
-    step: int  #: Number of finished steps
     moments: Tensor  #: First and second moments of Adam, ``[2, P, 20]``; zeros for SGD
     #: Parameters of the best residues so far, ``[P, 20]``; those of the last step if there are none
     best: Tensor
-    best_loss: float  #: Their loss; infinite if no step has used residues
-    best_violation: float  #: Residues and charges of them that are outside the limits of the chain
     plddt: np.ndarray  #: pLDDT ``[N]`` of the last step, 0 to 100
     #: Atoms ``[N, 37, 3]`` in Å of the best residues, or of the last step if there are none
     positions: np.ndarray
-    log: list[dict[str, Any]]  #: A row of figures for each step
-    trace: list[np.ndarray]  #: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å
+    step: int = 0  #: Number of finished steps
+    best_loss: float = math.inf  #: Loss of the best residues; infinite if no step has used residues
+    best_violation: float = math.inf  #: Residues and charges of them that are outside the limits of the chain
+    log: list[dict[str, Any]] = field(default_factory=list)  #: A row of figures for each step
+    #: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å
+    trace: list[np.ndarray] = field(default_factory=list)
 
 
 def check_start(task: DesignTask, config: DesignConfig) -> None:
@@ -92,19 +92,13 @@ def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> Design
         assert task.reference is not None
         places = [int(np.flatnonzero(task.source == row)[0]) for row in range(task.num_parameters)]
         x = np.eye(RESIDUES)[task.reference.aatype[places].numpy()]
-    parameters = torch.from_numpy(x).float()
-    count = len(task.source)
+    parameters, count = torch.from_numpy(x).float(), len(task.source)
     return DesignState(
-        parameters,
-        0,
-        torch.zeros(2, *shape),
-        parameters,
-        math.inf,
-        math.inf,
-        np.full(count, 50.0, np.float32),
-        np.zeros((count, 37, 3), np.float32),
-        [],
-        [],
+        parameters=parameters,
+        moments=torch.zeros(2, *shape),
+        best=parameters,
+        plddt=np.full(count, 50.0, np.float32),
+        positions=np.zeros((count, 37, 3), np.float32),
     )
 
 
@@ -220,9 +214,8 @@ def _record(state: DesignState, step: Step, found: Evaluation) -> None:
     if not math.isfinite(state.best_loss):
         state.positions = found.positions
     state.trace.append(found.positions[:, 1].astype(np.float32))
-    row: dict[str, Any] = {"step": state.step, "stage": step.stage, "loss": found.loss, **found.losses}
-    row |= {"mean_plddt": float(found.plddt.mean()), "sequence": decode_sequence(found.logits)}
-    state.log.append(row)
+    about = {"mean_plddt": float(found.plddt.mean()), "sequence": decode_sequence(found.logits)}
+    state.log.append({"step": state.step, "stage": step.stage, "loss": found.loss, **found.losses, **about})
 
 
 def final_parameters(evaluator: Evaluator, state: DesignState) -> str:

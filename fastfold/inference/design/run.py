@@ -6,21 +6,23 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fastfold.data.queries.read import read_targets
+from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluator
-from fastfold.inference.design.joint import SharedEvaluator, planned_evaluator
-from fastfold.inference.design.memory import plan_design
+from fastfold.inference.design.joint import SharedEvaluator, plan_design, planned_evaluator
 from fastfold.inference.design.optimise import (
     DesignState,
     check_start,
@@ -32,20 +34,20 @@ from fastfold.inference.design.optimise import (
 from fastfold.inference.design.results.filters import Filter, read_filters
 from fastfold.inference.design.results.folds import touching
 from fastfold.inference.design.results.program import SequenceProgram
-from fastfold.inference.design.results.refold import fold_designs
 from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
 from fastfold.inference.design.saved import design_identity, film_pdb, load_state, save_state
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.models import about_mini, check_divisible, requested_networks, suitable
+from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
 from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
 from fastfold.inference.report.interfaces import parse_condition
-from fastfold.inference.request import InferRequest
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.runner import Summary, fold_all, open_log
+from fastfold.inference.target_templates import takes_templates
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
@@ -116,9 +118,25 @@ def run_designs(
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []
-        run = _DesignRun(output, config, infer, device, distributed, overwrite, say)
         tasks = [task(seed) if callable(task) else task for seed in seeds]
-        return run.design_all(tasks, seeds, weights, predict, filters, where, redesign)
+        networks = folding = requested_networks(weights)
+        if predict is not None:  # networks that are open already are shared
+            known = {network.path: network for network in networks}
+            folding = [known.get(network.path, network) for network in requested_networks(predict)]
+        if distributed is not None:
+            check_divisible([*networks, *folding])
+            device = distributed.context.device
+        chosen: list[Filter] = []
+        if filters is not None:
+            chosen = read_filters(filters, tasks[0], networks=len(suitable(folding, tasks[0].target)))
+        for one in tasks:
+            check_start(one, config)
+        run = _DesignRun(output, config, infer, device, distributed, overwrite, say)
+        if not weights:
+            run.say(about_mini(networks[0]))
+        designs = run.design_all(tasks, seeds, networks, redesign)
+        del networks  # those that do not fold are freed
+        return run.finish(designs, folding, chosen, where)
 
 
 @dataclass
@@ -140,34 +158,10 @@ class _DesignRun:
         self,
         tasks: Sequence[DesignTask],
         seeds: Sequence[int],
-        weights: Sequence[Path],
-        predict: Sequence[Path] | None,
-        filters: Path | None,
-        where: str | None,
+        networks: Sequence[Network],
         redesign: Redesign | None,
     ) -> list[Design]:
-        networks = requested_networks(weights)
-        folding = networks
-        if predict is not None:  # networks that are open already are shared
-            known = {network.path: network for network in networks}
-            folding = [known.get(network.path, network) for network in requested_networks(predict)]
-        if self.distributed is not None:
-            check_divisible([*networks, *folding])
-            self.device = self.distributed.context.device
-        chosen: list[Filter] = []
-        if filters is not None:
-            first = tasks[0]
-            chosen = read_filters(
-                filters,
-                networks=len(suitable(folding, first.target)),
-                chains=len(first.target.chains),
-                off_targets=len(first.avoided),
-                is_binder=first.given is not None,
-            )
-        for one in tasks:
-            check_start(one, self.config)
-        if not weights:
-            self.say(about_mini(networks[0]))
+        """Return the designs, each with the other program's sequences; the networks leave the device."""
         models = [network.load(self.infer.precision or "fp32").to(self.device) for network in networks]
         digests = [network.digest for network in networks]
         evaluator = self._evaluator(tasks[0], models)
@@ -188,25 +182,30 @@ class _DesignRun:
             self.distributed.rest()
         for model in models:  # they fold one after the other
             model.to("cpu")
-        del evaluator, models, networks  # networks that do not fold are freed
+        return designs
+
+    def finish(
+        self, designs: list[Design], networks: Sequence[Network], filters: Sequence[Filter], where: str | None
+    ) -> list[Design]:
+        """Fold designs again, and write their table and the page; return the designs."""
         folded = [design for design in designs if not design.is_given_up]
         sequences = self.output / SEQUENCES
         write_atomic(sequences, "".join(design.records for design in folded))
         if folded:
 
             def fold(request: InferRequest) -> Summary:
-                return fold_all(prepare(request, self.device, folding), self.device, self.distributed)
+                return fold_all(prepare(request, self.device, networks), self.device, self.distributed)
 
             for target, why in fold_designs(
-                folded, sequences, folding, self.infer, overwrite=self.overwrite, run=fold
+                folded, sequences, networks, self.infer, overwrite=self.overwrite, run=fold
             ):
                 self.say(f"error: {target}: {why}")
-        rows = design_rows(designs, self.output, folding, chosen, self.config.limits, where)
+        rows = design_rows(designs, self.output, networks, filters, self.config.limits, where)
         write_atomic(self.output / TABLE, table_text(rows))
         if folded:
             with suppress(InputError):  # nothing to show if all folds failed
                 write_report(self.output, say=self.say)  # the page shows the table's verdicts
-        if chosen or where is not None:
+        if filters or where is not None:
             self.say(
                 f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters"
             )
@@ -302,3 +301,41 @@ def _structure(design: Design) -> Protein:
     mask = rc.restype_atom37_mask[aatype] * (np.abs(design.state.positions).sum(-1) > 0)
     b_factors = np.repeat(np.asarray(design.state.plddt)[:, None], mask.shape[1], 1)
     return Protein(design.state.positions, mask, aatype, task.place + 1, task.chain, b_factors)
+
+
+def fold_designs(
+    designs: Sequence[Design],
+    path: Path,
+    networks: Sequence[Network],
+    config: InferConfig,
+    *,
+    overwrite: bool,
+    run: Callable[[InferRequest], Summary],
+) -> list[tuple[str, str]]:
+    """Fold designs from a FASTA file into its folder; return name and reason of each fold that failed.
+
+    Given chains have their templates if a network takes any, designed ones their sequence alone. ``run`` folds the
+    targets of a request by the networks.
+    """
+    tasks = {name: task for design in designs for name, task in design.complexes.items()}
+
+    def prepared(target: Target, task: DesignTask) -> Target:
+        # An empty alignment, because none is missing.
+        target = replace(target, alignments=tuple(([], []) for _ in target.chains))
+        takers = [one for one in networks if takes_templates(one.info.config, target)]
+        return replace(target, templates=task.template_features) if takers else target
+
+    def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
+        targets, errors = read_targets([path])
+        chosen = [target for target in targets if tasks[target.record].rings == rings]
+        return [prepared(target, tasks[target.record]) for target in chosen], errors
+
+    failed: list[tuple[str, str]] = []
+    for rings in dict.fromkeys(task.rings for task in tasks.values()):
+        kept = {"rings": rings} if isinstance(rings, str) else {"cyclic": rings}
+        settings = replace(config, **kept)
+        options = RunOptions(overwrite=overwrite)
+        weights = [network.path for network in networks]
+        summary = run(InferRequest(partial(read, rings), path.parent, weights, settings, options))
+        failed += summary.failed
+    return failed

@@ -46,9 +46,7 @@ def _task_facts(task: DesignTask) -> list[Any]:
 def save_state(path: Path, state: DesignState, identity: str) -> None:
     """Write a state with the identity of its design, or raise WriteError."""
     tensors = {
-        "parameters": state.parameters.contiguous(),
-        "moments": state.moments.contiguous(),
-        "best": state.best.contiguous(),
+        **{key: getattr(state, key).contiguous() for key in ("parameters", "moments", "best")},
         "plddt": torch.from_numpy(np.asarray(state.plddt, np.float32)),
         "positions": torch.from_numpy(np.ascontiguousarray(state.positions, np.float32)),
         "trace": torch.from_numpy(np.stack(state.trace)) if state.trace else torch.zeros(0),
@@ -58,11 +56,9 @@ def save_state(path: Path, state: DesignState, identity: str) -> None:
 
 
 def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | None:
-    """Read a state; None if there is none, or if it is to be overwritten because its settings differ.
+    """Read a state; None if there is none, or if it has other settings and is to be overwritten.
 
-    Raises:
-        ConfigError: It belongs to other settings.
-        OutputError: The file is damaged.
+    A ConfigError tells that it belongs to other settings, an OutputError that the file is damaged.
     """
     if not path.exists():
         return None
@@ -76,9 +72,9 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
         raise OutputError(
             f"{path}: cannot be read ({error}); delete it to start this design again"
         ) from error
-    if not is_same and overwrite:
-        return None
     if not is_same:
+        if overwrite:
+            return None
         raise ConfigError(
             f"{path}: belongs to a design with other settings, networks or versions; choose another --out, or "
             "--overwrite to start again"

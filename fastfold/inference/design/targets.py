@@ -78,10 +78,7 @@ def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> n
     """Return the places ``[K]`` int64 of residues in the joined chains, increasing, without repeats.
 
     ``text`` has residues and ranges by the numbers of the file, such as ``A10-25,A40``. The chain's name may be left
-    out if there is one chain.
-
-    Raises:
-        InputError: A part cannot be read, or names a missing chain or residue.
+    out if there is one chain. An InputError names a part that cannot be read, or a missing chain or residue.
     """
     found: set[int] = set()
     for part in filter(None, (one.strip() for one in text.split(","))):

@@ -78,6 +78,11 @@ class DesignTask:
         return template_features(self.target, self.templates, self.flexible)
 
     @property
+    def template_indices(self) -> tuple[int, ...] | None:
+        """Indices of the templates that a monomer network reads; None for all."""
+        return () if self.templates is None else None
+
+    @property
     def complexes(self) -> list[DesignTask]:
         """The task itself, those of further targets, and those of off-targets."""
         return [self, *self.others, *self.avoided]
@@ -242,7 +247,7 @@ def fixed_backbone(path: Path, *, chain: str | None = None, keep: str = "") -> D
     kept = residue_places(keep, [given], path)
     if len(kept) == len(given):
         raise ConfigError(f"all {len(given)} residues of {path} are kept; leave at least one to design")
-    return _single_chain("fixbb", given, kept, {"dgram_cce": 1.0}, _reference(given))
+    return _single_chain("fixbb", given, kept, {"dgram_cce": 1.0}, np.arange(len(given)))
 
 
 def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
@@ -264,10 +269,7 @@ def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
             f"expected a motif of 1 to {len(given) - 1} residues of {path}, found {len(kept)}; name residues such as "
             f"{given.chain_id}10-25"
         )
-    reference = _reference(given)
-    supervised = torch.zeros(len(given), 1).index_fill(0, torch.from_numpy(kept), 1.0)
-    reference = Reference(reference.positions, reference.mask * supervised, reference.aatype)
-    return _single_chain("partial", given, kept, {"dgram_cce": 1.0, "con": 1.0}, reference)
+    return _single_chain("partial", given, kept, {"dgram_cce": 1.0, "con": 1.0}, kept)
 
 
 def binder(
@@ -342,15 +344,14 @@ def _one_chain(path: Path, name: str | None) -> ChainStructure:
 
 
 def _single_chain(
-    name: str, given: ChainStructure, kept: np.ndarray, weights: Mapping[str, float], reference: Reference
+    name: str, given: ChainStructure, kept: np.ndarray, weights: Mapping[str, float], supervised: np.ndarray
 ) -> DesignTask:
-    """Return a task that designs all residues of a chain but ``kept``."""
+    """Return a task that designs all residues of a chain but ``kept``; atoms of ``supervised`` ones are compared."""
     designed = np.setdiff1d(np.arange(len(given)), kept)
     letters, source = np.array(list(given.sequence)), np.full(len(given), -1)
     letters[designed], source[designed] = _PLACEHOLDER, np.arange(len(designed))
-    return DesignTask(name, target_from_sequence("".join(letters), name), source, weights, reference)
-
-
-def _reference(given: ChainStructure) -> Reference:
+    is_supervised = torch.zeros(len(given), 1).index_fill(0, torch.from_numpy(supervised), 1.0)
+    mask = torch.from_numpy(given.mask) * is_supervised
     aatype = encode_sequence(given.sequence).argmax(-1)
-    return Reference(torch.from_numpy(given.positions), torch.from_numpy(given.mask), aatype)
+    reference = Reference(torch.from_numpy(given.positions), mask, aatype)
+    return DesignTask(name, target_from_sequence("".join(letters), name), source, weights, reference)

@@ -1,7 +1,10 @@
-"""Compute the representations of a target."""
+"""Compute the representations of a target, and write them as safetensors, HDF5, Zarr, or for BioEmu."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,22 +12,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save
 
 from fastfold._version import __version__
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target, safe_stem
-from fastfold.errors import OutputError
+from fastfold.errors import ConfigError, OutputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.embed.config import ENDINGS, EmbedConfig, EmbedFormat
-from fastfold.inference.embed.files import embedding_bytes
+from fastfold.inference.embed.config import ENDINGS, EmbedConfig, EmbedFormat, check_format
 from fastfold.inference.folding.network import OnCycle, Represent, represent
 from fastfold.inference.folding.prediction import TargetFold, input_order
 from fastfold.inference.output.file_names import prediction_key, sample_label
 from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.output.results_folder import TargetResults
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.protein.metrics.contacts import sum_contact_bins
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+
+BIOEMU = "bioemu"  #: Folder with BioEmu's files within the results
 
 _NAMES = {"msa_first_row": "msa_row"}  #: Arrays whose name differs from that of the network
 _PAIRS = ("pair", "distogram", "contacts")
@@ -72,11 +78,8 @@ class Embedding:
     def save(self, directory: str | Path, *, file_format: EmbedFormat = "safetensors") -> Path:
         """Write the arrays to ``<name>_<model>_seed_<n>`` with the format's ending, and return the path.
 
-        The folder is created if missing.
-
-        Raises:
-            ConfigError: The format is unknown, or its package is missing.
-            OutputError: The file cannot be written.
+        The folder is created if missing. A ConfigError tells that the format is unknown or its package missing, an
+        OutputError that the file cannot be written.
         """
         EmbedConfig(file_format=file_format)
         name = f"{safe_stem(self.name)}_{self.key}{ENDINGS[file_format]}"
@@ -147,3 +150,55 @@ def _arrays(
         if key == "distogram":
             arrays["distogram_edges"] = edges
     return arrays
+
+
+def embedding_bytes(arrays: Mapping[str, np.ndarray], about: Mapping[str, str], file_format: str) -> bytes:
+    """Format named arrays as a file; ``bioemu`` is kept as safetensors. Errors are those of :func:`.check_format`.
+
+    Metadata are those of the file (safetensors), or attributes of its root.
+    """
+    check_format(file_format)
+    if file_format == "hdf5":
+        import h5py
+
+        file = io.BytesIO()
+        with h5py.File(file, "w") as root:
+            for name, values in arrays.items():
+                root.create_dataset(name, data=values)
+            root.attrs.update(about)
+        return file.getvalue()
+    if file_format == "zarr":
+        import zarr
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "file.zip"
+            store = zarr.storage.ZipStore(path, mode="w")
+            group = zarr.create_group(store, attributes=dict(about))
+            for name, values in arrays.items():
+                group.create_array(name, data=values)
+            store.close()
+            return path.read_bytes()
+    return save(dict(arrays), metadata=dict(about))
+
+
+def write_bioemu(results: TargetResults) -> None:
+    """Write the embedding of a target under the names that BioEmu looks up.
+
+    BioEmu reads ``<sha>_single.npy`` and ``<sha>_pair.npy`` from its ``cache_embeds_dir``, with the SHA-256 of the
+    sequence. The results are those of a single chain; a ConfigError tells that they are not one file of safetensors.
+    """
+    records = [record for record in results.records() if ".safetensors" in record.files]
+    if len(records) != 1:
+        raise ConfigError(
+            f"BioEmu reads one embedding of a sequence, and the folder has {len(records)}; give another --out"
+        )
+    (record,) = records
+    sequence = str(record.scores["sequence"])
+    digest = hashlib.sha256(sequence.encode("ascii")).hexdigest()
+    folder = prepare_output_directory(results.parent.path / BIOEMU)
+    arrays = load_file(results.path(record, ".safetensors"))
+    for name in ("single", "pair"):
+        file = io.BytesIO()
+        np.save(file, arrays[name])
+        write_atomic(folder / f"{digest}_{name}.npy", file.getvalue())
+    write_atomic(folder / f"{digest}.fasta", f">{digest}\n{sequence}\n")

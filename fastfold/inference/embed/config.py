@@ -28,11 +28,7 @@ _PAIRWISE = ("distogram", "contacts")
 
 @dataclass(frozen=True)
 class EmbedConfig:
-    """Settings of an embedding.
-
-    Raises:
-        ConfigError: A setting is invalid, or contradicts another.
-    """
+    """Settings of an embedding; ConfigError for invalid and contradicting ones."""
 
     #: Evoformer block, from 1, after which the last pass ends; None for all of them
     layer: int | None = option(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fastfold.inference.ensemble.members import Ensemble
+from fastfold.inference.ensemble.settings import SIMILARITY
 from fastfold.protein.io.read import read_user_structure
 from fastfold.protein.metrics.compare import compare_structures
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
@@ -50,17 +51,14 @@ class Analysis:
 def analyse(
     ensemble: Ensemble,
     *,
-    similarity: float = 0.8,
+    similarity: float = SIMILARITY,
     num_clusters: int | None = None,
     references: Sequence[Path] = (),
 ) -> Analysis:
-    """Analyse an ensemble; needs the package scikit-learn.
+    """Analyse an ensemble by scikit-learn; an InputError names a reference that cannot be read or compared.
 
     Clusters are joined while the mean TM-score of their pairs is at least ``similarity``, or down to ``num_clusters``.
     ``references`` are structure files of known states.
-
-    Raises:
-        InputError: A reference cannot be read, or has no residue in common with the target.
     """
     scores, distances = pairwise_scores(ensemble.ca)
     clusters = cluster_structures(scores, similarity=similarity, num_clusters=num_clusters)
@@ -81,11 +79,9 @@ def analyse(
 
 
 def pairwise_scores(ca: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute TM-score and RMSD of all pairs of structures ``[M, K, 3]`` in Å with the same residues.
+    """Compute TM-scores and RMSDs ``[M, M]`` in Å of all pairs of structures ``[M, K, 3]`` in Å with the same residues.
 
-    Returns:
-        TM-scores ``[M, M]`` from the quick search of :func:`fastfold.protein.metrics.tm_score.tm_score`, and RMSDs
-        ``[M, M]`` in Å.
+    TM-scores are from the quick search of :func:`fastfold.protein.metrics.tm_score.tm_score`.
     """
     points = torch.from_numpy(ca)
     number, mask = len(ca), torch.ones(ca.shape[1], dtype=torch.float64)
@@ -100,12 +96,11 @@ def pairwise_scores(ca: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cluster_structures(
-    scores: np.ndarray, *, similarity: float = 0.8, num_clusters: int | None = None
+    scores: np.ndarray, *, similarity: float = SIMILARITY, num_clusters: int | None = None
 ) -> np.ndarray:
     """Cluster structures hierarchically by average linkage of ``1 - TM``; arguments as those of :func:`analyse`.
 
-    Returns:
-        ``[M]`` numbers from 1; the largest cluster first, ties in the order of the structures.
+    The numbers ``[M]`` count from 1, the largest cluster first, and ties are in the order of the structures.
     """
     from sklearn.cluster import AgglomerativeClustering
 
@@ -149,11 +144,9 @@ def superpose_on_mean(ca: np.ndarray) -> np.ndarray:
 
 
 def principal_components(superposed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute principal components of superposed CA positions ``[M, K, 3]`` in Å.
+    """Compute at most five principal components of superposed CA positions ``[M, K, 3]`` in Å.
 
-    Returns:
-        Coordinates ``[M, C]`` in Å (root mean square over residues) and shares of the variance ``[C]``, for at most
-        five components.
+    Coordinates are ``[M, C]`` in Å (root mean square over residues), and shares of the variance ``[C]``.
     """
     from sklearn.decomposition import PCA
 

@@ -80,11 +80,7 @@ def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: flo
     """Read the ensembles of a folder of results, one per target with at least three predictions.
 
     ``target`` is the name of one target, by its record or its files; None for all. Predictions of lower mean pLDDT are
-    left out.
-
-    Raises:
-        InputError: The folder or a structure cannot be read, or no target has enough predictions.
-        ConfigError: No target has this name.
+    left out. A ConfigError tells that no target has this name, an InputError that none has enough readable predictions.
     """
     predictions = find_predictions(directory)
     by_target: dict[str, list[FoundPrediction]] = {}

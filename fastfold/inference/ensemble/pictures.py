@@ -67,9 +67,8 @@ def landscape_png(analysis: Analysis, *, title: str) -> bytes:
 def landscape(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Estimate ``-ln(density)`` of points ``[M, 2]`` in a plane by Gaussian kernels.
 
-    Returns:
-        Coordinates ``x [G]`` and ``y [G]`` of a grid, and values ``[G, G]``: 0 at the densest place, at most 6. None
-        for fewer than four points, or points on one line.
+    Coordinates of a grid are ``x [G]`` and ``y [G]``, and values ``[G, G]``: 0 at the densest place, at most 6. None
+    for fewer than four points, or points on one line.
     """
     from scipy.stats import gaussian_kde
 

@@ -6,7 +6,7 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,46 +106,44 @@ def draw_samples(
 ) -> list[Sample | None]:
     """Return the samples of a target for a seed; None is the prediction without sampling.
 
-    Raises:
-        InputError: The target has no alignment rows to sample, no clusters, or is a complex that the method refuses.
-        ConfigError: The package scikit-learn is missing for ``clusters``.
+    An InputError tells that the method refuses the target or its alignment, a ConfigError that scikit-learn is missing.
     """
     if sampling is None:
         return [None]
     method, number = sampling.method, sampling.number or DEFAULT_NUMBER
-    if method == "dropout":
-        return [Sample(k, seed, {"method": method}, target, alignments) for k in range(1, number + 1)]
+    lines: ComplexLines | None = None
+    drawn: Iterable[tuple[dict[str, Any], np.ndarray | None]]
     # Rows to pair are not used without another chain.
     used = [msa for own, paired in alignments for msa in (*own, *(paired if target.is_complex else ()))]
-    if not any(len(msa.sequences) > 1 for msa in used):
+    if method == "dropout":
+        drawn = [({"method": method}, None)] * number
+    elif not any(len(msa.sequences) > 1 for msa in used):
         raise InputError(
             f"--sample {method} changes the alignment, and there is none; search for one, or use --sample dropout",
             record=target.name,
         )
-    if method == "columns":
-        values = {"method": method, "fraction": float(sampling.fraction)}
-        return [Sample(k, seed, values, target, alignments) for k in range(1, number + 1)]
-    if target.is_complex and method == "clusters":
+    elif method == "columns":
+        drawn = [({"method": method, "fraction": float(sampling.fraction)}, None)] * number
+    elif target.is_complex and method == "clusters":
         raise InputError(
             "--sample clusters takes the rows of one chain; use --sample depth, columns or dropout for a complex, or "
             "fold its chains alone",
             record=target.name,
         )
-    if target.is_complex:
+    elif target.is_complex:
         lines = complex_lines(target.chains, alignments)
+        chosen = _random_rows(sampling, lines.number, seed, target)
         top = lines.number_paired
-        return [
-            Sample(k, seed, {**values, "paired": int((rows < top).sum())}, target, alignments, rows, lines)
-            for k, (values, rows) in enumerate(_random_rows(sampling, lines.number, seed, target), 1)
-        ]
-    joined = join_alignments(alignments[0][0], unique=method == "depth")
-    if method == "depth":
-        drawn = _random_rows(sampling, len(joined.sequences) - 1, seed, target)
+        drawn = [({**values, "paired": int((rows < top).sum())}, rows) for values, rows in chosen]
     else:
-        drawn = _clusters(sampling, joined, seed, target)
+        joined = join_alignments(alignments[0][0], unique=method == "depth")
+        if method == "depth":
+            chosen = _random_rows(sampling, len(joined.sequences) - 1, seed, target)
+        else:
+            chosen = _clusters(sampling, joined, seed, target)
+        drawn = [(values, np.concatenate([[0], 1 + rows])) for values, rows in chosen]
     return [
-        Sample(k, seed, values, target, alignments, np.concatenate([[0], 1 + rows]))
-        for k, (values, rows) in enumerate(drawn, 1)
+        Sample(k, seed, values, target, alignments, rows, lines) for k, (values, rows) in enumerate(drawn, 1)
     ]
 
 

@@ -15,6 +15,7 @@ SampleMethod = Literal["columns", "clusters", "depth", "dropout"]
 dropout (AFsample)."""
 DEPTHS = (16, 32, 64, 128, 256, 512, 1024, 5120)
 """Default numbers of random rows (del Alamo et al., 2022, doi:10.7554/eLife.75751)."""
+SIMILARITY = 0.8  #: Default of the smallest mean TM-score at which clusters are joined
 
 
 def parse_depths(text: str) -> tuple[int, ...]:
@@ -26,11 +27,7 @@ def parse_depths(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the samples of a target.
-
-    Raises:
-        ConfigError: A setting is invalid; names it.
-    """
+    """Settings of the samples of a target; ConfigError for an invalid one."""
 
     #: One of :data:`SampleMethod`
     method: SampleMethod = option(

@@ -13,13 +13,14 @@ from fastfold.errors import ConfigError
 from fastfold.inference.ensemble.analysis import Analysis, analyse, motion_onto_mean, superposed_protein
 from fastfold.inference.ensemble.members import Ensemble, read_ensembles
 from fastfold.inference.ensemble.pictures import fluctuation_png, landscape_png, pairs_png, states_png
+from fastfold.inference.ensemble.settings import SIMILARITY
 from fastfold.inference.output.score_files import lines_json, rounded
 from fastfold.inference.output.summary import tab_separated
 from fastfold.inference.report.groups import ENDING
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic
-from fastfold.utils.packages import is_installed, require_package
+from fastfold.utils.packages import require_package
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def write_ensembles(
     *,
     target: str | None = None,
     references: Sequence[Path] = (),
-    similarity: float = 0.8,
+    similarity: float = SIMILARITY,
     num_clusters: int | None = None,
     min_plddt: float = 0.0,
     plots: bool = True,
@@ -44,16 +45,12 @@ def write_ensembles(
     Per target: ``_ensemble.json`` with all numbers, ``_ensemble.tsv`` with a line per sample,
     ``_ensemble_residues.tsv``, ``_ensemble.pdb`` with the superposed representatives as models, and pictures
     ``_ensemble_pairs.png``, ``_ensemble_landscape.png``, ``_ensemble_residues.png`` and, with references,
-    ``_ensemble_states.png``. Arguments are those of :func:`fastfold.inference.ensemble.members.read_ensembles` and
-    :func:`fastfold.inference.ensemble.analysis.analyse`. ``say`` gets a line about each target.
-
-    Raises:
-        ConfigError: A setting is invalid, or a package is missing.
-        InputError: The folder has no ensemble, or a file cannot be read.
-        OutputError: A file cannot be written.
+    ``_ensemble_states.png``. Arguments and errors are those of
+    :func:`fastfold.inference.ensemble.members.read_ensembles` and :func:`fastfold.inference.ensemble.analysis.analyse`.
+    ``say`` gets a line about each target. A ConfigError also names a missing package.
     """
     require_package("scikit-learn", "fastfold ensemble")
-    if plots and not is_installed("matplotlib"):
+    if plots:
         require_package("matplotlib", "Pictures of an ensemble")
     if not 0 < similarity <= 1:
         raise ConfigError(f"--similarity must be over 0 and at most 1, found {similarity:g}")
@@ -134,11 +131,11 @@ def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:
     head += [f"component_{k}" for k in components]
     for state in analysis.states:
         head += [f"tm_score {state.name}", f"rmsd {state.name}"]
-    lines = [head]
+    lines: list[list[Any]] = [head]
     for k, member in enumerate(ensemble.members):
         scores = member.found.scores
-        line = [member.name, scores["model"], str(scores["seed"]), member.sample, f"{member.mean_plddt:.2f}"]
-        line += [str(analysis.clusters[k]), "yes" if k in analysis.representatives else "no"]
+        line = [member.name, scores["model"], scores["seed"], member.sample, f"{member.mean_plddt:.2f}"]
+        line += [analysis.clusters[k], "yes" if k in analysis.representatives else "no"]
         line += [f"{value:.4f}" for value in analysis.components[k]]
         for state in analysis.states:
             line += [f"{state.tm_score[k]:.4f}", f"{state.rmsd[k]:.3f}"]
@@ -150,10 +147,9 @@ def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
     protein = ensemble.members[0].protein
     plddt = np.mean([member.found.scores["plddt"] for member in ensemble.members], axis=0)
     letters = "".join(protein.sequences)
-    lines = [["chain", "residue", "letter", "fluctuation", "plddt"]]
+    lines: list[list[Any]] = [["chain", "residue", "letter", "fluctuation", "plddt"]]
     for place, value in zip(ensemble.present, analysis.fluctuation, strict=True):
-        chain = chain_name(int(protein.chain_index[place]))
-        number = str(ensemble.numbers[place])
+        chain, number = chain_name(int(protein.chain_index[place])), ensemble.numbers[place]
         lines.append([chain, number, letters[place], f"{value:.3f}", f"{plddt[place]:.2f}"])
     return tab_separated(lines)
 

@@ -33,6 +33,7 @@ from fastfold.kernels.decompositions import decompositions
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 
 _ABOUT = "fastfold.json"
+_ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
 _COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -45,14 +46,19 @@ class ExportedNetwork:
     num_recycles: int | None  #: Passes after the first within the program; None for a program of one pass
     package: bool  #: True for a package compiled by AOTInductor
     run: Any  #: The program itself
+    names: tuple[str, ...]  #: Features that it reads
+    sizes: Mapping[str, Sequence[int]]  #: Sizes of the recycled tensors
+    #: True for networks with a convolution over residues, which padding would change
+    has_exact_length: bool
+    #: Features that the network reads where a target has them, and the program does not
+    unread: tuple[str, ...] = ()
 
     def __call__(self, features: Tensors | Sequence[Tensors], previous: Tensors | None = None) -> Tensors:
         """Run the program, and return the outputs of :class:`.NetworkPass` for the residues of the target.
 
         Args:
-            features: Features of one pass, as :meth:`fastfold.data.features.pipeline.FeatureSampler.sample` returns
-                them as tensors; of an unrolled program, those of every pass. Features that it does not read are
-                ignored.
+            features: Features of one pass, :meth:`fastfold.data.features.pipeline.FeatureSampler.sample` as tensors; of
+                an unrolled program, those of every pass. Features that it does not read are ignored.
             previous: Outputs of the previous pass; None for the first, and for an unrolled program.
 
         Raises:
@@ -62,31 +68,40 @@ class ExportedNetwork:
         expected = 1 + (self.num_recycles or 0)
         if len(passes) != expected:
             raise InputError(f"expected the features of {expected} passes, found {len(passes)}")
-        names = self.run.names
         for one in passes:
-            if unread := sorted(set(self.run.unread) & set(one)):
+            if unread := sorted(set(self.unread) & set(one)):
                 raise InputError(
                     f"the program does not read the feature {unread[0]}, which the network does; leave it out, or use "
                     "the network"
                 )
-            if missing := sorted(set(names) - set(one)):
+            if missing := sorted(set(self.names) - set(one)):
                 raise InputError(f"the program reads the feature {missing[0]}, which is missing")
         residues = int(passes[0]["aatype"].shape[-1])
-        if self.run.has_exact_length and residues != self.shape.residues:
+        if self.has_exact_length and residues != self.shape.residues:
             raise InputError(
                 f"the network mixes neighbouring residues, so its program takes exactly {self.shape.residues} "
                 f"residues, found {residues}; export this length"
             )
         try:
-            padded = [pad_features({name: one[name] for name in names}, self.shape) for one in passes]
+            padded = [pad_features({name: one[name] for name in self.names}, self.shape) for one in passes]
         except ValueError as error:
             raise InputError(f"{error}; export a larger class") from None
-        if self.num_recycles is None:
-            found = self.run(padded[0], self.run.previous(previous, self.shape.residues))
-        else:
-            found = self.run({name: torch.stack([one[name] for one in padded]) for name in names})
+        tensors: tuple[Tensors, ...] = (padded[0], self._padded(previous))
+        if self.num_recycles is not None:
+            tensors = ({name: torch.stack([one[name] for one in padded]) for name in self.names},)
+        with torch.inference_mode():
+            found: Tensors = self.run(*tensors)
         pairs, n = ("prev_pair", "pae"), residues  # without padding
         return {name: value[:n, :n] if name in pairs else value[:n] for name, value in found.items()}
+
+    def _padded(self, previous: Tensors | None) -> Tensors:
+        """Return the padded results of the previous pass; zeros for the first."""
+        found = {name: torch.zeros(list(size)) for name, size in self.sizes.items()}
+        for name, value in found.items() if previous is not None else ():
+            own = previous[name]  # type: ignore[index]
+            where = (slice(len(own)), slice(len(own))) if name == "prev_pair" else (slice(len(own)),)
+            value[where] = own
+        return found
 
 
 def export(
@@ -147,42 +162,17 @@ def load_exported(path: str | Path) -> ExportedNetwork:
             call = program.module()
     except Exception as error:  # the type differs between versions of PyTorch
         raise InputError(f"is not a program of fastfold.export: {first_line(error)}", path=path) from None
-    names, unread = tuple(about["features"]), tuple(about["unread"])
-    run = _Program(call, names, about["previous"], about["has_exact_length"], unread)
-    shape = LengthClass(**about["shape"])
-    return ExportedNetwork(path, shape, about["num_recycles"], path.name.endswith(_ENDINGS[True]), run)
-
-
-_ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
-
-
-@dataclass(frozen=True)
-class _Program:
-    """Callable program with the names of its features and the sizes of the recycled tensors.
-
-    ``has_exact_length`` is True for networks with a convolution over residues, which padding would change. ``unread``
-    are features that the network reads where a target has them, and the program does not.
-    """
-
-    call: Any
-    names: tuple[str, ...]
-    sizes: Mapping[str, Sequence[int]]
-    has_exact_length: bool
-    unread: tuple[str, ...] = ()
-
-    def __call__(self, *tensors: Tensors) -> Tensors:
-        with torch.inference_mode():
-            found: Tensors = self.call(*tensors)
-        return found
-
-    def previous(self, given: Tensors | None, residues: int) -> Tensors:
-        """Return the padded results of the previous pass; zeros for the first."""
-        found = {name: torch.zeros(list(size)) for name, size in self.sizes.items()}
-        for name, value in found.items() if given is not None else ():
-            own = given[name]  # type: ignore[index]
-            where = (slice(len(own)), slice(len(own))) if name == "prev_pair" else (slice(len(own)),)
-            value[where] = own
-        return found
+    return ExportedNetwork(
+        path,
+        LengthClass(**about["shape"]),
+        about["num_recycles"],
+        package=path.name.endswith(_ENDINGS[True]),
+        run=call,
+        names=tuple(about["features"]),
+        sizes=about["previous"],
+        has_exact_length=about["has_exact_length"],
+        unread=tuple(about["unread"]),
+    )
 
 
 def _check(model: AlphaFold, num_recycles: int | None, package: bool) -> None:

@@ -102,9 +102,7 @@ def first_previous(model: AlphaFold, residues: int) -> Tensors:
 def read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, list[str]]:
     """Run a short pass, and return features of a class that a network reads.
 
-    Returns:
-        Features of a short target with padding, and names of other features that the network reads where a target has
-        them.
+    They are those of a short target with padding; names of others that it reads where a target has them follow.
     """
     target = target_from_sequence("A" * min(_SHORT, shape.residues))
     sampler = featurize(target.chains, [([], [])], model.config)

@@ -128,7 +128,7 @@ class TargetPredictor:
         }
         self._gradients: dict[int, GradientPlan | None] = {}
         if self._restraints:
-            from fastfold.inference.restraints.memory import plan_restraints
+            from fastfold.inference.restraints.fit import plan_restraints
 
             is_limited = config.budget is not None
             self._gradients = {

@@ -61,8 +61,8 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
     path = Path(mutations)
     if path.is_file():
         lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
-        listed = [(text.partition("#")[0].strip(), number) for number, text in enumerate(lines, 1)]
-        found = [_variant(target, text, path, number) for text, number in listed if text]
+        listed = ((number, text.partition("#")[0].strip()) for number, text in enumerate(lines, 1))
+        found = [_variant(target, text, path, number) for number, text in listed if text]
     elif all(_MUTATION.fullmatch(part) for one in mutations.split(",") for part in one.split("+")):
         found = [_variant(target, text, None, None) for text in mutations.split(",")]
     else:
@@ -76,28 +76,23 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
 
 
 def _variant(target: Target, text: str, path: Path | None, line: int | None) -> Variant:
-    found = []
-    for part in re.split(r"[+,\s]+", text):
-        if (match := _MUTATION.fullmatch(part)) is None:
-            raise InputError(
-                f"expected a mutation such as A24G or B:A24G, found {part[:20]!r}", path=path, line=line
-            )
-        try:
-            found.append(_mutation(target, match, part))
-        except InputError as error:
-            raise InputError(str(error), path=path, line=line) from None
-    places = [(index, one.number) for one in found for index in one.chains]
-    if len(set(places)) < len(places):
-        raise InputError(f"{text[:40]!r} changes a residue twice", path=path, line=line)
+    try:
+        found = [_mutation(target, part) for part in re.split(r"[+,\s]+", text)]
+        places = [(index, one.number) for one in found for index in one.chains]
+        if len(set(places)) < len(places):
+            raise InputError(f"{text[:40]!r} changes a residue twice")
+    except InputError as error:
+        raise InputError(str(error), path=path, line=line) from None
     return tuple(sorted(found, key=lambda one: (one.chains, one.number)))
 
 
-def _mutation(target: Target, match: re.Match[str], text: str) -> Mutation:
+def _mutation(target: Target, text: str) -> Mutation:
+    if (match := _MUTATION.fullmatch(text)) is None:
+        raise InputError(f"expected a mutation such as A24G or B:A24G, found {text[:20]!r}")
     old, number, new = match["old"], int(match["number"]), match["new"]
     chains = _chains(target, match["chain"], text)
     one = target.chains[chains[0]]
-    if number not in one.numbers:
-        raise InputError(f"{text}: the chain has no residue {number}; its residues are {_span(one)}")
+    _check_residue(one, number, text)
     letter = one.sequence[one.numbers.index(number)]
     if letter != old:
         raise InputError(f"{text}: residue {number} is {letter}, not {old}; count residues from 1")
@@ -127,8 +122,11 @@ def _prefix(target: Target, chains: Sequence[int]) -> str:
     return "".join(target.chains[index].id for index in chains) + ":"
 
 
-def _span(chain: Chain) -> str:
-    return f"{chain.numbers[0]} to {chain.numbers[-1]}"
+def _check_residue(chain: Chain, number: int, text: str) -> None:
+    if number not in chain.numbers:
+        raise InputError(
+            f"{text}: the chain has no residue {number}; its residues are {chain.numbers[0]} to {chain.numbers[-1]}"
+        )
 
 
 def _scan(target: Target, positions: str | None) -> Iterator[Variant]:
@@ -153,17 +151,13 @@ def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
     for part in text.split(","):
         if (match := _RANGE.fullmatch(part.strip())) is None:
             raise ConfigError(f"--positions: expected residues such as 5-20,30 or B:3, found {part[:20]!r}")
-        named = _chains(target, match["chain"], part.strip())
-        sequence = target.chains[named[0]].sequence
-        chains = tuple(i for i, chain in enumerate(target.chains) if chain.sequence == sequence)
-        first, last = int(match["first"]), int(match["last"] or match["first"])
-        numbers = set(target.chains[named[0]].numbers)
-        for number in range(first, last + 1):
-            if number not in numbers:
-                raise ConfigError(
-                    f"--positions {part.strip()}: the chain has no residue {number}; its residues are "
-                    f"{_span(target.chains[named[0]])}"
-                )
+        named = target.chains[_chains(target, match["chain"], part.strip())[0]]
+        chains = tuple(i for i, chain in enumerate(target.chains) if chain.sequence == named.sequence)
+        for number in range(int(match["first"]), int(match["last"] or match["first"]) + 1):
+            try:
+                _check_residue(named, number, f"--positions {part.strip()}")
+            except InputError as error:
+                raise ConfigError(str(error)) from None
             found.add((chains, number))
     return found
 
@@ -215,9 +209,12 @@ def _mutant_chain(chain: Chain, index: int, variant: Variant) -> Chain:
         pairs = zip(letters, numbers, strict=bool(letters))
         return "".join(changes.get(number, letter) for letter, number in pairs)
 
-    letters = changed(chain.letters, chain.numbers) if chain.letters else ""
-    whole = changed(chain.whole, range(1, len(chain.whole) + 1)) if chain.whole else ""
-    return replace(chain, sequence=changed(chain.sequence, chain.numbers), letters=letters, whole=whole)
+    return replace(
+        chain,
+        sequence=changed(chain.sequence, chain.numbers),
+        letters=changed(chain.letters, chain.numbers),
+        whole=changed(chain.whole, range(1, len(chain.whole) + 1)),
+    )
 
 
 def _with_query(msa: Msa, old: Chain, new: Chain) -> Msa:

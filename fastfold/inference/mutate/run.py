@@ -22,12 +22,10 @@ from fastfold.inference.target_templates import find_templates
 
 
 def run_mutations(request: InferRequest, *, mutations: str = "all", positions: str | None = None) -> Summary:
-    """Fold a target and its mutants, and compare them.
+    """Fold a target and its mutants, and compare them; the summary counts the wild type as well.
 
-    All mutants have the wild type's alignments, with the mutant in the query's row, and its templates.
-
-    Mutations and positions are those of :func:`~fastfold.inference.mutate.mutations.read_variants`. The summary counts
-    the wild type as well.
+    All mutants have the wild type's alignments, with the mutant in the query's row, and its templates. Mutations and
+    positions are those of :func:`~fastfold.inference.mutate.mutations.read_variants`.
 
     Raises:
         FastFoldError: The run cannot start: not one target, a mutation does not fit it, or see

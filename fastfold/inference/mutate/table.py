@@ -1,4 +1,4 @@
-"""Table and picture of mutants: differences of their predictions to those of the wild type."""
+"""Table and picture of mutants: differences and effective strain of their predictions to those of the wild type."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.mutate.mutations import Variant, mutated_residues
-from fastfold.inference.mutate.strain import effective_strain
 from fastfold.inference.output.plots import scan_png
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.score_files import read_pae, read_scores
@@ -21,9 +22,11 @@ from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.report.write import MUTATIONS, SCAN, write_report
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.tm_score import best_rotation
 from fastfold.utils.atomic_files import write_atomic
 
 TABLE = MUTATIONS
+NEIGHBOURS_WITHIN = 13.0  #: Largest distance in Å of CA atoms that are neighbours
 
 _MEANS = (
     *("plddt", "ptm", "dplddt", "dplddt_site", "dpae", "dpae_site", "dptm", "diptm"),
@@ -147,12 +150,11 @@ def _picture(target: Target, variants: Sequence[Variant], rows: Iterable[Mapping
         ("mean ΔpLDDT", "dplddt"),
         ("effective strain of the mutated residue", "strain_site"),
     ):
-        values = np.full((len(letters), len(places)), np.nan)
+        panels[label] = values = np.full((len(letters), len(places)), np.nan)
         for one in single:
             if (value := by_name[str(one)][key]) is not None:
                 at = columns[one.chains, one.number, one.old, one.prefix]
                 values[letters.index(one.new), at] = value
-        panels[label] = values
     names = [f"{prefix}{old}{number}" for _, number, old, prefix in places]
     wild = [letters.index(old) for _, _, old, _ in places]
     return scan_png(panels, names, letters, wild, title=f"Mutants of {target.name[:100]}")
@@ -161,3 +163,34 @@ def _picture(target: Target, variants: Sequence[Variant], rows: Iterable[Mapping
 def _finite_mean(values: np.ndarray) -> float | None:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
+
+
+def effective_strain(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Compute the effective strain ``[N]`` float64 of each residue; NaN without neighbours.
+
+    McBride et al. 2023 (doi:10.1103/PhysRevLett.131.218401). The neighbours of residue i are within 13 Å in all
+    structures, and ``r`` are the vectors to their CA atoms, turned onto each other and averaged within a group. The
+    strain is the mean of ``|r2 - r1| / |r1|`` after the best rotation of ``r2`` onto ``r1``. CA positions are in Å,
+    ``first [A, N, 3]`` of the reference, the wild type for example, and ``second [B, N, 3]``.
+    """
+    one, is_near_one = _neighbourhoods(torch.from_numpy(np.asarray(first, np.float64)))
+    two, is_near_two = _neighbourhoods(torch.from_numpy(np.asarray(second, np.float64)))
+    shared = (is_near_one & is_near_two).double()
+    difference = (_turned(two, one, shared) - one).norm(dim=-1) / one.norm(dim=-1).clamp(min=1e-12)
+    return ((difference * shared).sum(-1) / shared.sum(-1)).numpy()
+
+
+def _neighbourhoods(structures: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean vectors ``[N, N, 3]`` from each residue to the others, and the neighbours ``[N, N]``."""
+    vectors = structures[:, None, :, :] - structures[:, :, None, :]
+    distances = vectors.norm(dim=-1)
+    is_near = ((distances > 0) & (distances <= NEIGHBOURS_WITHIN)).all(0)
+    shared = is_near.double()
+    turned = [vectors[0], *(_turned(other, vectors[0], shared) for other in vectors[1:])]
+    return torch.stack(turned).mean(0), is_near
+
+
+def _turned(moving: Tensor, fixed: Tensor, weights: Tensor) -> Tensor:
+    """Turn vectors ``[N, N, 3]`` of each residue onto their partners, by those of weight 1."""
+    covariance = torch.einsum("ij,ija,ijb->iab", weights, fixed, moving)
+    return torch.einsum("iab,ijb->ija", best_rotation(covariance), moving)

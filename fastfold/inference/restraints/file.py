@@ -136,15 +136,14 @@ def _own_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
     cells = {key: (value or "").strip() for key, value in row.items() if key is not None}
     if None in row:
         raise ValueError("has more cells than the header")
-    first = _place(target, cells["chain1"], cells["residue1"])
-    second = _place(target, cells["chain2"], cells["residue2"])
+    first, second = (_place(target, cells[f"chain{i}"], cells[f"residue{i}"]) for i in (1, 2))
     high = _number(cells, "max", math.inf)
     if linker := cells.get("crosslinker", ""):
         if linker.upper() not in CROSSLINKERS:
             raise ValueError(f"unknown crosslinker {linker!r}; known: {', '.join(CROSSLINKERS)}, or give max")
         high = min(high, CROSSLINKERS[linker.upper()])
     low, weight = _number(cells, "min", 0.0), _number(cells, "weight", 1.0)
-    return [_checked(first, second, low, high, weight, cells.get("group", ""))]
+    return _checked([first], second, low, high, group=cells.get("group", ""), weight=weight)
 
 
 def _chai_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
@@ -156,12 +155,11 @@ def _chai_row(row: Mapping[str, str], target: Target) -> list[Restraint]:
     low = _number(cells, "min_distance_angstrom", 0.0)
     high = _number(cells, "max_distance_angstrom", _CONTACT)
     sides = [(cells[f"chain{side}"], cells[f"res_idx{side}"]) for side in "AB"]
-    if kind == "pocket":
-        chain, _ = sides[0]
-        second = _place(target, *sides[1])
-        name = f"pocket {'/'.join((chain, *sides[1]))}"
-        return [_checked(one, second, low, high, 1.0, name) for one in _chain_places(target, chain)]
-    return [_checked(_place(target, *sides[0]), _place(target, *sides[1]), low, high, 1.0, "")]
+    if kind == "contact":
+        return _checked([_place(target, *sides[0])], _place(target, *sides[1]), low, high)
+    (chain, _), second = sides[0], _place(target, *sides[1])
+    group = f"pocket {'/'.join((chain, *sides[1]))}"
+    return _checked(_chain_places(target, chain), second, low, high, group=group)
 
 
 def _from_yaml(path: Path, text: str, target: Target) -> list[Restraint]:
@@ -185,18 +183,14 @@ def _boltz_entry(entry: Any, target: Target) -> list[Restraint]:
     high = _number(value, "max_distance", _CONTACT if kind == "contact" else 6.0)
     if kind == "contact":
         first, second = (_token(value.get(f"token{i}"), target) for i in (1, 2))
-        return [_checked(first, second, 0.0, high, 1.0, "")]
+        return _checked([first], second, 0.0, high)
     contacts = value.get("contacts")
     if not isinstance(contacts, list):
         raise ValueError("pocket: expected a list 'contacts'")
     found = []
-    for token in contacts:
-        second = _token(token, target)
-        name = f"pocket {value.get('binder')}/{second}"
-        found += [
-            _checked(one, second, 0.0, high, 1.0, name)
-            for one in _chain_places(target, str(value.get("binder", "")))
-        ]
+    for second in (_token(token, target) for token in contacts):
+        binder = _chain_places(target, str(value.get("binder", "")))
+        found += _checked(binder, second, 0.0, high, group=f"pocket {value.get('binder')}/{second}")
     return found
 
 
@@ -242,8 +236,12 @@ def _number(cells: Mapping[str, Any], name: str, default: float) -> float:
     return value
 
 
-def _checked(first: int, second: int, low: float, high: float, weight: float, group: str) -> Restraint:
-    if first == second:
+def _checked(
+    firsts: Iterable[int], second: int, low: float, high: float, *, group: str = "", weight: float = 1.0
+) -> list[Restraint]:
+    """Return the restraints of residues to a second one."""
+    found = [Restraint(first, second, low, high, weight, group) for first in firsts]
+    if any(one.first == second for one in found):
         raise ValueError("restrains a residue to itself")
     if not low and math.isinf(high):
         raise ValueError("needs min, max or a crosslinker")
@@ -251,4 +249,4 @@ def _checked(first: int, second: int, low: float, high: float, weight: float, gr
         raise ValueError(f"min {low:g} is larger than max {high:g}")
     if not weight:
         raise ValueError("weight: expected a positive number, found 0")
-    return Restraint(first, second, low, high, weight, group)
+    return found

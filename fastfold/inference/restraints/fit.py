@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,17 +23,21 @@ from fastfold.evoformer.confidence.scores import plddt
 from fastfold.evoformer.losses.design import Outputs, plddt_loss
 from fastfold.evoformer.losses.masked import at_columns, masked_mean
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.folding.gradients import GradientRun, differentiable
+from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.folding.gradients import CHECKPOINTED, GradientRun, differentiable
 from fastfold.inference.folding.prediction import input_order
-from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
+from fastfold.inference.planning.fit import Fit
+from fastfold.inference.planning.gradient_plan import (
+    GradientPlan,
+    GradientPlanner,
+    gradient_run,
+    plan_gradients,
+)
 from fastfold.inference.restraints.file import Restraint
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel.comm.collectives import broadcast
+from fastfold.parallel.distributed import DistributedContext
 from fastfold.protein import residue_constants as rc
-
-if TYPE_CHECKING:
-    from fastfold.inference.distributed import DistributedFolder
-    from fastfold.parallel.distributed import DistributedContext
 
 BIASED = ("msa_feat", "target_feat")  #: Features that get a bias
 
@@ -41,6 +46,11 @@ _NEAR = 8  #: Residues within this separation in the sequence keep their distanc
 
 _BETA_TOLERANCE = 3.0
 """Difference in Å between distances of CA, which restraints limit, and of CB, which the distogram has."""
+
+_CHANNELS = 49 + 22  #: Channels of the features with a bias: of the MSA per row, of the target at most
+
+_COPIES = 6
+"""Float32 copies of these features: themselves, the bias, their sum, its gradient, and two moments of Adam."""
 
 _SCALE = 10.0
 _TRIAL = 0.25
@@ -301,30 +311,22 @@ class _Fit:
         groups = grouped(self._restraints)
         fitted = {key: value.detach().clone() for key, value in self.bias.items()}
 
-        def restore() -> None:
+        def trial(left_out: Sequence[int]) -> tuple[list[list[int]], float]:
+            """Return the groups that hold, and the mean pLDDT."""
+            self.descend(steps, left_out)
+            found = self.figures()
             with torch.no_grad():
                 for key, value in self.bias.items():
                     value.copy_(fitted[key])
-
-        def trial(left_out: Sequence[int]) -> tuple[list[int], float]:
-            restore()
-            self.descend(steps, left_out)
-            found = self.figures()
-            held = [
-                number
-                for number, group in enumerate(groups)
-                if satisfied([self._restraints[i] for i in group], found.distances[group])
-            ]
-            return held, found.plddt
+            holds = [satisfied([self._restraints[i] for i in one], found.distances[one]) for one in groups]
+            return list(compress(groups, holds)), found.plddt
 
         base, confidence = trial(())
         found = []
         for group in groups if len(base) < len(groups) and len(groups) > 1 else ():
             held, mean = trial(group)
-            new = [number for number in held if number not in base and groups[number] != group]
-            contradicted = tuple(i for number in new for i in groups[number])
+            contradicted = tuple(i for one in held if one not in base and one != group for i in one)
             found.append(LeftOut(tuple(group), contradicted, mean - confidence))
-        restore()
         return found
 
 
@@ -409,3 +411,26 @@ def _fit_on(
         return _Fit(model, sampled, order, restraints, run).fit(steps, leave_one_out)
 
     return fit
+
+
+def plan_restraints(fit: Fit, *, is_limited: bool) -> GradientPlan | None:
+    """Plan the gradients of a target's restraints by a network, or raise InputError, which names what makes them fit.
+
+    Without a budget of the user (``is_limited``), gradients of a short target with few rows are not planned.
+    """
+    fold = fit.planner.fold(fit.residues, fit.rows, fit.templates)
+    if fit.residues * max(fit.residues, fold.clusters, fold.extra) < CHECKPOINTED**2 and not is_limited:
+        return None
+    planner = GradientPlanner(
+        fit.planner.config,
+        fit.residues,
+        "bf16" if fit.planner.element_size == 2 else "fp32",
+        device=fit.planner.device,
+        ranks=fit.planner.ranks,
+        host_memory=fit.planner.host_memory if fit.planner.device == "cuda" else 0,
+        msa=fold.clusters,
+        extra_msa=fold.extra,
+        templates=None if fold.templates else (),
+        held=4 * _COPIES * _CHANNELS * fold.clusters * fit.residues,
+    )
+    return plan_gradients(planner, fit.budget, name=f"{fit.name}, steps towards restraints")

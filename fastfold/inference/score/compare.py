@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fastfold.data.templates.whole.given import GivenStructure
+from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.structure import ChainStructure
-
-if TYPE_CHECKING:
-    from fastfold.inference.output.prediction import Prediction
 
 
 def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[str, Any]:
     """Compare a prediction with the structure that the network was given, whose chains are in the same order.
 
-    Returns:
-        ``file``, ``use``, and scores: ``tm_score`` of the CA atoms, normalised by all residues, ``rmsd`` in Å, and
-        ``composite``, AF2Rank's product of pLDDT (0 to 1), pTM and TM-score; None without pTM. A complex also has
-        ``binder_plddt`` of the first chain, ``interaction_pae`` in Å, the mean between it and the others, and
-        ``binder_rmsd`` and ``binder_rmsd_on_target`` in Å: of the first chain, superposed on itself and on the others.
+    Scores are named ``file``, ``use``, ``tm_score`` of the CA atoms, normalised by all residues, ``rmsd`` in Å, and
+    ``composite``, AF2Rank's product of pLDDT (0 to 1), pTM and TM-score; None without pTM. A complex also has
+    ``binder_plddt`` of the first chain, ``interaction_pae`` in Å, the mean between it and the others, and
+    ``binder_rmsd`` and ``binder_rmsd_on_target`` in Å: of the first chain, superposed on itself and on the others.
     """
     chains = given.read().chains
     predicted, true, mask = _ca_atoms(prediction, chains)

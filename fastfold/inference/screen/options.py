@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import check_options, option
@@ -56,21 +56,28 @@ def parse_shard(text: str) -> Shard:
     return Shard(int(found[1]), int(found[2]))
 
 
+_FILE: dict[str, Any] = {"default": None, "parse": Path, "metavar": "FILE"}
+_WORKERS: dict[str, Any] = {"default": None, "group": "workers"}
+
+
 @dataclass(frozen=True)
 class TargetLists:
-    """Sources of a screen's targets, which can be combined.
+    """Sources of a screen's targets, which can be combined; the help of each option explains it.
 
     ``inputs`` are files for :func:`fastfold.data.queries.read.read_targets`, and tables of partners
-    (:func:`fastfold.data.queries.pairs.read_pair_table`), whose names are those of ``proteins``. All pairs of
-    ``all_vs_all`` are folded, with ``homodimers`` each with itself too, and every bait with every candidate.
+    (:func:`fastfold.data.queries.pairs.read_pair_table`).
     """
 
     inputs: tuple[Path, ...] = ()
-    proteins: Path | None = None
-    all_vs_all: Path | None = None
-    homodimers: bool = False
-    baits: Path | None = None
-    candidates: Path | None = None
+    all_vs_all: Path | None = option("--all-vs-all", **_FILE, help="fold every pair of these proteins")
+    homodimers: bool = option(
+        "--homodimers", default=False, help="with --all-vs-all: each protein with itself as well"
+    )
+    baits: Path | None = option("--baits", **_FILE, help="fold each of these proteins ...")
+    candidates: Path | None = option("--candidates", **_FILE, help="... with each of these")
+    proteins: Path | None = option(
+        "--proteins", **_FILE, help="proteins that tables and lists of names refer to"
+    )
 
     def __post_init__(self) -> None:
         if (self.baits is None) != (self.candidates is None):
@@ -95,42 +102,37 @@ class ScreenOptions:
 
     workers: int | None = option(
         "--workers",
-        default=None,
+        **_WORKERS,
         bounds=(1, 10_000),
-        group="workers",
         metavar="N",
         help="processes that fold (default: one per GPU; without GPUs one, or one per machine of the cluster)",
     )
     ray: str | None = option(
         "--ray",
-        default=None,
+        **_WORKERS,
         nargs="?",
         bare="auto",
-        group="workers",
         metavar="ADDRESS",
         help="use a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one for this run",
     )
     cpus_per_worker: int | None = option(
         "--cpus-per-worker",
-        default=None,
+        **_WORKERS,
         bounds=(1, 10_000),
-        group="workers",
         metavar="N",
         help="CPUs of each worker (default: equal parts of all)",
     )
     time_limit: float | None = option(
         "--time-limit",
-        default=None,
+        **_WORKERS,
         parse=parse_duration,
-        group="workers",
         metavar="TIME",
         help="give a target up after this time: 90s, 15m, 2h (default: none)",
     )
     memory_limit: int | None = option(
         "--memory-limit",
-        default=None,
+        **_WORKERS,
         parse=parse_bytes,
-        group="workers",
         metavar="SIZE",
         help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",
     )

@@ -28,7 +28,8 @@ from fastfold.inference.screen.job import (
     Task,
     Worker,
 )
-from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess, pack_function
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.screen.worker_process import Function, WorkerProcess, pack_function
 from fastfold.utils.machine import host_available_bytes
 
 _SETTINGS = {
@@ -52,7 +53,7 @@ class Machine(NamedTuple):
 class WorkerActor:
     """Actor on a machine of the cluster, with the arguments of its :class:`WorkerProcess`."""
 
-    def __init__(self, packed: bytes, limits: Limits) -> None:
+    def __init__(self, packed: bytes, limits: ScreenOptions) -> None:
         self._process = WorkerProcess(packed, limits)
 
     def describe(self) -> Machine:
@@ -81,7 +82,7 @@ class RayExecutor(Executor):
     """Runner of workers in a Ray cluster, which replaces lost ones, and tells the user about waiting."""
 
     def __init__(
-        self, groups: Sequence[Group], limits: Limits, say: Callable[[str], None] = lambda _: None
+        self, groups: Sequence[Group], limits: ScreenOptions, say: Callable[[str], None] = lambda _: None
     ) -> None:
         self._ray = import_ray()
         self._limits, self._say = limits, say
@@ -173,10 +174,9 @@ class Resources(NamedTuple):
 
 
 def connect(address: str) -> Resources:
-    """Connect to a Ray cluster: ``HOST:PORT``, ``auto`` for that of this machine, ``local`` to start one for this run.
+    """Connect to a Ray cluster, or raise ConfigError.
 
-    Raises:
-        ConfigError: Ray is not installed, or no cluster runs at the address.
+    The address is ``HOST:PORT``, ``auto`` for the cluster of this machine, or ``local`` to start one for this run.
     """
     if address.startswith("ray://"):
         raise ConfigError(

@@ -27,14 +27,10 @@ MAX_REPORTED = 10_000  #: Targets of the largest screen that ends with a page of
 
 
 def screen(request: InferRequest, where: ScreenOptions) -> Summary:
-    """Fold all targets of a request by several workers into a results folder.
+    """Fold all targets of a request by several workers into a results folder, or raise FastFoldError.
 
     Existing results are not folded again. A target that fails, or that ends its worker twice, is listed in
     ``failures.tsv``, and the others continue. The results folder is the same on all machines.
-
-    Raises:
-        FastFoldError: The run cannot start, because of weights, folders, devices, or workers.
-        WriteError: A result cannot be written; finished results are kept.
     """
     if request.config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
@@ -48,7 +44,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         mine = where.shard.of(job.targets, job.costs)
         job.targets = [job.targets[i] for i in mine]
     chains = None
-    config, options = job.request.config, job.request.options
+    options = job.request.options
     if options.sources.is_by_colabfold:
         job = search(job)
     elif options.sources.wanted:
@@ -58,8 +54,7 @@ def screen(request: InferRequest, where: ScreenOptions) -> Summary:
         announce(job, progress)
         summary = Summary((), (), ())
         if job.targets:
-            shipped, say = not request.weights, progress.line
-            setup = Setup(job.networks, shipped, request.output, config, options, where, chains, say)
+            setup = Setup(job.networks, job.request, where, chains, progress.line)
             warn = partial(progress.line, important=True)
             folder = ResultsFolder(request.output, warn, options.output_format, options.folder_per_target)
             open_log(progress.log, folder.path, f"{len(job.targets):,} targets")
@@ -73,14 +68,14 @@ class _Screen:
         self._progress = results.progress
 
     def run(self, setup: Setup) -> Summary:
-        rules = setup.rules()
+        memory = setup.memory_plan()
         workers = setup.start()
         self._progress.line(f"{len(self._targets):,} targets, {workers.text}")
         with closing(workers.executor), self._results.kept():
             jobs = setup.jobs(self._targets, self._costs, on_cpu=workers.on_cpu)
             follow = self._rest if workers.are_finished else None
-            rules = replace(rules, ahead=max(rules.ahead, 4 * workers.count))
-            Scheduler(jobs, workers.executor, self._report, rules, follow=follow).run()
+            ahead = max(16, 4 * workers.count)
+            Scheduler(jobs, workers.executor, self._report, memory, ahead=ahead, follow=follow).run()
         is_large = len(self._targets) > MAX_REPORTED
         summary = self._results.finish(has_page=not is_large)
         if is_large:

@@ -1,4 +1,4 @@
-"""Scheduler of jobs for workers on any machines, including the replacement of lost workers' jobs."""
+"""Scheduler of jobs for workers on any machines, which share the memory of each and are replaced if they are lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fastfold.inference.screen.job import (
     MAX_LOSSES,
@@ -21,27 +21,47 @@ from fastfold.inference.screen.job import (
     Task,
     Worker,
 )
-from fastfold.inference.screen.memory_plan import MemoryPlan
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
 """Seconds until a job that another process is working on is tried again: first, and at most."""
+PROCESS_BYTES = 512 << 20  #: Memory of an idle worker: Python, PyTorch and its cache
 _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Distribution of the machines' memory, and the searched targets that may wait before searches pause."""
+class MemoryPlan:
+    """Distribution of the host's memory.
 
-    memory: MemoryPlan = field(default_factory=MemoryPlan)
-    ahead: int = 16
+    Every worker has :func:`worker_bytes` in addition to its folds. The budget for each fold is the user's; None to
+    share the free memory. ``limit`` is the largest number of bytes of a fold.
+    """
+
+    per_worker: int = PROCESS_BYTES
+    budget: int | None = None
+    limit: int | None = None
+
+    def total(self, memory: int, workers: int) -> int:
+        """Return the bytes for all folds on a machine, from its free memory before its workers started."""
+        return max(1, memory * 9 // 10 - workers * self.per_worker)
+
+    def share(self, total: int, workers: int) -> int:
+        """Return the bytes that every fold gets at least."""
+        share = max(1, total // workers) if self.budget is None else self.budget
+        return share if self.limit is None else min(share, self.limit)
+
+    def grant(self, smallest: int, total: int, workers: int) -> int:
+        """Return the bytes for a fold: its share, or its smallest memory if that is more and available."""
+        share = self.share(total, workers)
+        most = min(x for x in (self.budget or total, self.limit) if x is not None)
+        return max(share, min(smallest, most))
 
 
 class Scheduler:
     """Scheduler that dispatches jobs to workers, most expensive first.
 
     A job is sent when a worker is idle, so workers do not queue jobs. If workers share the memory of a machine, a job
-    waits until enough is free, and cheaper ones may run first. ``report`` is called once for each job with its result,
-    unless another job continues it, which ``follow`` returns.
+    waits until enough is free, and cheaper ones may run first. Searches pause while ``ahead`` searched targets wait.
+    ``report`` is called once for each job with its result, unless another job continues it, which ``follow`` returns.
     """
 
     def __init__(
@@ -49,13 +69,14 @@ class Scheduler:
         jobs: Sequence[Job],
         executor: Executor,
         report: Callable[[Job, JobResult], None],
-        rules: Rules | None = None,
+        memory: MemoryPlan | None = None,
         *,
+        ahead: int = 16,
         follow: Callable[[Job, JobResult], Job | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor, self._report, self._follow, self._clock = executor, report, follow, clock
-        self._rules = rules or Rules()
+        self._memory, self._ahead = memory or MemoryPlan(), ahead
         self._open = {job.id: job for job in jobs}
         self._needs = {job.id: {need for need in job.needs if need in self._open} for job in jobs}
         self._dependents: dict[int, list[Job]] = defaultdict(list)
@@ -78,7 +99,7 @@ class Scheduler:
         while self._open:
             self._wake()
             for worker in list(self._workers.values()):
-                pauses = worker.kind == "search" and len(self._searched) >= self._rules.ahead
+                pauses = worker.kind == "search" and len(self._searched) >= self._ahead
                 if worker.id in self._running or pauses:
                     continue
                 if (task := self._choose(worker)) is not None:
@@ -106,7 +127,7 @@ class Scheduler:
             return Task(self._open[heapq.heappop(ready)[1]], None) if ready else None
         there = [w for w in self._workers.values() if w.host == worker.host and w.kind == worker.kind]
         taken = [self._running[w.id].memory or 0 for w in there if w.id in self._running]
-        plan, count = self._rules.memory, len(there)
+        plan, count = self._memory, len(there)
         total = plan.total(max(w.memory or 0 for w in there), count)
         free = total - sum(taken)
         left: list[tuple[float, int]] = []
@@ -131,7 +152,7 @@ class Scheduler:
         elif isinstance(event, Gone):
             self._workers.pop(event.worker, None)
             if (task := self._running.pop(event.worker, None)) is not None:
-                self._lost(task.job, JobResult("lost", event.reason))
+                self._finished(task.job, JobResult("lost", event.reason))
         else:
             self._finished(self._running.pop(event.worker).job, event.result)
 
@@ -170,9 +191,6 @@ class Scheduler:
         return job.members
 
     def _lost(self, job: Job, result: JobResult) -> None:
-        if job.members:
-            self._finished_together(job, result)
-            return
         self._losses[job.id] += 1
         if self._losses[job.id] < MAX_LOSSES:
             self._push(job)

@@ -49,16 +49,10 @@ class EngineSearch:
         """Put the results of a target's chains into the folder of alignments for its fold."""
         AlignmentSearch(self.engines, self.out, quiet=True).run([target])
 
-
-@dataclass(frozen=True)
-class SearchWorker:
-    """Function of a process that searches for the :class:`ChainQuery` of a task's payload."""
-
-    search: EngineSearch
-
     def __call__(self, number: int, task: Task) -> JobResult:
+        """Search for the :class:`ChainQuery` of a task's payload, in a worker."""
         try:
-            self.search.search(task.job.payload)
+            self.search(task.job.payload)
         except (ConfigError, WriteError) as error:
             return JobResult("fatal", str(error))
         except FastFoldError as error:
@@ -71,8 +65,7 @@ class SearchWorker:
 def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list[Job], list[frozenset[int]]]:
     """Make jobs for all distinct chains of some targets, those of the most expensive target first.
 
-    Returns:
-        Jobs with negative numbers, none for targets with alignments; and the jobs that each target needs.
+    Jobs have negative numbers, and targets with alignments none; the jobs that each target needs are returned too.
     """
     paired = {
         sequence

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,20 @@ import torch
 from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
+from fastfold.evoformer.precision import element_size
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.background import PROCESS_BYTES, count_processes
+from fastfold.inference.folding.background import count_processes
 from fastfold.inference.folding.batch import group_by_length
-from fastfold.inference.models import Network
-from fastfold.inference.request import RunOptions
+from fastfold.inference.models import Network, suitable
+from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.planning.planner import Planner
+from fastfold.inference.request import InferRequest
 from fastfold.inference.screen.job import Executor, Job, Worker
-from fastfold.inference.screen.local import LocalExecutor
-from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
 from fastfold.inference.screen.options import ScreenOptions
-from fastfold.inference.screen.scheduler import Rules
-from fastfold.inference.screen.search import EngineSearch, SearchWorker, search_jobs
+from fastfold.inference.screen.scheduler import PROCESS_BYTES, MemoryPlan
+from fastfold.inference.screen.search import EngineSearch, search_jobs
 from fastfold.inference.screen.worker import FinishWorker, FoldWorker
-from fastfold.inference.screen.worker_process import Function, Limits, resident_bytes
+from fastfold.inference.screen.worker_process import Function, LocalExecutor, resident_bytes
 from fastfold.utils.device import choose_device
 from fastfold.utils.machine import available_cores, host_available_bytes
 from fastfold.utils.units import GIB
@@ -57,10 +59,7 @@ class Setup:
     """
 
     networks: Sequence[Network]
-    shipped: bool
-    output: Path
-    config: InferConfig
-    options: RunOptions
+    request: InferRequest
     where: ScreenOptions
     search: EngineSearch | None
     say: Callable[[str], None]
@@ -68,8 +67,7 @@ class Setup:
 
     def start(self) -> Workers:
         """Start the workers, or raise ConfigError."""
-        limits = Limits(self.where.time_limit, self.where.memory_limit)
-        return self._local(limits) if self.where.ray is None else self._on_ray(limits)
+        return self._local() if self.where.ray is None else self._on_ray()
 
     def jobs(self, targets: Sequence[Target], costs: Sequence[float], *, on_cpu: bool) -> list[Job]:
         """Return all jobs of the run; a fold has the number of its target."""
@@ -77,18 +75,22 @@ class Setup:
         needs: list[frozenset[int]] = [frozenset()] * len(targets)
         if self.search is not None:
             searches, needs = search_jobs(targets, costs)
-        has_templates = self.options.templates.wanted or any(target.brings_templates for target in targets)
+        has_templates = self.request.options.templates.wanted or any(
+            target.brings_templates for target in targets
+        )
         templates = None if has_templates else 0
-        memory = TargetMemory(self.networks, self.config, templates) if on_cpu else None
-        folds = []
-        for i, (target, cost) in enumerate(zip(targets, costs, strict=True)):
-            smallest = 0 if memory is None else memory.smallest(target)
-            folds.append(Job(i, target.name, "fold", target, cost, smallest=smallest, needs=needs[i]))
+        smallest = (
+            smallest_memory(self.networks, self.request.config, templates) if on_cpu else lambda target: 0
+        )
+        folds = [
+            Job(i, target.name, "fold", target, cost, smallest=smallest(target), needs=needs[i])
+            for i, (target, cost) in enumerate(zip(targets, costs, strict=True))
+        ]
         return [*searches, *self._grouped(folds, on_cpu=on_cpu)]
 
     def _grouped(self, folds: Sequence[Job], *, on_cpu: bool) -> list[Job]:
         """Return jobs of targets of similar length that wait for the same searches."""
-        batch = self.options.batch
+        batch = self.request.options.batch
         if batch != 1 and self.where.has_limits:
             self.say("warning: not batched: --time-limit and --memory-limit are limits of single targets")
             batch = 1
@@ -103,9 +105,9 @@ class Setup:
                 found.append(members[0] if len(members) == 1 else _together(members, len(folds)))
         return found
 
-    def rules(self) -> Rules:
+    def memory_plan(self) -> MemoryPlan:
         """Return the distribution of memory, or raise ConfigError if a target's limit is too small or not supported."""
-        own = worker_bytes(self.networks, self.config.precision)
+        own = worker_bytes(self.networks, self.request.config.precision)
         limit = self.where.memory_limit
         if limit is not None and not resident_bytes(os.getpid()):
             raise ConfigError(
@@ -115,52 +117,38 @@ class Setup:
             raise ConfigError(f"--memory-limit: an idle worker takes {own / GIB:.2f} GiB; set a larger limit")
         # On a cluster, each worker that folds comes with one that draws and relaxes.
         rest = PROCESS_BYTES if self._has_rest and self.where.ray is not None else 0
-        return Rules(MemoryPlan(own + rest, self.config.budget, None if limit is None else limit - own))
+        return MemoryPlan(own + rest, self.request.config.budget, None if limit is None else limit - own)
 
     @property
     def _has_rest(self) -> bool:
         """True if further workers draw and relax the folded targets."""
-        return self.adapt is None and (self.config.plots or self.config.relax != "none")
+        return self.adapt is None and (self.request.config.plots or self.request.config.relax != "none")
 
     def _function(self, device: str, threads: int, sharers: int, *, leaves_rest: bool) -> FoldWorker:
         """Return the function of a worker that folds; paths are absolute for other machines."""
-        weights = () if self.shipped else tuple(network.path.resolve() for network in self.networks)
-        given, templates = self.config, self.options.templates
-        files: dict[str, Any] = {
-            name: _resolved(getattr(given, name)) for name in ("initial_guess", "restraints")
-        }
-        several = ("structures", "alignments", "complexes", "chains")
-        paths: dict[str, Any] = {
-            name: tuple(path.resolve() for path in getattr(templates, name)) for name in several
-        }
-        paths |= {name: _resolved(getattr(templates, name)) for name in ("database", "mmcif_dir", "obsolete")}
-        options = replace(
-            self.options,
-            sources=SearchSources(),  # their results are published before the fold
-            templates=replace(templates, **paths),
-            msa_dir=_resolved(self.options.msa_dir),
-            reference=_resolved(self.options.reference),
-        )
+        given = self.request.config
         return FoldWorker(
-            self.output.resolve(),
-            weights,
-            replace(given, device=device, **files),
-            options,
+            self.request.output.resolve(),
+            tuple(network.path.resolve() for network in self.networks) if self.request.weights else (),
+            replace(
+                given,
+                device=device,
+                initial_guess=_absolute(given.initial_guess),
+                restraints=_absolute(given.restraints),
+            ),
+            # Results of searches are published before the fold.
+            _absolute(replace(self.request.options, sources=SearchSources())),
             threads=threads,
             sharers=sharers,
             search=self.search,
             leaves_rest=leaves_rest,
         )
 
-    def _local(self, limits: Limits) -> Workers:
-        where = self.where
-        device, gpus = self.config.device, 0
+    def _local(self) -> Workers:
+        where, device, gpus = self.where, self.request.config.device, 0
         if choose_device(device).type == "cuda":
-            gpus = torch.cuda.device_count()
-        if ":" in device:
-            gpus, devices = 1, [device]
-        else:
-            devices = [f"cuda:{k}" for k in range(gpus)] or ["cpu"]
+            gpus = 1 if ":" in device else torch.cuda.device_count()
+        devices = [device] if ":" in device else [f"cuda:{k}" for k in range(gpus)] or ["cpu"]
         count = where.workers or max(1, gpus)
         if gpus and count > gpus:
             raise ConfigError(f"--workers {count}: each worker needs a separate GPU; available: {gpus}")
@@ -170,36 +158,35 @@ class Setup:
         finishers = self._count_finishers(count, memory)
         if memory is not None:
             memory = max(1, memory - finishers * PROCESS_BYTES)
-        sharers, leaves_rest = count if gpus else 1, finishers > 0
-        functions = [
-            self._function(devices[k % len(devices)], threads, sharers, leaves_rest=leaves_rest)
-            for k in range(count)
-        ]
-        adapt: Callable[[FoldWorker], Function] = self.adapt or (lambda function: function)
-        workers = [
-            (Worker(f"fold-{k}", "fold", memory=memory), adapt(function))
-            for k, function in enumerate(functions, 1)
-        ]
-        finisher = FinishWorker(functions[0], max(1, cores // max(1, finishers)))
+        workers: list[tuple[Worker, Function]] = []
+        for k in range(count):
+            function = self._function(
+                devices[k % len(devices)], threads, count if gpus else 1, leaves_rest=finishers > 0
+            )
+            workers.append((Worker(f"fold-{k + 1}", "fold", memory=memory), self._adapted(function)))
+        finisher = FinishWorker(function, max(1, cores // max(1, finishers)))
         workers += [(Worker(f"finish-{k + 1}", "finish"), finisher) for k in range(finishers)]
         if self.search is not None:
-            workers.append((Worker("search-1", "search"), SearchWorker(self.search)))
+            workers.append((Worker("search-1", "search"), self.search))
         text = f"{_counted(count, 'worker')} on this machine, on {'GPUs' if gpus else f'CPUs ({threads} for each)'}"
-        return Workers(LocalExecutor(workers, limits), count, not gpus, text, leaves_rest)
+        return Workers(LocalExecutor(workers, where), count, not gpus, text, finishers > 0)
+
+    def _adapted(self, function: FoldWorker) -> Function:
+        return function if self.adapt is None else self.adapt(function)
 
     def _count_finishers(self, count: int, memory: int | None) -> int:
         """Return how many workers draw and relax on this machine, whose free host memory is None for GPUs."""
         if not self._has_rest:
             return 0
-        if self.config.relax == "none":
+        if self.request.config.relax == "none":
             return -(-count // _FOLDERS_OF_PLOTTER)
         cores = available_cores()
         return count if memory is None else count_processes(cores, cores, memory)
 
-    def _on_ray(self, limits: Limits) -> Workers:
+    def _on_ray(self) -> Workers:
         from fastfold.inference.screen.ray_cluster import Group, RayExecutor, connect
 
-        where, device = self.where, self.config.device
+        where, device = self.where, self.request.config.device
         if ":" in device:
             raise ConfigError(f"--device {device}: with --ray the cluster chooses the GPU; use --device cuda")
         found = connect(str(where.ray))
@@ -207,28 +194,54 @@ class Setup:
         if device == "cuda" and not gpus:
             raise ConfigError("the Ray cluster lacks GPUs; use --device cpu")
         count = where.workers or (gpus or found.machines)
-        if gpus:
-            cpus = where.cpus_per_worker or 1
-        else:
-            cpus = where.cpus_per_worker or max(1, min(found.cpus // count, found.smallest))
+        share = 1 if gpus else max(1, min(found.cpus // count, found.smallest))
+        cpus = where.cpus_per_worker or share
         if cpus > found.smallest:
             self.say(f"warning: machines with fewer than {cpus} CPUs get no worker")
         sharers = -(-gpus // found.machines) if gpus else 1
         # A worker without a GPU could not relax on one.
         has_finishers = self._has_rest and not gpus
         function = self._function("cuda" if gpus else "cpu", cpus, sharers, leaves_rest=has_finishers)
-        folder = function if self.adapt is None else self.adapt(function)
-        groups = [Group("fold", count, folder, cpus, 1 if gpus else 0)]
+        groups = [Group("fold", count, self._adapted(function), cpus, 1 if gpus else 0)]
         if has_finishers:
             groups.append(Group("finish", count, FinishWorker(function), 0))
         if self.search is not None:
             # Without own CPUs, because on a cluster full of folds it would wait forever for one.
-            groups.append(Group("search", 1, SearchWorker(self.search), int(found.cpus > count * cpus)))
+            groups.append(Group("search", 1, self.search, int(found.cpus > count * cpus)))
         text = (
             f"{_counted(count, 'worker')} in a Ray cluster of {_counted(found.machines, 'machine')} with "
             f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"
         )
-        return Workers(RayExecutor(groups, limits, self.say), count, not gpus, text, has_finishers)
+        return Workers(RayExecutor(groups, where, self.say), count, not gpus, text, has_finishers)
+
+
+def smallest_memory(
+    networks: Sequence[Network], config: InferConfig, templates: int | None = 0
+) -> Callable[[Target], int]:
+    """Return a function of a target: the bytes without which no suitable network can fold it on the CPU.
+
+    ``templates`` is the number of templates; None for the networks' maximum.
+    """
+    size = element_size(config.precision)
+    by_network: dict[str, Callable[[int], int]] = {}
+    for network in networks:
+        settings = apply_settings(config, network.info.config)
+        planner = Planner(settings, size, "cpu", parameters=network.info.parameters * size)
+        # With the network's maximum of rows, because the alignments are not known yet.
+        by_network[network.name] = cache(partial(planner.smallest, templates=templates))
+
+    def smallest(target: Target) -> int:
+        return max(by_network[one.name](target.num_residues) for one in suitable(networks, target))
+
+    return smallest
+
+
+def worker_bytes(networks: Sequence[Network], precision: str | None) -> int:
+    """Return the bytes of a worker without its folds: its process, and the parameters of all networks."""
+    size = element_size(precision)
+    # While a network is loaded, its file's parameters are in memory in float32.
+    most = max((network.info.parameters * 4 for network in networks), default=0)
+    return PROCESS_BYTES + most + sum(network.info.parameters * size for network in networks)
 
 
 def _together(members: tuple[Job, ...], folds: int) -> Job:
@@ -246,8 +259,15 @@ def _together(members: tuple[Job, ...], folds: int) -> Job:
     )
 
 
-def _resolved(path: Path | None) -> Path | None:
-    return None if path is None else path.resolve()
+def _absolute(value: Any) -> Any:
+    """Return a path, a tuple of paths, or a dataclass of them with absolute paths; others unchanged."""
+    if isinstance(value, Path):
+        return value.resolve()
+    if isinstance(value, tuple):
+        return tuple(map(_absolute, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: _absolute(getattr(value, one.name)) for one in fields(value)})
+    return value
 
 
 def _counted(number: int, thing: str) -> str:

@@ -24,11 +24,8 @@ from fastfold.inference.screen.options import TargetLists
 def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[Target], list[InputError]]:
     """Read the targets of all lists, with unique names, and one error for each invalid record.
 
-    ``complex_`` joins all records of an input to one complex, except in tables of partners.
-
-    Raises:
-        ConfigError: A list of proteins is not used by any table.
-        InputError: Baits and candidates contradict each other.
+    ``complex_`` joins all records of an input to one complex, except in tables of partners. A ConfigError tells that no
+    table uses the proteins, an InputError that baits and candidates contradict each other.
     """
     errors: list[InputError] = []
     known: list[Target] | None = None

@@ -7,23 +7,25 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from fastfold.data.targets import Target
+from fastfold.data.templates.source import open_templates
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import lower_priority
 from fastfold.inference.folding.target_lines import conclusion, report_comparison
+from fastfold.inference.models import Network, requested_networks
+from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.planning.fit import share_host_memory
+from fastfold.inference.progress import Progress
 from fastfold.inference.request import RunOptions
 from fastfold.inference.screen.job import JobResult, Status, Task
 from fastfold.inference.screen.search import EngineSearch
 from fastfold.inference.target_runner import FoldedTarget, TargetRunner, TargetWork
-
-if TYPE_CHECKING:
-    import torch
-
-    from fastfold.data.targets import Target
-    from fastfold.inference.models import Network
+from fastfold.utils.device import choose_device
 
 
 @dataclass
@@ -58,9 +60,8 @@ class FoldWorker:
         except FastFoldError as error:
             return JobResult("fatal", str(error))
         results = self._fold(runner, [job.payload for job in jobs], task.memory, said)
-        for result in results:
-            if result.status == "fatal":
-                return result
+        if fatal := [result for result in results if result.status == "fatal"]:
+            return fatal[0]
         results[0] = replace(results[0], lines=tuple(said.getvalue().splitlines()))
         return JobResult("done", members=tuple(results)) if task.job.members else results[0]
 
@@ -103,13 +104,6 @@ class FoldWorker:
 
     def open_networks(self) -> tuple[list[Network], torch.device]:
         """Prepare this process for folds; return the networks, not yet loaded, and the device."""
-        import torch
-
-        from fastfold.evoformer.config import MINI
-        from fastfold.inference.models import open_networks
-        from fastfold.inference.planning.fit import share_host_memory
-        from fastfold.utils.device import choose_device
-
         torch.set_num_threads(self.threads)
         device = choose_device(self.config.device)
         if device.type == "cuda":
@@ -117,14 +111,10 @@ class FoldWorker:
             torch.cuda.set_device(device)
         share_host_memory(self.sharers)
         skip = (lambda _: None) if self.options.skip_bad_weights else None  # reported by the run itself
-        return open_networks(self.weights or (Path(MINI),), skip=skip), device
+        return requested_networks(self.weights, skip=skip), device
 
     def open_runner(self, networks: list[Network], device: torch.device) -> TargetRunner:
         """Return a runner for the results folder."""
-        from fastfold.data.templates.source import open_templates
-        from fastfold.inference.output.results_folder import ResultsFolder
-        from fastfold.inference.progress import Progress
-
         return TargetRunner(
             networks,
             ResultsFolder(self.output),
@@ -153,7 +143,11 @@ class FinishWorker:
         target, folded = task.job.payload
         said = io.StringIO()
         try:
-            runner = self._opened()
+            if self._runner is None:
+                lower_priority()
+                torch.set_num_threads(self.threads)
+                self._runner = self.base.open_runner([], torch.device("cpu"))
+            runner = self._runner
             runner.progress = replace(runner.progress, stream=said)
             with runner.progress:
                 made = folded.status == "done"
@@ -165,15 +159,6 @@ class FinishWorker:
             return _failed(target, error, said)
         lines = (*folded.lines, *said.getvalue().splitlines())
         return replace(folded, status="done" if made else "finished", lines=lines)
-
-    def _opened(self) -> TargetRunner:
-        if self._runner is None:
-            import torch
-
-            lower_priority()
-            torch.set_num_threads(self.threads)
-            self._runner = self.base.open_runner([], torch.device("cpu"))
-        return self._runner
 
 
 def _failed(target: Target, error: Exception, said: io.StringIO) -> JobResult:

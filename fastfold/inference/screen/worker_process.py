@@ -1,4 +1,4 @@
-"""Worker in a process of this machine, which is replaced after it ends, and killed at its limits."""
+"""Workers on this machine: processes that are replaced after they end, and killed at the limits of a job."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import queue
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.screen.job import JobResult, Task
+from fastfold.inference.screen.job import Event, Executor, Finished, JobResult, Ready, Task, Worker
+from fastfold.inference.screen.options import ScreenOptions
 from fastfold.utils.units import GIB, clock
 from fastfold.utils.workers.process import PROTOCOL, describe_end, receive, send, work
 
 Function = Callable[[int, Task], JobResult]
 _FAILED_STARTS = 3
 _POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a job: seconds from its start, and bytes that its process holds, with networks; None for none."""
-
-    seconds: float | None = None
-    memory: int | None = None
 
 
 def pack_function(function: Function) -> bytes:
@@ -39,10 +34,10 @@ class WorkerProcess:
     """Process that runs one function on a job at a time.
 
     It is started with the first job, and again after it has ended. It ends when its parent ends in any way. The
-    function is from :func:`pack_function`, and this process does not load it.
+    function is from :func:`pack_function`, and this process does not load it. Limits are those of time and memory.
     """
 
-    def __init__(self, packed: bytes, limits: Limits) -> None:
+    def __init__(self, packed: bytes, limits: ScreenOptions) -> None:
         self._packed, self._limits = packed, limits
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -117,7 +112,7 @@ class WorkerProcess:
             return self._ended()
         start = time.monotonic()
         while True:
-            watched = task.job.kind != "search" and self._limits != Limits()
+            watched = task.job.kind != "search" and self._limits.has_limits
             if wait([pipe, process.sentinel], _POLL_S if watched else None):
                 try:
                     _, result, failure = receive(pipe)
@@ -132,16 +127,14 @@ class WorkerProcess:
 
     def _beyond(self, pid: int, seconds: float) -> str:
         """Return the limit that a job has passed, in words; empty for none."""
-        limits = self._limits
-        if limits.seconds is not None and seconds > limits.seconds:
-            return f"was not finished after {clock(limits.seconds)}, its --time-limit; give it more time"
-        if limits.memory is not None:
-            held = resident_bytes(pid)
-            if held > limits.memory:
-                return (
-                    f"its process held {held / GIB:,.2f} GiB of memory, more than its --memory-limit of "
-                    f"{limits.memory / GIB:,.2f} GiB; give it more memory"
-                )
+        seconds_limit, memory_limit = self._limits.time_limit, self._limits.memory_limit
+        if seconds_limit is not None and seconds > seconds_limit:
+            return f"was not finished after {clock(seconds_limit)}, its --time-limit; give it more time"
+        if memory_limit is not None and (held := resident_bytes(pid)) > memory_limit:
+            return (
+                f"its process held {held / GIB:,.2f} GiB of memory, more than its --memory-limit of "
+                f"{memory_limit / GIB:,.2f} GiB; give it more memory"
+            )
         return ""
 
     def _ended(self) -> JobResult:
@@ -157,3 +150,40 @@ def resident_bytes(pid: int) -> int:
     except (OSError, IndexError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class LocalExecutor(Executor):
+    """Runner of workers on this machine: each has its function, a process, and a thread that waits for it.
+
+    A lost process is replaced with its worker's next job.
+    """
+
+    def __init__(self, workers: Sequence[tuple[Worker, Function]], limits: ScreenOptions) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._processes: dict[str, WorkerProcess] = {}
+        self._threads = ThreadPoolExecutor(len(workers))
+        for worker, function in workers:
+            self._processes[worker.id] = WorkerProcess(pack_function(function), limits)
+            self._events.put(Ready(worker))
+
+    def start(self, worker: str, task: Task) -> None:
+        self._threads.submit(self._run, worker, task)
+
+    def wait(self, timeout: float) -> list[Event]:
+        events: list[Event] = []
+        try:
+            events.append(self._events.get(timeout=timeout))
+            while True:
+                events.append(self._events.get_nowait())
+        except queue.Empty:
+            return events
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.close()
+        self._threads.shutdown()
+        for process in self._processes.values():
+            process.join()
+
+    def _run(self, worker: str, task: Task) -> None:
+        self._events.put(Finished(worker, self._processes[worker].run(task)))

@@ -11,7 +11,6 @@ from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.precision import element_size
-from fastfold.inference.config import InferConfig
 from fastfold.inference.models import (
     Network,
     check_settings,
@@ -24,7 +23,7 @@ from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.fit import check_fit, plan_target
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.relax.config import check_installed
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.serve.request import JobRequest
 from fastfold.inference.target_templates import takes_templates
 
@@ -38,29 +37,23 @@ class Admission:
     """
 
     networks: Sequence[Network]
-    config: InferConfig
-    options: RunOptions
+    request: InferRequest
     device: str = "cpu"
     memory: int | None = None
     host_memory: int = 0
-    shipped: bool = False
     max_residues: int | None = None
 
     def check(self, request: JobRequest, target: Target, folder: Path) -> None:
-        """Check settings, templates and memory of a job, whose folder has the templates.
-
-        Raises:
-            InputError: The target does not fit, or a template is invalid.
-            ConfigError: A setting is invalid or contradicts the networks.
-        """
+        """Check settings, templates and memory of a job, or raise FastFoldError; its folder has the templates."""
         if self.max_residues is not None and target.num_residues > self.max_residues:
             raise InputError(
                 f"{target.num_residues:,} residues; this server folds at most {self.max_residues:,}",
                 record=target.record,
             )
-        if self.shipped and target.is_complex:
+        if not self.request.weights and target.is_complex:
             raise refuse_complexes([target])[1][0]
-        config, options = request.config(self.config), request.options(self.options, folder)
+        config = request.config(self.request.config)
+        options = request.options(self.request.options, folder)
         if config.relax != "none":
             check_installed()
         networks = suitable(limit_networks(self.networks, options.num_models), target)

@@ -168,43 +168,32 @@ def create_app(service: Service) -> FastAPI:
 def _add_refusals(app: FastAPI, service: Service) -> None:
     """Answer every refusal with one line of JSON."""
 
-    def refusal(status: int, text: str, headers: Any = None) -> JSONResponse:
-        line = " ".join(service.hide_paths(text).split())
-        return JSONResponse({"error": line}, status, headers=headers)
+    async def refuse(_: Request, error: Exception) -> JSONResponse:
+        status, text, headers = _describe(error)
+        return JSONResponse({"error": " ".join(service.hide_paths(text).split())}, status, headers=headers)
 
-    async def refused(_: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, QueueFullError):
-            return refusal(429, str(error), {"Retry-After": "30"})
-        return refusal(507 if isinstance(error, WriteError) else 400, str(error))
+    for kind in (FastFoldError, StarletteError, RequestValidationError, Exception):
+        app.add_exception_handler(kind, refuse)
 
-    async def http_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, StarletteError)
+
+def _describe(error: Exception) -> tuple[int, str, Any]:
+    """Return status, text and headers of the answer to an error."""
+    if isinstance(error, QueueFullError):
+        return 429, str(error), {"Retry-After": "30"}
+    if isinstance(error, FastFoldError):
+        return 507 if isinstance(error, WriteError) else 400, str(error), None
+    if isinstance(error, StarletteError):
         unknown = error.detail == "Not Found"
         text = "no such address; /openapi.json lists all" if unknown else str(error.detail)
-        return refusal(error.status_code, text, error.headers)
-
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return refusal(*_describe(error.errors()[0]))
-
-    async def failed(_: Request, error: Exception) -> JSONResponse:
-        return refusal(500, f"internal error, {type(error).__name__}; the log of the server has more")
-
-    app.add_exception_handler(FastFoldError, refused)
-    app.add_exception_handler(StarletteError, http_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, failed)
-
-
-def _describe(error: dict[str, Any]) -> tuple[int, str]:
-    """Return status and line of pydantic's first error."""
-    if error["type"] == "json_invalid":
-        return 400, f"the body is not JSON: {error.get('ctx', {}).get('error', 'invalid')}"
-    place = ".".join(str(one) for one in error["loc"] if one != "body") or "the body"
-    text = error["msg"]
-    if place == "the body":
-        text = "expected JSON with the header Content-Type: application/json"
-    return 422, f"{place[:100]}: {text}"
+        return error.status_code, text, error.headers
+    if not isinstance(error, RequestValidationError):
+        return 500, f"internal error, {type(error).__name__}; the log of the server has more", None
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return 400, f"the body is not JSON: {first.get('ctx', {}).get('error', 'invalid')}", None
+    if place := ".".join(str(one) for one in first["loc"] if one != "body"):
+        return 422, f"{place[:100]}: {first['msg']}", None
+    return 422, "the body: expected JSON with the header Content-Type: application/json", None
 
 
 def _file(service: Service, job: QueuedJob, name: str, *, attached: bool) -> FileResponse:

@@ -92,27 +92,18 @@ class Client:
         return self._json("/v1/jobs", data=json.dumps(body).encode(), headers=headers)
 
     def job(self, job: str) -> Job:
-        """Return a job.
-
-        Raises:
-            RefusedError: The user has no such job.
-            NetworkError: The server cannot be reached.
-        """
+        """Return a job; RefusedError if the user has no such job, NetworkError without a server."""
         return self._json(f"/v1/jobs/{quote(job, safe='')}")
 
     def jobs(self) -> list[Job]:
         """Return the last jobs of the user, in the order of admission."""
-        found: list[Job] = self._json("/v1/jobs")
-        return found
+        return list(self._json("/v1/jobs"))
 
     def events(self, job: str) -> Iterator[tuple[str, Any]]:
         """Yield progress of a job until its answer: ``("progress", line)`` and ``("state", job)``.
 
-        After a broken connection the stream continues behind the last event.
-
-        Raises:
-            RefusedError: The user has no such job.
-            NetworkError: The server cannot be reached for longer than the patience.
+        After a broken connection the stream continues behind the last event. Errors are those of :meth:`job`, after the
+        patience.
         """
         last, state = "0", ""
         while state not in FINAL:
@@ -154,11 +145,10 @@ class Client:
     def download(
         self, job: Job, folder: str | os.PathLike[str], names: Sequence[str] | None = None
     ) -> list[Path]:
-        """Write files of an answered job to a folder, which is created if needed; all of them by default.
+        """Write files of an answered job to a folder, created if needed; all of them by default.
 
-        Raises:
-            NetworkError: The server cannot be reached, or a name could leave the folder.
-            WriteError: A file cannot be written.
+        A NetworkError tells that the server cannot be reached or a name could leave the folder, a WriteError that a
+        file cannot be written.
         """
         place = prepare_output_directory(folder)
         written = []
@@ -178,11 +168,7 @@ class Client:
         return written
 
     def remove(self, job: str) -> None:
-        """Cancel a waiting job, or remove an answered one with its files from the server.
-
-        Raises:
-            RefusedError: The job is running, or is not the user's.
-        """
+        """Cancel a waiting job, or remove an answered one with its files; RefusedError if it is running."""
         with self._open(f"/v1/jobs/{quote(job, safe='')}", method="DELETE"):
             pass
 
@@ -209,12 +195,7 @@ class Client:
 
 
 def read_templates(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the content of template structures by name.
-
-    Raises:
-        ConfigError: Two files have one name.
-        InputError: A file cannot be read.
-    """
+    """Return the content of template structures by name, or raise ConfigError or InputError."""
     from fastfold.utils.text_files import read_text_bytes
 
     found: dict[str, str] = {}

@@ -24,7 +24,6 @@ from fastfold.inference.screen.job import (
 from fastfold.inference.serve.metrics import Metrics
 from fastfold.inference.serve.queue import JobQueue, QueuedJob, State
 from fastfold.inference.serve.request import ANSWER
-from fastfold.inference.serve.worker import JobFolder
 
 PAUSE_S = 10.0  #: Seconds without new groups after an error that is not a job's, for example a full disk
 _POLL_S = 0.05
@@ -109,7 +108,7 @@ class Dispatcher:
 
     def _start(self, executor: Executor, worker: str, group: list[QueuedJob]) -> None:
         self._numbers += 1
-        folders = [JobFolder(job.id, self.folder / job.id) for job in group]
+        folders = [self.folder / job.id for job in group]
         name = ", ".join(job.name for job in group)
         residues = sum(job.residues for job in group)
         self._running[worker] = list(group)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
 from fastfold.utils.units import parse_bytes
 
 DEFAULT_PORT = 8470  #: Port of a server, unless another is given
+_LIMIT: dict[str, Any] = {"group": "limits", "metavar": "N"}
+_JOBS = (1, 1_000_000)
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of a server other than the fold's.
+    """Options of a server other than the fold's, explained by comments or their help.
 
-    Raises:
-        ConfigError: A number is out of range, or the address is invalid, or other machines reach it without tokens.
+    A ConfigError tells that one is invalid, or that other machines would reach the server without tokens.
     """
 
     data: Path  #: Folder of the queue and the results
@@ -48,53 +50,40 @@ class ServeOptions:
         metavar="N",
         help="jobs of similar length that a worker gets together (default 8)",
     )
-    #: Largest number of unfinished jobs of a user
     max_jobs: int = option(
-        "--max-jobs",
-        default=100,
-        bounds=(1, 1_000_000),
-        group="limits",
-        metavar="N",
-        help="unfinished jobs of a user (default 100)",
+        "--max-jobs", **_LIMIT, default=100, bounds=_JOBS, help="unfinished jobs of a user (default 100)"
     )
-    #: Largest number of unfinished jobs of all users
     max_queue: int = option(
         "--max-queue",
+        **_LIMIT,
         default=10_000,
-        bounds=(1, 1_000_000),
-        group="limits",
-        metavar="N",
+        bounds=_JOBS,
         help="unfinished jobs of all users (default 10,000)",
     )
-    #: Largest number of residues of a target; None for the memory's limit alone
     max_residues: int | None = option(
         "--max-residues",
+        **_LIMIT,
         default=None,
         bounds=(1, LARGEST),
-        group="limits",
-        metavar="N",
         help="longest target (default: as the memory allows)",
     )
     #: Largest number of bytes of a request
     max_body: int = option(
         "--max-body",
+        **_LIMIT | {"metavar": "SIZE"},
         default=64 << 20,
         parse=parse_bytes,
-        group="limits",
-        metavar="SIZE",
         help="largest request (default 64MiB); an alignment counts in full",
     )
     body_seconds: float = 30.0  #: Seconds in which a request must have arrived
     head_seconds: float = 10.0  #: Seconds in which the head of a request must have arrived
     send_seconds: float = 60.0  #: Seconds in which a client must take a piece of an answer
     max_connections: int = 200  #: Largest number of connections
-    #: Days after which finished jobs and their files are removed; None to keep them
     keep_days: float | None = option(
         "--keep-days",
+        **_LIMIT,
         default=None,
-        parse=float,
-        group="limits",
-        metavar="N",
+        bounds=(0.0, 100_000.0),
         help="remove finished jobs after N days (default: keep them)",
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fastfold.errors import InputError
 
@@ -68,8 +68,7 @@ class QueueFullError(InputError):
 class JobQueue:
     """Queue of jobs in an SQLite file, created if missing, for several threads of one process.
 
-    Raises:
-        InputError: The file is not a queue of this version.
+    An InputError tells that the file is not a queue of this version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,10 +107,7 @@ class JobQueue:
         """Add a job, or return the one that the user submitted with the same key before.
 
         The name and the residues are those of its target, and the fingerprint is a hash of its settings. Limits are
-        numbers of unfinished jobs, of the user and of all.
-
-        Raises:
-            QueueFullError: A limit is reached.
+        numbers of unfinished jobs, of the user and of all; a QueueFullError tells that one is reached.
         """
         with self._transaction() as execute:
             if key is not None and (known := self.known(user, key)) is not None:
@@ -135,13 +131,11 @@ class JobQueue:
 
     def known(self, user: str, key: str) -> QueuedJob | None:
         """Return the job that a user submitted with a key; None if there is none."""
-        found = self._select("WHERE user = ? AND key = ?", (user, key))
-        return found[0] if found else None
+        return next(iter(self._select("WHERE user = ? AND key = ?", (user, key))), None)
 
     def get(self, job: str, user: str | None = None) -> QueuedJob | None:
         """Return a job, only if it is the user's if one is given; None if there is none."""
-        found = self._select("WHERE id = ?", (job,))
-        return found[0] if found and user in (None, found[0].user) else None
+        return next(iter(self._select("WHERE id = ? AND (? IS NULL OR user = ?)", (job, user, user))), None)
 
     def jobs(self, user: str | None = None, *, state: str | None = None, limit: int = 100) -> list[QueuedJob]:
         """Return jobs in the order of admission, the last ones if there are more than ``limit``."""
@@ -154,14 +148,12 @@ class JobQueue:
     def position(self, job: QueuedJob) -> int:
         """Return the number of waiting jobs that precede a waiting job."""
         query = "SELECT COUNT(*) FROM jobs WHERE state = 'queued' AND (priority > ? OR (priority = ? AND number < ?))"
-        with self._lock:
-            cursor = self._connection.execute(query, (job.priority, job.priority, job.number))
-            return int(cursor.fetchone()[0])
+        ((number,),) = self._rows(query, (job.priority, job.priority, job.number))
+        return int(number)
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state that occurs."""
-        with self._lock:
-            return dict(self._connection.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
+        return dict(self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
 
     def start_group(self, size: int) -> list[QueuedJob]:
         """Start the first waiting job, with later ones of similar length, at most ``size``; return them as admitted.
@@ -173,15 +165,13 @@ class JobQueue:
             first = self._select("WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1")
             if not first:
                 return []
-            if size > 1 and not first[0].losses:
-                low, high = first[0].residues / SIMILAR, first[0].residues * SIMILAR
+            group, (one,) = first, first
+            if size > 1 and not one.losses:
                 group = self._select(
                     "WHERE state = 'queued' AND priority = ? AND fingerprint = ? AND losses = 0 "
                     "AND residues BETWEEN ? AND ? ORDER BY number LIMIT ?",
-                    (first[0].priority, first[0].fingerprint, low, high, size),
+                    (one.priority, one.fingerprint, one.residues / SIMILAR, one.residues * SIMILAR, size),
                 )
-            else:
-                group = first
             now = time.time()
             for job in group:
                 execute("UPDATE jobs SET state = 'running', started = ? WHERE id = ?", (now, job.id))
@@ -224,17 +214,15 @@ class JobQueue:
             return changed.rowcount == 1
 
     def _select(self, condition: str, values: Sequence[object] = ()) -> list[QueuedJob]:
+        return [QueuedJob(*row) for row in self._rows(f"SELECT {_COLUMNS} FROM jobs {condition}", values)]
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
-            rows = self._connection.execute(f"SELECT {_COLUMNS} FROM jobs {condition}", tuple(values))
-            return [QueuedJob(*row) for row in rows]
+            return self._connection.execute(query, tuple(values)).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
-        with self._lock:
+        """Yield the function that executes statements; they are undone if an error is raised inside."""
+        with self._lock, self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection.execute
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+            yield self._connection.execute

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,10 @@ import uvicorn
 from filelock import FileLock, Timeout
 
 from fastfold.errors import ConfigError
-from fastfold.inference.config import InferConfig
 from fastfold.inference.models import about_mini, requested_networks
 from fastfold.inference.planning.fit import host_memory_bytes
 from fastfold.inference.prepare import check_request, with_precision
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.setup import Setup
 from fastfold.inference.serve.admission import Admission
@@ -38,28 +37,18 @@ _KEEP_ALIVE_S = 5
 _GRACE_S = 3
 
 
-def serve(
-    options: ServeOptions,
-    weights: Sequence[Path],
-    config: InferConfig,
-    run_options: RunOptions,
-    where: ScreenOptions,
-    say: Say,
-) -> None:
+def serve(options: ServeOptions, request: InferRequest, where: ScreenOptions, say: Say) -> None:
     """Serve until a signal ends the process, or raise FastFoldError if the server cannot start.
 
-    Without weights, the network is the small one that ships with the package. Requests may change some settings of
-    folds and options of runs. Workers with limits of time or memory get one job at a time.
+    The networks and settings are those of a request without targets; clients may change some settings of folds and
+    options of runs. Workers with limits of time or memory get one job at a time.
     """
     if where.has_limits:
         options = replace(options, group=1)
     if options.tokens is not None:
         read_tokens(options.tokens)  # refuses an invalid file before the networks are opened
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_alone(options.data))
-        listener = stack.enter_context(_listening(options))
-        backend = _backend(options, weights, config, run_options, where, say)
-        run_server(options, backend, listener, say)
+    with _alone(options.data), _listening(options) as listener:
+        run_server(options, _backend(options, request, where, say), listener, say)
 
 
 def run_server(options: ServeOptions, backend: Backend, listener: socket.socket, say: Say) -> None:
@@ -94,24 +83,14 @@ def server_config(service: Service) -> uvicorn.Config:
     )
 
 
-def _backend(
-    options: ServeOptions,
-    weights: Sequence[Path],
-    config: InferConfig,
-    run_options: RunOptions,
-    where: ScreenOptions,
-    say: Say,
-) -> Backend:
-    check_request(config, run_options)
-    here = None if where.ray is not None else choose_device(config.device)
-    config, chosen = with_precision(config, here)
+def _backend(options: ServeOptions, request: InferRequest, where: ScreenOptions, say: Say) -> Backend:
+    check_request(request.config, request.options)
+    here = None if where.ray is not None else choose_device(request.config.device)
+    config, chosen = with_precision(request.config, here)
     device = "cpu" if here is None else here.type
-    networks = requested_networks(weights, run_options.num_models)
-    shipped = not weights
-    setup = Setup(
-        networks, shipped, options.data, config, run_options, where, search=None, say=say, adapt=GroupWorker
-    )
-    plan, count = setup.rules().memory, where.workers or 1
+    networks = requested_networks(request.weights, request.options.num_models)
+    setup = Setup(networks, replace(request, config=config), where, search=None, say=say, adapt=GroupWorker)
+    plan, count = setup.memory_plan(), where.workers or 1
     budget = memory = config.budget
     if where.ray is None and device == "cuda":
         devices = range(torch.cuda.device_count())
@@ -122,16 +101,14 @@ def _backend(
             budget = memory = plan.share(memory, count)
     admission = Admission(
         networks,
-        config,
-        run_options,
+        setup.request,
         device=device,
         memory=memory,
         host_memory=host_memory_bytes(device),
-        shipped=shipped,
         max_residues=options.max_residues,
     )
     workers = setup.start()
-    for line in (about_mini(networks[0]) if shipped else "", chosen, workers.text):
+    for line in ("" if request.weights else about_mini(networks[0]), chosen, workers.text):
         if line:
             say(line)
     return Backend(admission.check, lambda: workers.executor, budget)

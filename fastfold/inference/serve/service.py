@@ -77,14 +77,7 @@ class Service:
         self.queue.close()
 
     def submit(self, submission: Submission, user: str, key: str | None) -> QueuedJob:
-        """Admit a job; a key, if there is one, recognises repetitions of a submission.
-
-        Raises:
-            InputError: The target is invalid or does not fit.
-            QueueFullError: A limit is reached.
-            ConfigError: A setting is invalid.
-            WriteError: The disk is full.
-        """
+        """Admit a job, or raise FastFoldError; a key, if there is one, recognises repetitions of a submission."""
         if time.monotonic() >= self._next_sweep:
             self.remove_old()
         if key is not None and (known := self.queue.known(user, key)) is not None:
@@ -94,7 +87,8 @@ class Service:
         job = secrets.token_hex(16)
         folder = self._jobs / job
         folder.mkdir()
-        try:
+        with contextlib.ExitStack() as discarded:
+            discarded.callback(shutil.rmtree, folder, ignore_errors=True)
             request.write(folder)
             sync_folder(self._jobs)  # the folder outlives a power cut, as its row of the queue does
             self._check(request, target, folder)
@@ -109,11 +103,8 @@ class Service:
                 max_jobs=self.options.max_jobs,
                 max_queue=self.options.max_queue,
             )
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if admitted.id != job:  # another request with the key was faster
-            shutil.rmtree(folder, ignore_errors=True)
+            if admitted.id == job:  # otherwise another request with the key was faster
+                discarded.pop_all()
         return admitted
 
     def remove(self, job: QueuedJob) -> bool:

@@ -124,14 +124,9 @@ class JobView(BaseModel):
     def of(cls, job: QueuedJob, queue: JobQueue) -> JobView:
         """Return the view of a job of a queue."""
         result = json.loads(job.result)
-        shared = ("id", "name", "state", "text", "residues", "priority", "number", "answer")
-        times = ("submitted", "started", "finished")
-        return cls(
-            **{name: getattr(job, name) for name in (*shared, *times)},
-            position=queue.position(job) if job.state == "queued" else None,
-            scores=result.get("scores", {}),
-            files=result.get("files", []),
-        )
+        position = queue.position(job) if job.state == "queued" else None
+        scores, files = result.get("scores", {}), result.get("files", [])
+        return cls.model_validate(vars(job) | {"position": position, "scores": scores, "files": files})
 
 
 class Problem(BaseModel):

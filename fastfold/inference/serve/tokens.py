@@ -41,18 +41,14 @@ class Tokens:
         elif scheme.lower() != "bearer":
             return None
         digest = _digest(token.strip())
-        found = None
-        for known, user in self._users.items():
-            if hmac.compare_digest(known, digest):
-                found = user
-        return found
+        matching = [user for known, user in self._users.items() if hmac.compare_digest(known, digest)]
+        return matching[-1] if matching else None
 
 
 def read_tokens(path: str | os.PathLike[str]) -> Tokens:
-    """Read a file of tokens: a line ``USER TOKEN`` or ``USER sha256:HEX`` each; ``#`` begins a comment.
+    """Read a file of tokens, ``USER TOKEN`` or ``USER sha256:HEX`` in each line, with comments after ``#``.
 
-    Raises:
-        InputError: The file cannot be read, other users may read it, or a line is invalid.
+    An InputError tells that the file cannot be read, other users may read it, or a line is invalid.
     """
     path = Path(path)
     text = read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace")

@@ -10,34 +10,27 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from filelock import FileLock
 
+from fastfold.data.targets import Target
+from fastfold.data.templates.source import open_templates
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.error_messages import debugging, reason
+from fastfold.inference.folding.batch import group_by_length
+from fastfold.inference.folding.target_lines import conclusion
+from fastfold.inference.models import Network, limit_networks, target_cost
+from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.progress import Progress
+from fastfold.inference.runner import Summary, fold_targets, open_log
 from fastfold.inference.screen.job import JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
+from fastfold.inference.target_runner import TargetRunner, TargetWork, fold_together
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.locks import held
-
-if TYPE_CHECKING:
-    import torch
-
-    from fastfold.data.targets import Target
-    from fastfold.inference.models import Network
-    from fastfold.inference.runner import Summary
-    from fastfold.inference.target_runner import TargetRunner, TargetWork
-
-_LOCK = ".lock"
-
-
-class JobFolder(NamedTuple):
-    """Name of a job, as sent to a worker, and its folder with the request."""
-
-    id: str
-    path: Path
 
 
 class _ParsedJob(NamedTuple):
@@ -59,10 +52,10 @@ class GroupWorker:
     def __call__(self, number: int, task: Task) -> JobResult:
         """Fold a group, with short jobs of similar length in shared passes; an empty one only loads the networks.
 
-        The payload of the task is a sequence of :class:`JobFolder`. The result is ``fatal`` if no other job could be
-        folded or written either.
+        The payload of the task are the folders of jobs with their requests. The result is ``fatal`` if no other job
+        could be folded or written either.
         """
-        group: Sequence[JobFolder] = task.job.payload
+        group: Sequence[Path] = task.job.payload
         try:
             if self._opened is None:
                 networks, device = self.base.open_networks()
@@ -71,32 +64,27 @@ class GroupWorker:
                 self._opened = networks, device
             with contextlib.ExitStack() as locks:
                 # The worker of a killed server may end a moment later than its server.
-                for job in group:
-                    locks.enter_context(held(FileLock(job.path / _LOCK)))
-                self._fold([job for job in group if not (job.path / ANSWER).exists()], task.memory)
+                for folder in group:
+                    locks.enter_context(held(FileLock(folder / ".lock")))
+                self._fold([folder for folder in group if not (folder / ANSWER).exists()], task.memory)
         except FastFoldError as error:
             return JobResult("fatal", str(error))
         return JobResult("done")
 
-    def _fold(self, group: Sequence[JobFolder], memory: int | None) -> None:
+    def _fold(self, group: Sequence[Path], memory: int | None) -> None:
         """Fold jobs and write their answers; errors are those of :func:`_answering`."""
-        from fastfold.inference.folding.batch import group_by_length
-
         assert self._opened is not None
         parsed: list[_ParsedJob] = []
-        for job in group:
-            with _answering(job.path, None):
-                request = JobRequest.read(job.path)
-                parsed.append(_ParsedJob(job.path, request, request.target()))
+        for folder in group:
+            with _answering(folder, None):
+                request = JobRequest.read(folder)
+                parsed.append(_ParsedJob(folder, request, request.target()))
         lengths = [job.target.num_residues for job in parsed]
         for indices in group_by_length(lengths, "auto", self._opened[1]):
             self._fold_together([parsed[index] for index in indices], memory)
 
     def _fold_together(self, group: Sequence[_ParsedJob], memory: int | None) -> None:
         """Fold jobs in shared passes, and answer each when it ends."""
-        from fastfold.inference.runner import fold_targets
-        from fastfold.inference.target_runner import fold_together
-
         runs: dict[TargetWork, tuple[_ParsedJob, TargetRunner]] = {}
         with contextlib.ExitStack() as stack:
             for job in group:
@@ -114,27 +102,21 @@ class GroupWorker:
     def _start(
         self, job: _ParsedJob, memory: int | None, stack: contextlib.ExitStack
     ) -> tuple[TargetRunner, TargetWork]:
-        from fastfold.data.templates.source import open_templates
-        from fastfold.inference.models import limit_networks, target_cost
-        from fastfold.inference.output.results_folder import ResultsFolder
-        from fastfold.inference.progress import Progress
-        from fastfold.inference.runner import open_log
-        from fastfold.inference.target_runner import TargetRunner, TargetWork
-
         assert self._opened is not None
+        networks, device = self._opened
         config = job.request.config(self.base.config)
         if memory is not None:
             config = replace(config, memory_budget=memory)
         options = job.request.options(self.base.options, job.path)
-        networks = limit_networks(self._opened[0], options.num_models)
+        networks = limit_networks(networks, options.num_models)
         finder = open_templates(options.templates)
         cost = target_cost(job.target, networks, config)
         results = ResultsFolder(job.path / RESULTS)
         # Line by line, so that the server can send each one at once.
         log = stack.enter_context((job.path / PROGRESS).open("a", encoding="utf-8", buffering=1))
         progress = stack.enter_context(Progress(cost, log))
-        open_log(progress.log, results.path, f"1 target on {self._opened[1]}")
-        runner = TargetRunner(networks, results, self._opened[1], config, options, progress, finder=finder)
+        open_log(progress.log, results.path, f"1 target on {device}")
+        runner = TargetRunner(networks, results, device, config, options, progress, finder=finder)
         return runner, TargetWork(job.target, f"1/1 {job.target.name}", cost)
 
 
@@ -157,8 +139,6 @@ def _answering(folder: Path, target: Target | None) -> Iterator[None]:
 
 
 def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str, Any]:
-    from fastfold.inference.folding.target_lines import conclusion
-
     records = runner.folder.target(job.target).records()
     answer: dict[str, Any] = {"state": "done", "scores": {}, "files": result_files(job.path)}
     if records:

@@ -42,9 +42,9 @@ def test_filters_are_bindcrafts(tmp_path: Path) -> None:
         Filter("i_pAE", 2, 0.35, False),
         Filter("n_InterfaceResidues", None, 7.0, True),
     ]
-    assert read_filters(write(tmp_path, given), networks=2, chains=2) == wanted
+    assert read_filters(write(tmp_path, given), hallucination(10, copies=2), networks=2) == wanted
     text = "Average_pLDDT: {threshold: 0.8, higher: true}\n"
-    assert read_filters(write(tmp_path, text, "f.yaml"), networks=1, chains=1) == wanted[:1]
+    assert read_filters(write(tmp_path, text, "f.yaml"), hallucination(10), networks=1) == wanted[:1]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_filters_are_bindcrafts(tmp_path: Path) -> None:
 )
 def test_unusable_filters_are_refused(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_filters(write(tmp_path, content), networks=2, chains=1)
+        read_filters(write(tmp_path, content), hallucination(10), networks=2)
 
 
 def test_a_failure_names_value_and_threshold() -> None:

@@ -12,7 +12,8 @@ from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.config import DesignConfig
-from fastfold.inference.design.memory import design_gradients, plan_design
+from fastfold.inference.design.evaluate import design_gradients
+from fastfold.inference.design.joint import plan_design
 from fastfold.inference.design.run import run_designs
 from fastfold.inference.design.task import hallucination
 from fastfold.inference.folding.gradients import GradientPolicy

@@ -18,8 +18,8 @@ from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.joint import JointEvaluator, planned_evaluator
 from fastfold.inference.design.optimise import DesignState
-from fastfold.inference.design.results.refold import fold_designs
 from fastfold.inference.design.results.table import Design
+from fastfold.inference.design.run import fold_designs
 from fastfold.inference.design.saved import design_identity, load_state, save_state
 from fastfold.inference.design.targets import TargetStructure, check_flexible, template_features
 from fastfold.inference.design.task import binder, draw_length, hallucination
@@ -146,7 +146,7 @@ def test_every_complex_is_folded_with_its_templates(
             assert one.chains[-1].sequence == "ACDEFG"
         return Summary((), (), ())
 
-    monkeypatch.setattr("fastfold.inference.design.results.refold.takes_templates", lambda *settings: True)
+    monkeypatch.setattr("fastfold.inference.design.run.takes_templates", lambda *settings: True)
     fold_designs(
         [design], tmp_path / "d.fasta", requested_networks([]), InferConfig(), overwrite=False, run=run
     )

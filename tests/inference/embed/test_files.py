@@ -11,9 +11,8 @@ from safetensors import safe_open
 
 from fastfold.errors import ConfigError
 from fastfold.inference.embed import config as embed_config
-from fastfold.inference.embed.compute import Embedding
+from fastfold.inference.embed.compute import BIOEMU, Embedding
 from fastfold.inference.embed.config import check_format
-from fastfold.inference.embed.files import BIOEMU
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import OTHER, SEQUENCE
 

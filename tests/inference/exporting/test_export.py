@@ -17,7 +17,7 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.embedders.input import SequenceConvolution
 from fastfold.evoformer.precision import set_precision
-from fastfold.inference.exporting.export import ExportedNetwork, _Program, export, load_exported
+from fastfold.inference.exporting.export import ExportedNetwork, export, load_exported
 from fastfold.inference.exporting.network_pass import LengthClass
 from tests.helpers.networks import oracle_config, random_model
 
@@ -155,8 +155,9 @@ def test_another_file_is_refused(tmp_path: Path, name: str):
 def test_a_network_with_a_convolution_is_not_padded(tmp_path: Path):
     """Its outputs at the last residues would depend on the padding."""
     shape = LengthClass(16, 4, 4)
-    program = _Program(lambda *_: {}, ("aatype",), {}, has_exact_length=True)
-    network = ExportedNetwork(tmp_path / "mini.pt2", shape, None, False, program)
+    network = ExportedNetwork(
+        tmp_path / "mini.pt2", shape, None, False, lambda *_: {}, ("aatype",), {}, has_exact_length=True
+    )
     with pytest.raises(InputError, match="its program takes exactly 16 residues, found 10"):
         network({"aatype": torch.zeros(10, dtype=torch.int32)})
     assert network({"aatype": torch.zeros(16, dtype=torch.int32)}) == {}

@@ -14,7 +14,7 @@ from fastfold.errors import InputError
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.exporting.export import ExportedNetwork, _Program
+from fastfold.inference.exporting.export import ExportedNetwork
 from fastfold.inference.exporting.network_pass import (
     LengthClass,
     NetworkPass,
@@ -92,8 +92,17 @@ def test_features_that_a_program_does_not_read_are_named():
     model = AlphaFold(oracle_config("synthetic_multimer"))
     _, names = read_features(model, SHAPES["synthetic_multimer"])
     assert {"initial_positions", "template_frame"} <= set(names)
-    program = _Program(lambda *_: {}, ("aatype",), {}, has_exact_length=False, unread=tuple(names))
-    network = ExportedNetwork(Path("a.pt2"), SHAPES["synthetic_multimer"], None, False, program)
+    network = ExportedNetwork(
+        Path("a.pt2"),
+        SHAPES["synthetic_multimer"],
+        None,
+        False,
+        lambda *_: {},
+        ("aatype",),
+        {},
+        has_exact_length=False,
+        unread=tuple(names),
+    )
     features = {"aatype": torch.zeros(10, dtype=torch.int32)}
     assert network(features) == {}
     with pytest.raises(InputError, match="does not read the feature template_frame"):

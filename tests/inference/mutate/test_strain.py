@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.inference.mutate.strain import NEIGHBOURS_WITHIN, effective_strain
+from fastfold.inference.mutate.table import NEIGHBOURS_WITHIN, effective_strain
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 

@@ -1,4 +1,4 @@
-"""Gradients of restraints are planned with the fold, and refused where they do not fit (restraints/memory.py)."""
+"""Gradients of restraints are planned with the fold, and refused where they do not fit (restraints/fit.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from fastfold.errors import InputError
 from fastfold.inference.planning.fit import Fit, fit_target
-from fastfold.inference.restraints.memory import plan_restraints
+from fastfold.inference.restraints.fit import plan_restraints
 from tests.helpers.networks import oracle_config, random_model
 
 CPU = torch.device("cpu")

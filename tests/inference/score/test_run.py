@@ -11,8 +11,7 @@ from Bio.PDB import PDBParser
 
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.errors import ConfigError
-from fastfold.inference.score.run import TEMPLATE_RECYCLES
-from fastfold.inference.score.targets import structure_targets, write_objects
+from fastfold.inference.score.run import TEMPLATE_RECYCLES, structure_targets, write_objects
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
 from tests.helpers.command_line import CommandLine

@@ -6,10 +6,9 @@ import multiprocessing
 import time
 
 from fastfold.inference.screen.job import Finished, Job, JobResult, Ready, Task, Worker
-from fastfold.inference.screen.local import LocalExecutor
-from fastfold.inference.screen.memory_plan import MemoryPlan
-from fastfold.inference.screen.scheduler import Rules, Scheduler
-from fastfold.inference.screen.worker_process import Limits
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.screen.scheduler import MemoryPlan, Scheduler
+from fastfold.inference.screen.worker_process import LocalExecutor
 from tests.inference.screen.functions import act
 
 
@@ -20,10 +19,10 @@ def job(number: int, *payload: object) -> Job:
 def test_jobs_are_shared_by_the_workers_and_a_lost_one_is_done_again(tmp_path):
     jobs = [job(k, "echo", str(k)) for k in range(10)]
     jobs += [job(10, "die", str(tmp_path / "once"), 1), job(11, "die", str(tmp_path / "always"), 99)]
-    executor = LocalExecutor([(Worker(f"w{k}", "fold"), act) for k in range(2)], Limits())
+    executor = LocalExecutor([(Worker(f"w{k}", "fold"), act) for k in range(2)], ScreenOptions())
     results: dict[int, JobResult] = {}
     try:
-        Scheduler(jobs, executor, lambda j, r: results.update({j.id: r}), Rules(MemoryPlan())).run()
+        Scheduler(jobs, executor, lambda j, r: results.update({j.id: r}), MemoryPlan()).run()
     finally:
         executor.close()
     assert {k: r.status for k, r in results.items()} == {
@@ -35,7 +34,7 @@ def test_jobs_are_shared_by_the_workers_and_a_lost_one_is_done_again(tmp_path):
 
 
 def test_closing_ends_jobs_at_once():
-    executor = LocalExecutor([(Worker("w", "fold"), act)], Limits())
+    executor = LocalExecutor([(Worker("w", "fold"), act)], ScreenOptions())
     assert executor.wait(1) == [Ready(Worker("w", "fold"))]
     executor.start("w", Task(job(0, "echo", "ready"), None))
     while not (events := executor.wait(60)):

@@ -6,7 +6,8 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
 from fastfold.inference.planning.planner import Planner
-from fastfold.inference.screen.memory_plan import PROCESS_BYTES, MemoryPlan, TargetMemory, worker_bytes
+from fastfold.inference.screen.scheduler import PROCESS_BYTES, MemoryPlan
+from fastfold.inference.screen.setup import smallest_memory, worker_bytes
 from tests.helpers.command_line import CommandLine
 
 GIB = 1 << 30
@@ -34,11 +35,11 @@ def test_a_long_target_gets_what_it_needs_up_to_all_there_is():
 def test_what_a_target_needs_is_its_smallest_plan_by_the_network_that_needs_most(cli: CommandLine):
     networks = open_networks([cli.weights("model_1_ptm"), cli.weights("model_1_multimer_v3")])
     single, pair = (target_from_sequence(text) for text in ("MKT" * 30, "MKT" * 20 + ":" + "GSH" * 10))
-    memory = TargetMemory(networks, InferConfig())
+    smallest = smallest_memory(networks, InferConfig())
     for target, network in ((single, networks[0]), (pair, networks[1])):
         planner = Planner(network.info.config, 4, "cpu", parameters=4 * network.info.parameters)
-        assert memory.smallest(target) == planner.smallest(90, templates=0)
-    assert TargetMemory(networks, InferConfig(precision="bf16")).smallest(single) < memory.smallest(single)
+        assert smallest(target) == planner.smallest(90, templates=0)
+    assert smallest_memory(networks, InferConfig(precision="bf16"))(single) < smallest(single)
 
 
 def test_a_worker_holds_all_networks_and_reads_one(cli: CommandLine):

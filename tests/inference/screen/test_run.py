@@ -192,14 +192,16 @@ def test_forty_targets_are_folded_once_although_a_worker_and_then_the_run_are_ki
     wait_for(lambda: not any(map(runs, below)))
 
     before = finished_files(cli.out)
-    assert 12 <= len(before) < 40
+    # A prediction that was written in full and not yet put into its place is put there by the next run.
+    number = len(before.keys() | {path.parent.name for path in cli.out.glob(".fastfold/*/*.new")})
+    assert 12 <= number < 40
     with second_log.open("w") as log:
         driver = cli.start(*arguments, stdout=log, stderr=log, env=environment)
     ended.append(driver)
     driver.wait()
     last = second_log.read_text().splitlines()[-1]
     assert driver.returncode == 0, second_log.read_text()
-    assert last == f"{40 - len(before)} folded, {len(before)} finished before; open {cli.out / 'report.html'}"
+    assert last == f"{40 - number} folded, {number} finished before; open {cli.out / 'report.html'}"
     assert sorted(predictions(cli.out)) == sorted((name, 0) for name in targets)
     after = finished_files(cli.out)
     assert len(after) == 40
@@ -212,11 +214,11 @@ def test_forty_targets_are_folded_once_although_a_worker_and_then_the_run_are_ki
 def finished_files(out: Path) -> dict[str, tuple[int, int]]:
     """Inode and time of the structure of each prediction that is finished, by the name of its target."""
     found = {}
-    for path in out.glob(".fastfold/*/*.json"):
-        if path.name != "target.json":
-            (structure,) = out.glob(f"{path.parent.name}_rank_*.pdb")
+    for target in out.glob(".fastfold/*/target.json"):  # folders of half-written predictions have none
+        if any(path != target for path in target.parent.glob("*.json")):
+            (structure,) = out.glob(f"{target.parent.name}_rank_*.pdb")
             status = structure.stat()
-            found[path.parent.name] = (status.st_ino, status.st_mtime_ns)
+            found[target.parent.name] = (status.st_ino, status.st_mtime_ns)
     return found
 
 

@@ -19,8 +19,7 @@ from fastfold.inference.screen.job import (
     Task,
     Worker,
 )
-from fastfold.inference.screen.memory_plan import MemoryPlan
-from fastfold.inference.screen.scheduler import Rules, Scheduler
+from fastfold.inference.screen.scheduler import MemoryPlan, Scheduler
 
 GIB = 1 << 30
 PLAN = MemoryPlan(per_worker=0)
@@ -97,7 +96,9 @@ def workers(count: int, *, memory: int | None = None, host: str = "here") -> lis
     return [Worker(f"{host}-{k}", "fold", host, memory) for k in range(count)]
 
 
-def schedule(jobs: list[Job], executor: FakeExecutor, rules: Rules | None = None) -> dict[int, JobResult]:
+def schedule(
+    jobs: list[Job], executor: FakeExecutor, memory: MemoryPlan | None = None, ahead: int = 16
+) -> dict[int, JobResult]:
     """Every job's result; that there is one for each, once, is checked."""
     results: dict[int, JobResult] = {}
 
@@ -105,7 +106,7 @@ def schedule(jobs: list[Job], executor: FakeExecutor, rules: Rules | None = None
         assert job.id not in results, "reported twice"
         results[job.id] = result
 
-    Scheduler(jobs, executor, report, rules or Rules(PLAN), clock=lambda: executor.now).run()
+    Scheduler(jobs, executor, report, memory or PLAN, ahead=ahead, clock=lambda: executor.now).run()
     assert set(results) == {job.id for job in jobs}
     return results
 
@@ -237,7 +238,7 @@ def test_searches_pause_while_enough_folds_wait():
     executor = FakeExecutor(
         [*workers(1), Worker("s", "search")], do, first={-k for k in range(1, number + 1)}
     )
-    schedule(jobs, executor, Rules(PLAN, ahead=ahead))
+    schedule(jobs, executor, ahead=ahead)
     assert max(waiting) <= ahead + 2  # those that wait, the one being folded, and the one being searched
     assert max(waiting) >= ahead
 
@@ -245,7 +246,7 @@ def test_searches_pause_while_enough_folds_wait():
 def test_folds_that_need_no_search_do_not_hold_searches_up():
     executor = FakeExecutor([*workers(1), Worker("s", "search")])
     jobs = [*(fold(k, 1) for k in range(20)), search(-1), fold(20, 9, needs=(-1,))]
-    schedule(jobs, executor, Rules(PLAN, ahead=1))
+    schedule(jobs, executor, ahead=1)
     assert [job for _, job in executor.started][1] == -1
 
 
@@ -284,7 +285,7 @@ def test_a_budget_of_the_user_is_every_jobs_and_limits_how_many_run_together():
     schedule(
         [fold(k, 1, smallest=30 * GIB) for k in range(6)],
         executor,
-        Rules(MemoryPlan(per_worker=0, budget=15 * GIB)),
+        MemoryPlan(per_worker=0, budget=15 * GIB),
     )
     assert set(executor.memory.values()) == {15 * GIB}
     assert executor.most_running == 2
@@ -292,7 +293,7 @@ def test_a_budget_of_the_user_is_every_jobs_and_limits_how_many_run_together():
 
 def test_a_budget_larger_than_the_machine_is_used_by_one_job_at_a_time():
     executor = FakeExecutor(workers(2, memory=4 * GIB))
-    schedule([fold(0, 1), fold(1, 1)], executor, Rules(MemoryPlan(per_worker=0, budget=15 * GIB)))
+    schedule([fold(0, 1), fold(1, 1)], executor, MemoryPlan(per_worker=0, budget=15 * GIB))
     assert set(executor.memory.values()) == {15 * GIB}
     assert executor.most_running == 1
 
@@ -325,9 +326,7 @@ def test_whatever_happens_every_job_ends_once(seed: int):
         for k in range(40)
     ]
     team = [*workers(3, memory=20 * GIB), *workers(2, host="gpu"), Worker("s", "search")]
-    results = schedule(
-        jobs, FakeExecutor(team, do), Rules(MemoryPlan(per_worker=GIB), ahead=rng.randrange(1, 9))
-    )
+    results = schedule(jobs, FakeExecutor(team, do), MemoryPlan(per_worker=GIB), rng.randrange(1, 9))
     assert {result.status for result in results.values()} <= {"done", "finished", "failed"}
 
 
@@ -346,7 +345,7 @@ def results_of_group(job: Job, do: Do, jobs: tuple[Job, ...], needs: list[Job]) 
         results[one.id] = result
 
     kinds = [*workers(2), Worker("s", "search")]
-    Scheduler([job, *needs, fold(9, 1.0)], FakeExecutor(kinds, do), report, Rules(PLAN)).run()
+    Scheduler([job, *needs, fold(9, 1.0)], FakeExecutor(kinds, do), report, PLAN).run()
     assert set(results) == {9, *(one.id for one in (*jobs, *needs))}
     return results
 
@@ -409,7 +408,7 @@ def test_a_folded_target_is_finished_by_another_worker_and_reported_once() -> No
         [group, fold(1, 4)],
         executor,
         lambda job, result: results.setdefault(job.id, result),
-        Rules(PLAN),
+        PLAN,
         follow=follow,
         clock=lambda: executor.now,
     ).run()

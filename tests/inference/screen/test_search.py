@@ -14,7 +14,7 @@ from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.screen.job import Job, Task
-from fastfold.inference.screen.search import BATCH, ChainQuery, EngineSearch, SearchWorker, search_jobs
+from fastfold.inference.screen.search import BATCH, ChainQuery, EngineSearch, search_jobs
 
 
 def test_each_distinct_chain_is_searched_once_and_every_target_waits_for_its_chains():
@@ -83,7 +83,7 @@ def test_a_chain_is_searched_once_in_each_place_and_found_by_every_target_that_h
     jobs, _ = search_jobs(targets, [1.0, 3.0, 2.0])
     for _ in range(2):  # the second time everything is there
         for job in jobs:
-            assert SearchWorker(search)(job.id, Task(job, None)).status == "done"
+            assert search(job.id, Task(job, None)).status == "done"
     assert (plain.asked, pairing.asked) == ([["MKT", "GSH"]], [["MKT", "GSH"]])
     for target in targets:
         search.publish(target)
@@ -100,10 +100,12 @@ def test_uniprot_is_not_searched_for_chains_that_nothing_is_paired_with(tmp_path
     assert (plain.asked, pairing.asked) == ([["MKT"]], [])
 
 
-@dataclass
-class Search:
+@dataclass(frozen=True)
+class Search(EngineSearch):
     """Fails as it is told."""
 
+    engines: tuple[Engine, ...] = ()  # type: ignore[assignment]
+    out: Path = Path()
     error: Exception | None = None
 
     def search(self, queries: Sequence[ChainQuery]) -> None:
@@ -124,5 +126,5 @@ class Search:
     ],
 )
 def test_what_goes_wrong_in_a_search_is_the_jobs(error: Exception | None, status: str, text: str):
-    result = SearchWorker(Search(error))(-1, Task(Job(-1, "search", "search", ["MKT"], 1.0), None))
+    result = Search(error=error)(-1, Task(Job(-1, "search", "search", ["MKT"], 1.0), None))
     assert (result.status, result.text[: len(text)]) == (status, text)

@@ -11,7 +11,7 @@ import torch
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.screen import setup
 from fastfold.inference.screen.job import Worker
 from fastfold.inference.screen.options import ScreenOptions
@@ -23,10 +23,7 @@ TARGETS = [Target(name, (Chain("A", "MKV"),), "", name, ()) for name in ("a", "b
 def _setup(device: str = "cpu", **where: object) -> setup.Setup:
     return setup.Setup(
         networks=[],
-        shipped=True,
-        output=Path("out"),
-        config=InferConfig(device=device),
-        options=RunOptions(),
+        request=InferRequest((), Path("out"), config=InferConfig(device=device)),
         where=replace(ScreenOptions(), **where),  # type: ignore[arg-type]
         search=None,
         say=lambda line: None,
@@ -50,12 +47,12 @@ def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
     monkeypatch.setattr(setup, "worker_bytes", lambda networks, precision: 2 * GIB)
     monkeypatch.setattr(setup, "resident_bytes", lambda process: 1)
     with pytest.raises(ConfigError, match=r"an idle worker takes 2\.00 GiB"):
-        _setup(memory_limit=int(gib * GIB)).rules()
-    _setup(memory_limit=2 * GIB + 1).rules()
+        _setup(memory_limit=int(gib * GIB)).memory_plan()
+    _setup(memory_limit=2 * GIB + 1).memory_plan()
     monkeypatch.setattr(setup, "resident_bytes", lambda process: 0)
     with pytest.raises(ConfigError, match="--memory-limit needs Linux"):
-        _setup(memory_limit=2 * GIB + 1).rules()
-    _setup().rules()
+        _setup(memory_limit=2 * GIB + 1).memory_plan()
+    _setup().memory_plan()
 
 
 def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +69,8 @@ def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job()
         Target(name, (Chain("A", "M" * length),), "", name, ())
         for name, length in (("a", 20), ("b", 40), ("c", 21), ("d", 20))
     ]
-    batched = replace(_setup(), options=RunOptions(batch=4))
+    batched = _setup()
+    batched = replace(batched, request=replace(batched.request, options=RunOptions(batch=4)))
     jobs = batched.jobs(targets, [1.0, 2.0, 3.0, 4.0], on_cpu=False)
     assert [(job.id, job.cost, [one.id for one in job.members]) for job in jobs] == [
         (4, 8.0, [0, 2, 3]),
@@ -100,7 +98,9 @@ def test_workers_that_draw_and_relax_have_their_part_of_the_memory(
     monkeypatch.setattr(setup, "available_cores", lambda: 8)
     monkeypatch.setattr(setup, "host_available_bytes", lambda: 64 * GIB)
     wanted = _setup(workers=5)
-    found = replace(wanted, config=replace(wanted.config, **settings)).start()
+    config = replace(wanted.request.config, **settings)
+    wanted = replace(wanted, request=replace(wanted.request, config=config))
+    found = wanted.start()
     assert found.are_finished == (expected > 0)
     (workers,) = started
     assert [worker.kind for worker, _ in workers] == ["fold"] * 5 + ["finish"] * expected
@@ -108,6 +108,6 @@ def test_workers_that_draw_and_relax_have_their_part_of_the_memory(
     assert all(function.leaves_rest == (expected > 0) for _, function in workers[:5])  # type: ignore[attr-defined]
 
     started.clear()
-    served = replace(wanted, config=replace(wanted.config, **settings), adapt=lambda worker: worker)
+    served = replace(wanted, adapt=lambda worker: worker)
     assert not served.start().are_finished
     assert len(started[0]) == 5

@@ -141,7 +141,7 @@ def test_a_worker_of_the_second_gpu_makes_it_current_first(
 ) -> None:
     """Else PyTorch would take memory of the first GPU for every worker."""
     chosen: list[torch.device] = []
-    monkeypatch.setattr("fastfold.utils.device.choose_device", lambda name: torch.device(name))
+    monkeypatch.setattr("fastfold.inference.screen.worker.choose_device", lambda name: torch.device(name))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     _, device = worker(cli, config=replace(CONFIG, device="cuda:1")).open_networks()
     assert chosen == [device] == [torch.device("cuda:1")]

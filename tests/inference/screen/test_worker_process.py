@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fastfold.inference.screen.job import Job, JobResult, Kind, Task
-from fastfold.inference.screen.worker_process import Limits, WorkerProcess, pack_function, resident_bytes
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.screen.worker_process import WorkerProcess, pack_function, resident_bytes
 from tests.inference.screen.functions import CannotArrive, act
 
 MIB = 1 << 20
@@ -20,8 +21,8 @@ def task(*payload: object, kind: Kind = "fold") -> Task:
     return Task(Job(0, "T1", kind, payload, 1.0), None)
 
 
-def process(limits: Limits | None = None) -> WorkerProcess:
-    return WorkerProcess(pack_function(act), limits or Limits())
+def process(limits: ScreenOptions | None = None) -> WorkerProcess:
+    return WorkerProcess(pack_function(act), limits or ScreenOptions())
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_process_that_is_killed_loses_its_job_and_is_replaced(worker: WorkerPr
 
 
 def test_a_job_that_takes_longer_than_its_limit_is_ended():
-    worker = process(Limits(seconds=0.5))
+    worker = process(ScreenOptions(time_limit=0.5))
     start = time.monotonic()
     result = worker.run(task("sleep", 60))
     assert time.monotonic() - start < 30
@@ -66,7 +67,7 @@ def test_a_job_that_takes_longer_than_its_limit_is_ended():
 
 
 def test_a_job_whose_process_holds_more_than_its_limit_is_ended():
-    worker = process(Limits(memory=400 * MIB))
+    worker = process(ScreenOptions(memory_limit=400 * MIB))
     assert worker.run(task("echo", "small")).status == "done"
     result = worker.run(task("hold", 800))
     assert result.status == "failed"
@@ -76,7 +77,7 @@ def test_a_job_whose_process_holds_more_than_its_limit_is_ended():
 
 
 def test_what_cannot_be_loaded_in_another_process_is_said_once_and_for_all():
-    worker = WorkerProcess(pack_function(CannotArrive()), Limits())  # type: ignore[arg-type]
+    worker = WorkerProcess(pack_function(CannotArrive()), ScreenOptions())  # type: ignore[arg-type]
     result = worker.run(task("echo", "a"))
     assert result.status == "fatal"
     assert "cannot start, 3 times in a row: RuntimeError: not here" in result.text

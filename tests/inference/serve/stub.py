@@ -17,13 +17,13 @@ import uvicorn
 from fastfold.errors import InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.screen.job import Event, Finished, JobResult, Ready, Task, Worker
-from fastfold.inference.screen.local import LocalExecutor
-from fastfold.inference.screen.worker_process import Limits
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.screen.worker_process import LocalExecutor
 from fastfold.inference.serve.options import ServeOptions
 from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.server import run_server, server_config
 from fastfold.inference.serve.service import Backend, Service
-from fastfold.inference.serve.worker import JobFolder, result_files, write_answer
+from fastfold.inference.serve.worker import result_files, write_answer
 
 LONGEST = 500
 """Residues of the longest target that the stub admits."""
@@ -31,19 +31,19 @@ LONGEST = 500
 
 def fold(number: int, task: Task, *, seconds: float = 0.0) -> JobResult:
     """Answer the jobs of a group one after the other; the text of an answer is the sequence."""
-    group: Sequence[JobFolder] = task.job.payload
-    for job in group:
+    group: Sequence[Path] = task.job.payload
+    for folder in group:
         time.sleep(seconds)
-        target = JobRequest.read(job.path).target()
-        with (job.path / PROGRESS).open("a") as log:
+        target = JobRequest.read(folder).target()
+        with (folder / PROGRESS).open("a") as log:
             log.write(f"{target.name}: recycle 0/0\n")
-        results = job.path / RESULTS
+        results = folder / RESULTS
         results.mkdir(exist_ok=True)
         (results / "model.pdb").write_text(f"REMARK {target.chains[0].sequence}\n")
         (results / "report.html").write_text("<html></html>")
         (results / ".hidden").write_text("secret")
-        text, files = target.chains[0].sequence, result_files(job.path)
-        write_answer(job.path, {"state": "done", "text": text, "scores": {"plddt": 90.0}, "files": files})
+        text, files = target.chains[0].sequence, result_files(folder)
+        write_answer(folder, {"state": "done", "text": text, "scores": {"plddt": 90.0}, "files": files})
     return JobResult("done")
 
 
@@ -92,7 +92,7 @@ def run_stub(data: str, port: int, group: int, seconds: float, in_processes: boo
     function = partial(fold, seconds=seconds)
     executor: Any = partial(InlineExecutor, function)
     if in_processes:
-        executor = partial(LocalExecutor, [(Worker("w", "fold"), function)], Limits())
+        executor = partial(LocalExecutor, [(Worker("w", "fold"), function)], ScreenOptions())
     options = ServeOptions(Path(data), port=port, group=group, max_jobs=1000)
     run_server(options, Backend(check, executor), listener(port), lambda line: None)
     return 0

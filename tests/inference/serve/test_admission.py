@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import MINI
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.serve.admission import Admission
 from fastfold.inference.serve.request import JobRequest
 from fastfold.utils.units import GIB
@@ -20,15 +21,17 @@ from fastfold.utils.units import GIB
 
 @pytest.fixture(scope="module")
 def admission() -> Admission:
-    return Admission(
-        open_networks([Path(MINI)]), InferConfig(device="cpu"), RunOptions(), memory=GIB, shipped=True
-    )
+    return Admission(open_networks([Path(MINI)]), request(), memory=GIB)
+
+
+def request(weights: Sequence[Path] = (), **config: Any) -> InferRequest:
+    return InferRequest((), Path(), weights, InferConfig(device="cpu", **config))
 
 
 def check(admission: Admission, folder: Path, sequence: str, **more: Any) -> None:
-    request = JobRequest("sequence", sequence, **more)
-    request.write(folder)
-    admission.check(request, request.target(), folder)
+    job = JobRequest("sequence", sequence, **more)
+    job.write(folder)
+    admission.check(job, job.target(), folder)
 
 
 def test_a_target_that_does_not_fit_is_refused_with_the_plans_message(admission: Admission, tmp_path: Path):
@@ -37,7 +40,7 @@ def test_a_target_that_does_not_fit_is_refused_with_the_plans_message(admission:
         InputError, match=r"20,000 residues would need about .* enough for about [\d,]+ residues"
     ):
         check(admission, tmp_path, "M" * 20_000)
-    budget = replace(admission, config=InferConfig(device="cpu", memory_budget=GIB // 4))
+    budget = replace(admission, request=request(memory_budget=GIB // 4))
     with pytest.raises(InputError, match=r"a memory budget of 0\.25 GiB is too small for 3,000 residues"):
         check(budget, tmp_path, "M" * 3000)
     with pytest.raises(InputError, match="this server folds at most 50"):
@@ -52,7 +55,8 @@ def test_settings_and_inputs_that_contradict_the_networks_are_refused(admission:
         check(admission, tmp_path, "MKV", settings={"use_cluster_profile": False})
     with pytest.raises(InputError, match="complex of 2 chains"):
         check(admission, tmp_path, "MKV:MKV")
+    chosen = replace(admission, request=request([Path(MINI)]))
     with pytest.raises(ConfigError, match="rings in a complex need a multimer network"):
-        check(replace(admission, shipped=False), tmp_path, "MKV:MKV", settings={"cyclic": True})
+        check(chosen, tmp_path, "MKV:MKV", settings={"cyclic": True})
     with pytest.raises(ConfigError, match="mini does not use any"):
         check(admission, tmp_path, "MKV", templates={"1abc": "data_1ABC"})

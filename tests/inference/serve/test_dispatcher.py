@@ -46,7 +46,7 @@ class Queued:
     def dispatcher(self, function: Any) -> Dispatcher:
         def noted(number: int, task: Task) -> JobResult:
             if task.job.payload:
-                self.seen.append([job.id for job in task.job.payload])
+                self.seen.append([folder.name for folder in task.job.payload])
             return function(number, task)
 
         return Dispatcher(self.queue, self.folder, partial(InlineExecutor, noted), self.metrics)
@@ -79,7 +79,7 @@ def test_a_job_that_ends_its_workers_is_given_up_and_the_others_are_folded(
     tmp_path: Path, status: Any, how: str
 ):
     def deadly(number: int, task: Task) -> JobResult:
-        if any(job.id == "b" for job in task.job.payload):
+        if any(folder.name == "b" for folder in task.job.payload):
             return JobResult(status, how)
         return fold(number, task)
 

@@ -39,7 +39,7 @@ def test_other_names_than_addresses_are_refused(host: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["port", "group", "max_jobs", "max_queue", "max_residues", "max_connections"]
+    "name", ["port", "group", "max_jobs", "max_queue", "max_residues", "max_connections", "keep_days"]
 )
 def test_numbers_out_of_range_are_refused_by_name(name: str):
     with pytest.raises(ConfigError, match=f"{name} must be from"):

@@ -18,14 +18,13 @@ from fastfold.inference.runner import Summary, fold_targets
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
-from fastfold.inference.serve.worker import GroupWorker, JobFolder
+from fastfold.inference.serve.worker import GroupWorker
 
 SETTINGS = {"num_recycles": 0, "plots": False}
 
 
 def run(worker: GroupWorker, *folders: Path) -> JobResult:
-    group = [JobFolder(folder.name, folder) for folder in folders]
-    return worker(1, Task(Job(1, "group", "fold", group, 1.0), None))
+    return worker(1, Task(Job(1, "group", "fold", folders, 1.0), None))
 
 
 def request(folder: Path, text: str, **settings: object) -> Path:
@@ -124,7 +123,7 @@ def test_a_job_that_fails_in_part_is_not_done_and_keeps_its_files(
     def failing(*arguments: Any) -> Summary:
         return replace(fold_targets(*arguments), failed=(("x", "x: out of memory"),))
 
-    monkeypatch.setattr("fastfold.inference.runner.fold_targets", failing)
+    monkeypatch.setattr("fastfold.inference.serve.worker.fold_targets", failing)
     folder = request(tmp_path / "a", "MKV")
     assert run(worker, folder).status == "done"
     found = answer(folder)

@@ -10,7 +10,7 @@ from typing import Any
 from fastfold.cli.options.from_fields import add_field_options, field_values, from_options
 from fastfold.cli.process import orderly_termination
 from fastfold.inference.config import InferConfig
-from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.serve.options import ServeOptions
 
@@ -61,11 +61,7 @@ def add_serve_command(commands: Any) -> None:
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        FastFoldError: An option is invalid, or the server cannot start.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.utils.packages import require_package
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
@@ -77,8 +73,7 @@ def run_serve(options: argparse.Namespace) -> int:
         if not options.quiet or line.startswith("error"):
             print(line, file=sys.stderr, flush=True)
 
-    weights = field_values(options, InferRequest).get("weights", ())
-    config, where = from_options(InferConfig, options), from_options(ScreenOptions, options)
+    settings = field_values(options, InferRequest) | {"config": from_options(InferConfig, options)}
     with orderly_termination():
-        serve(served, weights, config, RunOptions(), where, say)
+        serve(served, InferRequest((), options.data, **settings), from_options(ScreenOptions, options), say)
     return 0

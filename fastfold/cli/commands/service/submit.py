@@ -72,11 +72,7 @@ def add_submit_command(commands: Any) -> None:
 
 
 def run_submit(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        FastFoldError: An option or an input is invalid, or the server cannot be reached.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     if not (options.inputs or options.sequence or options.job):
         raise ConfigError("no input given: give files, --sequence, or --job with the id of a job")
     if options.out is None and not options.no_wait:
@@ -124,11 +120,7 @@ def _fetch(client: Client, job: Job, options: argparse.Namespace) -> bool:
 
 
 def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the arguments of a submission for each target.
-
-    Raises:
-        InputError: A record is invalid.
-    """
+    """Return the arguments of a submission for each target, or raise InputError."""
     found: list[dict[str, Any]] = [{"sequence": options.sequence}] if options.sequence else []
     if not options.inputs:
         return found
@@ -150,11 +142,7 @@ def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parse_settings(texts: list[str]) -> dict[str, Any]:
-    """Parse settings written as ``name=value``: JSON, a range of seeds such as ``0-4``, or text.
-
-    Raises:
-        ConfigError: A text has another form.
-    """
+    """Parse settings ``name=value``, JSON, a range of seeds such as ``0-4``, or text; or raise ConfigError."""
     import json
 
     from fastfold.inference.setting_values import parse_max_msa, parse_seeds

@@ -13,6 +13,7 @@ import yaml
 
 from fastfold.errors import InputError
 from fastfold.inference.design.results.folds import ALONE, BOUND, INTERFACE, SINGLE, Figures, mean_figure
+from fastfold.inference.design.task import DesignTask
 from fastfold.utils.text_files import read_text_bytes
 
 _MAX_BYTES = 2**20
@@ -61,18 +62,12 @@ class Filter:
         return "" if passes else f"{self.name} {value:.3g} {'<' if self.higher else '>'} {self.threshold:g}"
 
 
-def read_filters(
-    path: Path, *, networks: int, chains: int, off_targets: int = 0, is_binder: bool = False
-) -> list[Filter]:
-    """Read filters from YAML or JSON: ``NAME: {threshold: NUMBER, higher: true}``.
+def read_filters(path: Path, task: DesignTask, *, networks: int) -> list[Filter]:
+    """Read filters from YAML or JSON, ``NAME: {threshold: NUMBER, higher: true}``, or raise InputError.
 
     Names are ``Average_`` or the number of a network, and a figure: ``Average_pLDDT``, ``2_i_pAE``. ``Off_`` before a
     figure filters the folds with off-targets (``Average_Off_i_pTM``). Filters whose threshold is null are left out, so
-    that files of BindCraft can be used. Numbers of networks, chains and off-targets are those of the designs, which
-    bind given chains and are folded alone as well if ``is_binder``.
-
-    Raises:
-        InputError: The file cannot be read, or has unknown filters or those of missing networks or chains.
+    that files of BindCraft can be used. ``networks`` fold the designs of the task.
     """
     try:
         content = yaml.safe_load(read_text_bytes(path, limit=_MAX_BYTES).decode("utf-8"))
@@ -100,11 +95,11 @@ def read_filters(
                 "--predict-weights",
                 path=path,
             )
-        if match[2] and not off_targets:
+        if match[2] and not task.avoided:
             raise InputError(f"{name} needs off-targets; leave it out", path=path)
-        if match[3] in (*BOUND, *ALONE) and not is_binder:
+        if match[3] in (*BOUND, *ALONE) and task.given is None:
             raise InputError(f"{name} belongs to the protocol binder; leave it out", path=path)
-        if match[3] in INTERFACE and chains < 2:
+        if match[3] in INTERFACE and len(task.target.chains) < 2:
             raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
         found.append(Filter(match[3], number, threshold, higher, bool(match[2])))
     if unknown:

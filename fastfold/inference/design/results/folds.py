@@ -29,19 +29,14 @@ Figures = dict[str, float | None]
 
 
 def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray | None) -> Figures:
-    """Return the figures of a fold; None for those that it lacks.
+    """Return the figures of a fold of a task; None for those that it lacks.
 
     ``pLDDT`` (of the designed chains), ``i_pLDDT`` (of their residues at the interface), ``pTM`` and ``i_pTM`` are 0
     to 1. ``pAE`` (within the designed chains) and ``i_pAE`` (between them and other chains, both ways) are divided by
     31 Å. ``n_InterfaceResidues`` counts residues of designed chains with an atom within 4 Å of another chain.
     ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.lddt.count_clashes`). Deviations are those of
-    CA in Å: ``RMSD`` from the design, ``Hotspot_RMSD`` of the binder from the design with the given chains superposed,
-    and ``Target_RMSD`` of the given chains from their file.
-
-    Args:
-        prediction: The fold.
-        task: Task of the design.
-        design: Atoms ``[N, 37, 3]`` of the design in Å; None without one, and without deviations from it.
+    CA in Å: ``RMSD`` from the design ``[N, 37, 3]`` if it is given, ``Hotspot_RMSD`` of the binder from it with the
+    given chains superposed, and ``Target_RMSD`` of the given chains from their file.
     """
     chosen = np.isin(task.chain, task.chain[task.source >= 0])
     scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
@@ -109,10 +104,7 @@ def _aligned_error(prediction: FoundPrediction, residues: int) -> np.ndarray | N
 def touching(positions: np.ndarray, mask: np.ndarray, chain: np.ndarray) -> np.ndarray:
     """Return the residues ``[N]`` bool with an atom within 4 Å of another chain.
 
-    Args:
-        positions: ``[N, 37, 3]`` in Å.
-        mask: ``[N, 37]``, 1 for present atoms.
-        chain: Chain number of each residue, ``[N]``.
+    Positions are ``[N, 37, 3]`` in Å, the mask ``[N, 37]`` is 1 for present atoms, and chains have numbers ``[N]``.
     """
     residue, slot = np.nonzero(mask > 0.5)
     atoms = positions[residue, slot]

@@ -21,6 +21,7 @@ import numpy as np
 
 from fastfold.data.msa.msa import split_records
 from fastfold.errors import ConfigError, InputError
+from fastfold.inference.design.config import PROGRAM_SEQUENCES
 from fastfold.inference.design.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import chain_name
@@ -61,14 +62,10 @@ class ProgramSequence(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceProgram:
-    """Command of a program that designs sequences.
-
-    Raises:
-        ConfigError: The command has an unknown field, lacks ``{pdb}`` or ``{out}``, or is not installed.
-    """
+    """Command of a program that designs sequences; ConfigError if it is not installed or has wrong fields."""
 
     command: str  #: A name of :data:`PROGRAMS`, or a command line with fields such as ``{pdb}``
-    number: int = 4  #: Sequences for a backbone
+    number: int = PROGRAM_SEQUENCES  #: Sequences for a backbone
     forbid: str = ""  #: Residues that are never used
 
     def __post_init__(self) -> None:
@@ -103,10 +100,7 @@ class SequenceProgram:
 
         Results are kept in the folder, and read again if nothing has changed. ``pdb`` is the text of a PDB file with
         all chains, and ``given`` their letters, joined. Residues ``kept [K]`` of designed chains stay, in addition to
-        those of the task.
-
-        Raises:
-            InputError: The program fails, or changes residues that stay, or its sequences do not fit the task.
+        those of the task. An InputError tells that the program fails, or its sequences do not fit the task.
         """
         stays = np.union1d(np.flatnonzero(task.source < 0), kept)
         key = input_hash(self.line, self.number, self.forbid, pdb, stays, seed)

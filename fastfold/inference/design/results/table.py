@@ -14,6 +14,7 @@ from fastfold.inference.design.results.filters import FROM_DESIGN, Filter
 from fastfold.inference.design.results.folds import Figures, alone_figures, fold_figures, mean_figure
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.models import Network, suitable
+from fastfold.inference.output.summary import tab_separated
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.interfaces import parse_condition
 
@@ -80,10 +81,7 @@ def design_rows(
     """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
 
     Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains. ``where`` is a condition on
-    :data:`COLUMNS` that designs have to meet as well.
-
-    Raises:
-        ConfigError: The condition is not understood.
+    :data:`COLUMNS` that designs have to meet as well; a ConfigError tells that it is not understood.
     """
     meets = None if where is None else parse_condition(where, COLUMNS)
     folds: dict[str, list[FoundPrediction]] = {}
@@ -141,18 +139,15 @@ def _row(
     if figures[design.name]:
         row |= _cells(folds[design.name][0], figures[design.name][0][1])
 
-    def means(prefix: str, figure: str) -> list[float]:
-        own = [folds for name, folds in figures.items() if name.startswith(f"{design.name}{prefix}")]
-        values = [mean_figure([one for _, one in folds], figure) for folds in own]
-        return [value for value in values if value is not None]
-
     for column, prefix, figure, worst, digits in (
         ("binder_rmsd", "_alone", "Binder_RMSD", max, 2),
         ("binder_plddt", "_alone", "Binder_pLDDT", max, 3),
         ("target_iptm", "_target_", "i_pTM", min, 3),
         ("off_iptm", "_off_", "i_pTM", max, 3),
     ):
-        if known := means(prefix, figure):
+        own = [found for name, found in figures.items() if name.startswith(f"{design.name}{prefix}")]
+        means = [mean_figure([one for _, one in found], figure) for found in own]
+        if known := [value for value in means if value is not None]:
             row[column] = f"{worst(known):.{digits}f}"
     notes = [] if limits is None else limits.broken(design.designed)
     if design.is_given_up:
@@ -204,5 +199,4 @@ def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
 
 def table_text(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows as tab-separated text with :data:`COLUMNS`."""
-    lines = [COLUMNS, *([str(row.get(column, "")) for column in COLUMNS] for row in rows)]
-    return "".join("\t".join(line) + "\n" for line in lines)
+    return tab_separated([COLUMNS, *([row.get(column) for column in COLUMNS] for row in rows)])

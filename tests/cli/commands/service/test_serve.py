@@ -15,8 +15,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
-from fastfold.inference.config import InferConfig
-from fastfold.inference.request import RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.serve import Client
 from fastfold.inference.serve.options import ServeOptions
@@ -49,7 +48,7 @@ def test_invalid_options_are_refused_before_anything_is_served(
 def test_limits_of_jobs_reach_the_workers(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
     found: list[ScreenOptions] = []
     monkeypatch.setattr(
-        "fastfold.inference.serve.server.serve", lambda *arguments: found.append(arguments[4])
+        "fastfold.inference.serve.server.serve", lambda *arguments: found.append(arguments[2])
     )
     limits = ("--time-limit", "15m", "--memory-limit", "2GiB", "--workers", "3")
     assert cli.run("serve", "--data", cli.folder, *limits).code == 0
@@ -64,7 +63,7 @@ def test_jobs_with_limits_are_sent_alone(tmp_path: Path, monkeypatch: pytest.Mon
     )
     for where in (ScreenOptions(), ScreenOptions(time_limit=60.0), ScreenOptions(memory_limit=2**30)):
         options = ServeOptions(tmp_path, port=0, group=4)
-        serve(options, [], InferConfig(), RunOptions(), where, print)
+        serve(options, InferRequest((), tmp_path), where, print)
     assert found == [4, 1, 1]
 
 
