@@ -17,7 +17,7 @@ from fastfold.memory.offload import kept_rows
 from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.communication_cost import exchange_seconds
+from fastfold.parallel.planner.cost_model import exchange_seconds
 from fastfold.parallel.planner.hardware import Rates
 
 LAUNCHES = 20  #: Kernels per block of rows, on average over the steps

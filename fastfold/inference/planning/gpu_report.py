@@ -14,9 +14,8 @@ from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.inference.planning.planner import FoldPlan, Planner
 from fastfold.inference.planning.report import check_sizes, count_parameters, plan_lines
 from fastfold.memory import parse_bytes
-from fastfold.parallel.planner.calibration import FOLDING
-from fastfold.parallel.planner.hardware import Rates, rates
-from fastfold.parallel.planner.report import assumptions_text
+from fastfold.parallel.planner.hardware import FOLDING, Rates, rates
+from fastfold.parallel.planner.search import assumptions_text
 from fastfold.utils.units import GIB, clock
 
 

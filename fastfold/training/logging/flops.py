@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastfold.parallel.planner.trace import operator_cost
+from fastfold.parallel.planner.fake_run import operator_cost
 
 _BETWEEN_COUNTS = 50  #: Minimum number of samples between two counts, because counting slows a sample down
 
