@@ -24,8 +24,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.planning.report import fold_costs, fold_time
 from fastfold.memory import BudgetError, DeviceFull
-from fastfold.parallel.planner.calibration import FOLDING
-from fastfold.parallel.planner.hardware import rates
+from fastfold.parallel.planner.hardware import FOLDING, rates
 from fastfold.utils.units import GIB
 
 GB = 10**9

@@ -43,7 +43,7 @@ from fastfold.parallel import ParallelPlan, best_plans  # noqa: E402
 from fastfold.parallel.alphafold.workload import alphafold_workload  # noqa: E402
 from fastfold.parallel.planner.cost_model import Cost  # noqa: E402
 from fastfold.parallel.planner.hardware import rates  # noqa: E402
-from fastfold.parallel.planner.report import assumptions_text, seconds_text  # noqa: E402
+from fastfold.parallel.planner.search import assumptions_text, seconds_text  # noqa: E402
 from fastfold.parallel.planner.workload import standard_layouts  # noqa: E402
 from fastfold.utils.atomic_files import write_atomic  # noqa: E402
 

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from examples.gpt.gpt import GPTConfig
 from examples.gpt.plan import gpt_workload
 from fastfold.parallel import ParallelPlan
-from fastfold.parallel.planner.calibration import GENERAL
 from fastfold.parallel.planner.cost_model import step_cost
-from fastfold.parallel.planner.hardware import rates
+from fastfold.parallel.planner.hardware import GENERAL, rates
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
 _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

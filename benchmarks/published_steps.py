@@ -6,25 +6,54 @@ programs: the model counts the operators of this one.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any, Literal
 
 from fastfold.parallel import ParallelPlan
 from fastfold.parallel.alphafold.workload import alphafold_workload
-from fastfold.parallel.planner.calibration import (
-    LEFT_OUT,
-    PUBLISHED,
-    TRAINING,
-    WITHIN,
-    Assumptions,
-    Published,
-)
 from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
-from fastfold.parallel.planner.hardware import Rates, rates
-from fastfold.parallel.planner.report import seconds_text
+from fastfold.parallel.planner.hardware import TRAINING, WITHIN, Assumptions, Rates, rates
+from fastfold.parallel.planner.search import seconds_text
 from fastfold.parallel.planner.workload import Workload
 
 _BLOCK = "evoformer.blocks.0"
+
+PublishedKind = Literal["block_forward", "block_backward", "step", "flops_per_second", "training"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published time or rate."""
+
+    name: str  #: Name of the run
+    #: Kind of :attr:`value`: seconds of a block's pass, of a step, or of a whole training of ``samples`` samples; or
+    #: FLOP/s of all GPUs together
+    what: PublishedKind
+    value: float  #: The time or rate
+    gpu: str  #: Name of the accelerator
+    source: str  #: Publication, and settings that it leaves open
+    #: Plan of the run, with one sample for each rank of ``dp``
+    plan: ParallelPlan = field(default_factory=ParallelPlan)
+    #: ``residues``, ``msa`` and ``extra_msa``
+    sizes: Mapping[str, int] = field(default_factory=lambda: {"residues": 256, "msa": 128, "extra_msa": 1024})
+    checkpointing: bool = False  #: True if blocks were recomputed in the backward pass
+    graphed: bool = False  #: True if kernels were launched as CUDA graphs
+    per_machine: int | None = None  #: GPUs of a machine, if they differ from the table
+    samples: int | None = None  #: Samples of a whole training
+
+
+_FILE = resources.files("fastfold.parallel.planner") / "calibration.json"
+_TABLE: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+
+PUBLISHED = tuple(
+    Published(**(row | {"plan": ParallelPlan(**row.get("plan", {}))})) for row in _TABLE["published"]
+)
+"""Published values that check the training's constants."""
+LEFT_OUT: tuple[tuple[str, str], ...] = tuple((row["what"], row["why"]) for row in _TABLE["left_out"])
+"""Published values that nothing is checked against, each with the reason."""
 
 
 class PublishedSteps:

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
-from fastfold.parallel.checkpointing import checkpoint_blocks
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.comparison import Split, StageComparison, without_data
 from fastfold.parallel.data_parallel.buckets import Buckets
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict, ShardFn
-from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
+from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
+from fastfold.parallel.data_parallel.units import checkpoint_blocks
+from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
+from fastfold.parallel.paths import below, is_inside, joined, replace_at, tied_names
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.plan_checks import check_plan, check_tied_layers, tied_names
-from fastfold.parallel.stage_comparison import Split, StageComparison
-from fastfold.parallel.tensor_parallel.first_call import compare_first_calls, without_data
+from fastfold.parallel.tensor_parallel.first_call import compare_first_calls
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
-from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
-from fastfold.parallel.tensor_parallel.randomness import check_alike
+from fastfold.parallel.tensor_parallel.plain_layers import (
+    check_alike,
+    check_restored,
+    check_unchanged,
+    signature,
+)
 from fastfold.utils.module_structure import module_structure
 
 Sequencing = Callable[[nn.Module, Group], Any]
@@ -94,7 +101,9 @@ def parallelize(
     shard_fns = _shard_fns(model, asked, layers)
     check_plan(model, asked, stages, sequence, dap)
     check_tied_layers(model, shard_fns)
-    mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type or _device_type(model))
+    kind = next((p.device.type for p in model.parameters()), "cpu")
+    kind = "cpu" if kind == "meta" else kind  # parameters without data will be on the host first
+    mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type or kind)
     agree_over_store("model", module_structure(model), "the models of the ranks differ")
     _same_weights(model, mesh)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
@@ -120,21 +129,23 @@ def parallelize(
         module, renamed = _own_stages(model, stages, mesh)
         shard_fns, plain = _moved(shard_fns, renamed), _moved(plain, renamed)
     if asked.tp_mode == "1d":
-        for part in module.children() if asked.pp > 1 else (module,):
+        for name, part in module.named_children() if asked.pp > 1 else [("", module)]:
             compare_inputs(part, mesh.group("tp"))
+            cut_layers, plain_layers = below(name, shard_fns), below(name, plain)
+            for by_path in (cut_layers, plain_layers):
+                by_path.pop("", None)  # a stage that is cut as a whole
             if compare_first:
-                compare_first_calls(part, _below(plain, module, part), _below(shard_fns, module, part), mesh)
-            check_alike(part, mesh.group("tp"), _below(shard_fns, module, part))
+                compare_first_calls(part, plain_layers, cut_layers, mesh)
+            check_alike(part, mesh.group("tp"), cut_layers)
     shard_groups = {
         name: [spec.group for spec in of_one] for name, of_one in parameter_shard_specs(module).items()
     }
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    gradients: Replicated | FullySharded
+    gradients: ReducedGradients
     if asked.zero == 3:
         gradients = FullySharded(module, mesh, shard_groups)
     else:
-        kind = (Replicated, ShardedStates, ShardedGradients)[asked.zero]
-        gradients = kind(named, mesh, shard_groups)
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        gradients = Replicated(named, mesh, shard_groups, stage=asked.zero)
     cut = frozenset(name for name, of_one in shard_groups.items() if of_one)
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
@@ -174,12 +185,6 @@ def _automatic(
     return found
 
 
-def _device_type(model: nn.Module) -> str:
-    """Return the type of the parameters' device; those without data will be on the host first."""
-    found = next((p.device.type for p in model.parameters()), "cpu")
-    return "cpu" if found == "meta" else found
-
-
 def _shard_fns(
     model: nn.Module, plan: ParallelPlan, layers: Mapping[str, ShardFn] | None
 ) -> dict[str, ShardFn]:
@@ -199,11 +204,11 @@ def _shard_fns(
             hint = suggest(pattern, paths, cutoff=0.0)
             raise ConfigError(f"layers=: no module of {type(model).__name__} is called {pattern}; {hint}")
         for path in matching:  # outer modules precede their children
-            if not any(path.startswith(f"{outer}.") for outer in found):
+            if not any(is_inside(path, outer) for outer in found if outer != path):
                 found[path] = shard_fn
     if plan.tp_mode != "1d":
         left = [
-            name for name, _ in model.named_parameters() if not any(name.startswith(f"{p}.") for p in found)
+            name for name, _ in model.named_parameters() if not any(is_inside(name, path) for path in found)
         ]
         if left:
             raise ConfigError(
@@ -231,18 +236,9 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh) -> None:
                 tensors[number].copy_(x)
 
 
-def _below(by_path: Mapping[str, T], module: nn.Module, part: nn.Module) -> dict[str, T]:
-    """Return values by paths in a module, by those in the module or one of its children."""
-    if part is module:
-        return dict(by_path)
-    name = next(name for name, child in module.named_children() if child is part)
-    return {path.removeprefix(f"{name}."): x for path, x in by_path.items() if path.startswith(f"{name}.")}
-
-
 def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:
     """Replace a layer by this rank's part of it; shared parameters stay shared."""
-    name_of_owner, _, name = path.rpartition(".")
-    owner, layer = model.get_submodule(name_of_owner), model.get_submodule(path)
+    owner, layer = model.get_submodule(path.rpartition(".")[0]), model.get_submodule(path)
     try:
         check_unchanged(layer, owner)
         before = signature(layer)
@@ -250,7 +246,7 @@ def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh)
         check_restored(before, cut)
     except ConfigError as error:
         raise ConfigError(f"layers= cuts {path}: {error}") from error
-    setattr(owner, name, cut)
+    replace_at(model, path, cut)
 
 
 def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
@@ -259,8 +255,7 @@ def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
         found = dict(model.named_parameters(remove_duplicate=False))
         present = [name for name in names if name in found]
         for name in present[1:]:
-            owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, found[present[0]])
+            replace_at(model, name, found[present[0]])
 
 
 def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.ModuleDict, dict[str, str]]:
@@ -299,16 +294,92 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
             parameter.data = parameter.data.new_empty(0)
     renamed: dict[str, str] = {}
     for here, part in module.named_modules():
-        if id(part) in paths and not any(here.startswith(f"{outer}.") for outer in renamed):
+        if id(part) in paths and not any(is_inside(here, outer) for outer in renamed):
             renamed[here] = paths[id(part)]
     return module, renamed
 
 
 def _moved(by_path: Mapping[str, T], renamed: Mapping[str, str]) -> dict[str, T]:
     """Return values of layers by their paths in this rank's stages."""
-    found = {}
-    for path, value in by_path.items():
-        for here, there in renamed.items():
-            if path == there or path.startswith(f"{there}."):
-                found[here + path[len(there) :]] = value
-    return found
+    return {
+        joined(here, path[len(there) :].removeprefix(".")): value
+        for path, value in by_path.items()
+        for here, there in renamed.items()
+        if is_inside(path, there)
+    }
+
+
+def check_plan(
+    model: nn.Module, plan: ParallelPlan, stages: object | None, sequence: object | None, dap: object | None
+) -> None:
+    """Refuse a plan that does not match a model.
+
+    The model is not parallel yet; the other arguments are those of :func:`fastfold.parallel.parallelize`.
+
+    Raises:
+        ConfigError: An argument is missing, or the model does not support an axis; the message names it.
+    """
+    kind = type(model).__name__
+    tied = next(iter(tied_names(model)), None)
+    if plan.dap > 1 and dap is None:
+        raise ConfigError(
+            f"dap={plan.dap} needs to know how {kind} is sharded: give dap=, for an AlphaFold network "
+            "fastfold.parallel.alphafold.shard; for other models use sp or tp"
+        )
+    if plan.sp > 1 and sequence is None:
+        raise ConfigError(
+            f"sp={plan.sp} needs to know where {kind} combines positions of the sequence: give sequence="
+        )
+    if plan.pp > 1 and stages is None:
+        raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
+    if plan.pp > 1 and tied is not None:
+        raise ConfigError(
+            f"pp={plan.pp}: {' and '.join(tied)} are one parameter, which two stages cannot share: untie them, "
+            "or use dp or tp instead of pp"
+        )
+    if plan.pp > 1 and plan.zero > 1:
+        raise ConfigError(
+            f"zero={plan.zero} with pp={plan.pp}: a pipeline adds up the gradients of its microbatches, which stage "
+            f"{plan.zero} would reduce after each one; use zero=1"
+        )
+    if plan.tp_mode != "1d" and tied is not None and plan.tp > 1:
+        raise ConfigError(
+            f"tp={plan.tp_mode} cuts {' and '.join(tied)} differently, so they cannot be one parameter"
+        )
+    _check_batch_norm(model, plan)
+
+
+def check_tied_layers(model: nn.Module, shard_fns: Iterable[str]) -> None:
+    """Refuse a tied parameter that is cut in some of its places, which would untie it.
+
+    ``shard_fns`` are the paths of the layers that are cut.
+
+    Raises:
+        ConfigError: A tied parameter is cut in part; the message names two of its places.
+    """
+    for names in tied_names(model):
+        cut = [name for name in names if any(is_inside(name, path) for path in shard_fns)]
+        whole = [name for name in names if name not in cut]
+        if cut and whole:
+            raise ConfigError(
+                f"{whole[0]} and {cut[0]} are one parameter, but layers= cuts only {cut[0]}; cut both, or neither"
+            )
+
+
+def _check_batch_norm(model: nn.Module, plan: ParallelPlan) -> None:
+    """Refuse statistics over each rank's part of a batch, here and at every call."""
+    axes = [axis for axis in ("dp", "sp", "dap", "pp") if getattr(plan, axis) > 1]
+    for path, module in model.named_modules():
+        if axes and isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            message = (
+                f"{axes[0]}={getattr(plan, axes[0])}: {path or type(model).__name__} is {type(module).__name__}, whose "
+                "statistics would be those of each rank's part of the batch; use LayerNorm or GroupNorm, eval() of "
+                "this module, or on GPUs torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+            )
+            _refuse_statistics(message, module)
+            module.register_forward_pre_hook(partial(_refuse_statistics, message))
+
+
+def _refuse_statistics(message: str, module: nn.Module, *_: Any) -> None:
+    if module.training or module.running_mean is None:
+        raise ConfigError(message)

@@ -1,17 +1,165 @@
-"""Tools to run a module a second time and to compare the results."""
+"""Comparison of a module's second run, and of a pipeline's stages with the model that they compose to.
+
+Model and stages run once on tensors without data, before the first step. Every tensor gets a fingerprint of the
+operators, parameters and inputs that made it, so that stages that compute something else are found on every rank,
+without messages and without memory.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fastfold.errors import ConfigError, first_line
+from fastfold.utils.module_structure import tensors_in
+
+Split = Callable[[nn.Module, int], Sequence[nn.Module]]
+
+_PASSED_ON = ("aten::detach", "aten::alias", "aten::clone", "aten::lift_fresh")
+"""Operators whose result is their input."""
+_MOST_ELEMENTS = 4096  #: Constants with more elements are told apart by their shapes alone
+
+_REMEDY = (
+    "stages= must return modules whose composition is the model; wrap what runs between its layers into a module of "
+    "the stage, or pass compare_first=False to parallelize() if the difference is intended"
+)
+
+
+class StageComparison:
+    """One comparison of stages with the plain model, to be made before the first step.
+
+    The model is copied without data; its stages are spread over ``ranks``.
+    """
+
+    def __init__(self, model: nn.Module, split: Split, ranks: int) -> None:
+        self._model: nn.Module | None = without_data(model)
+        self._split, self._ranks = split, ranks
+
+    @torch.no_grad()
+    def compare(self, args: Sequence[Any], everywhere: Mapping[str, Any]) -> None:
+        """Run model and stages once; later calls return at once.
+
+        A model that does not take the arguments of the stages is not compared. The arguments are those of the first
+        stage for a microbatch, those named of every stage.
+
+        Raises:
+            ConfigError: A stage fails, returns no tensors, or the stages compute something else.
+        """
+        model, self._model = self._model, None
+        if model is None or not _takes(model, args, everywhere):
+            return
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        plain = fake_copy(model, mode)
+        stages = list(self._split(plain, self._ranks))
+        names = {id(x): name for name, x in (*plain.named_parameters(), *plain.named_buffers())}
+        with mode:
+            given, named = tree_map_only(Tensor, fake, (tuple(args), dict(everywhere)))
+            expected = _Fingerprints(names, (given, named)).of_call(
+                type(model).__name__, lambda: plain(*given, **named)
+            )
+            prints, passed = _Fingerprints(names, (given, named)), given
+            found: list[str] = []
+            for number, stage in enumerate(stages):
+                place = f"stage {number} of {len(stages)} of the pipeline"
+                found, result = prints.of_stage(place, partial(stage, *passed, **named))
+                passed = result if isinstance(result, tuple | list) else (result,)
+                if number + 1 < len(stages) and not all(isinstance(x, Tensor) for x in passed):
+                    kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in passed))
+                    raise ConfigError(
+                        f"{place} returns {kinds}, expected a tensor or a tuple of tensors to send: {_REMEDY}"
+                    )
+        if not set(found) <= set(expected):
+            raise ConfigError(
+                f"the {len(stages)} stages of the pipeline compute another result than {type(model).__name__}: "
+                + _REMEDY
+            )
+
+
+def _takes(model: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    try:
+        signature(model.forward).bind(*args, **named)
+    except TypeError:
+        return False
+    return True
+
+
+class _Fingerprints(TorchDispatchMode):
+    """Fingerprint of every tensor by what made it.
+
+    ``names`` are those of parameters and buffers by id.
+    """
+
+    def __init__(self, names: Mapping[int, str], inputs: Any) -> None:
+        super().__init__()
+        self._names = names
+        self._known = WeakIdKeyDictionary()
+        for number, x in enumerate(tree_flatten(inputs)[0]):
+            if isinstance(x, Tensor):
+                self._known[x] = f"input {number}"
+
+    def of_call(self, name: str, call: Callable[[], Any]) -> list[str]:
+        """Return the fingerprints of the tensors that the model returns."""
+        try:
+            with self:
+                return [self._of(x) for x in tensors_in(call())]
+        except Exception as error:  # shapes that depend on data raise many types
+            raise ConfigError(
+                f"{name} cannot be traced to compare its pipeline stages with it ({type(error).__name__}: "
+                f"{first_line(error)}): if the stages are right, pass compare_first=False to parallelize()"
+            ) from error
+
+    def of_stage(self, place: str, call: Callable[[], Any]) -> tuple[list[str], Any]:
+        """Return the fingerprints of the tensors that a stage returns, and its result."""
+        try:
+            with self:
+                result = call()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{place} raises {type(error).__name__}: {first_line(error)}; {_REMEDY}"
+            ) from error
+        return [self._of(x) for x in tensors_in(result)], result
+
+    def _of(self, x: Tensor) -> str:
+        found = self._known.get(x) or self._names.get(id(x))
+        if found is not None:
+            return str(found)
+        value: Any = getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
+        elements = None
+        if value is not None and value.numel() <= _MOST_ELEMENTS:
+            with suppress(RuntimeError):  # a tensor of another kind without data
+                elements = value.tolist()
+        return f"constant {list(x.shape)} {x.dtype} {elements}"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        leaves = tree_flatten((args, kwargs or {}))[0]
+        before = [self._of(x) if isinstance(x, Tensor) else repr(x) for x in leaves]
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        for number, x in enumerate(tree_flatten(out)[0]):
+            if isinstance(x, Tensor):
+                facts = repr((name, number, before)).encode()
+                is_same = name in _PASSED_ON and isinstance(leaves[0], Tensor)
+                self._known[x] = before[0] if is_same else hashlib.sha256(facts).hexdigest()
+        return out
+
 
 T = TypeVar("T")
 
@@ -28,6 +176,15 @@ def detached_copy(tree: T, memo: dict[int, Any] | None = None) -> T:
         return copy.deepcopy(tree, memo)
 
 
+def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Copy a module with parameters that have a shape and no memory; tied ones stay tied.
+
+    ``memo`` has replacements of objects by their ids, as of :func:`copy.deepcopy`.
+    """
+    own = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in layer.parameters()}
+    return detached_copy(layer, own if memo is None else own | memo)
+
+
 def fake(x: Tensor) -> Tensor:
     """Return a tensor on the host of the same shape, strides and dtype; without data inside a ``FakeTensorMode``."""
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
@@ -35,12 +192,9 @@ def fake(x: Tensor) -> Tensor:
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Copy a module with parameters and buffers without data."""
-    memo: dict[int, Any] = {}
     with mode:
-        for p in model.parameters():
-            memo.setdefault(id(p), nn.Parameter(fake(p.detach()), p.requires_grad))
-        for x in model.buffers():
-            memo.setdefault(id(x), fake(x))
+        memo: dict[int, Any] = {id(x): fake(x) for x in model.buffers()}
+        memo |= {id(p): nn.Parameter(fake(p.detach()), p.requires_grad) for p in model.parameters()}
     return detached_copy(model, memo)
 
 

@@ -261,21 +261,19 @@ def init_distributed(
 
 def _retry(connect: Callable[[], T]) -> T:
     """Return the result of a connection; retry it if it fails while machines of a job still start."""
-    attempt = 1
-    while True:
+    for attempt in range(_ATTEMPTS):
         try:
             return connect()
         except (dist.DistStoreError, dist.DistNetworkError) as error:
-            if attempt < _ATTEMPTS:
-                time.sleep(2.0 ** (attempt - 1))
-                attempt += 1
-                continue
-            where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-            raise ConfigError(
-                f"rank {os.environ.get('RANK', '?')} of {started_processes()} did not find the other processes at "
-                f"{where} ({first_line(error)}); check that all were started, that the address is that of the machine "
-                "of rank 0, and that no other program uses the port (MASTER_ADDR, MASTER_PORT)"
-            ) from error
+            failure = error
+        if attempt + 1 < _ATTEMPTS:
+            time.sleep(2.0**attempt)
+    where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    raise ConfigError(
+        f"rank {os.environ.get('RANK', '?')} of {started_processes()} did not find the other processes at {where} "
+        f"({first_line(failure)}); check that all were started, that the address is that of the machine of rank 0, "
+        "and that no other program uses the port (MASTER_ADDR, MASTER_PORT)"
+    ) from failure
 
 
 def _local_gpu() -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -17,17 +18,20 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.backward_reduction import BackwardReduction
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.flat_pieces import Factory, on_pieces
-from fastfold.parallel.data_parallel.fsdp import FullySharded
+from fastfold.parallel.comparison import StageComparison
 from fastfold.parallel.data_parallel.full_state import FullStateDict
-from fastfold.parallel.data_parallel.optimizer import OWN_OPTIMIZERS, ParallelOptimizer, clip_norm
+from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
+from fastfold.parallel.data_parallel.optimizer import (
+    OWN_OPTIMIZERS,
+    Factory,
+    ParallelOptimizer,
+    clip_norm,
+    on_pieces,
+)
 from fastfold.parallel.data_parallel.sharded_norm import whole
-from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.stage_comparison import StageComparison
 from fastfold.parallel.tensor_parallel.layout import layouts
 
 
@@ -57,7 +61,7 @@ class Parallel(nn.Module):
         self,
         module: nn.Module,
         mesh: ParallelMesh,
-        gradients: Replicated | FullySharded,
+        gradients: ReducedGradients,
         full_state: FullStateDict,
         *,
         sequence: Any = None,
@@ -71,14 +75,12 @@ class Parallel(nn.Module):
         self.sequence, self.explanation = sequence, explanation
         self.stage_comparison = stage_comparison
         self.training = module.training
-        losses = 1
-        for group in self._loss_groups():
-            losses *= group.size
+        losses = math.prod(group.size for group in self._loss_groups())
         self._backward = BackwardReduction(gradients, 1 / losses)
         # Accelerate would put DistributedDataParallel around the model.
         self._is_accelerate_prepared = True
         # Libraries read the names of a model's arguments. A weak reference, so that the model is freed at once.
-        call: Any = weakref.WeakMethod(self._call)
+        call: Any = weakref.WeakMethod(self.forward)
 
         @functools.wraps(module.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -98,9 +100,6 @@ class Parallel(nn.Module):
         Raises:
             ConfigError: The plan has pipeline stages.
         """
-        return self._call(*args, **kwargs)
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
         if self.plan.pp > 1:
             raise ConfigError(
                 f"pp={self.plan.pp} has no forward pass on one rank: run steps by fastfold.parallel.Pipeline(parallel)"
@@ -204,8 +203,7 @@ class Parallel(nn.Module):
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         total = torch.tensor([float(count)], dtype=torch.float64, device=device)
         for group in self._loss_groups():
-            if group.size > 1:
-                total = async_ops.start_all_reduce(total, group).wait()
+            total = async_ops.start_all_reduce(total, group).wait()
         return count / max(float(total), 1e-300)
 
     # ---- gradients and optimizer -----------------------------------------------------------------------
@@ -386,7 +384,7 @@ class Parallel(nn.Module):
         found: dict[str, Tensor] = {}
         for names in self._full_state.joined_together(values):
             own = self._full_state.shard({name: whole(values[name]) for name in names})
-            if isinstance(self.gradients, FullySharded):
+            if self.gradients.stage == 3:
                 own = self.gradients.part(own)
             found |= own
         return found

@@ -37,25 +37,17 @@ Inputs = Sequence[tuple[Any, ...]]
 Loss = Callable[[Any, int], Tensor]
 
 
-class _Feed:
-    """Arguments of the running pass's microbatches, which stages look up by number."""
-
-    def __init__(self) -> None:
-        self.inputs: Inputs = ()
-        self.everywhere: Sequence[Mapping[str, Any]] = ()
-
-
 class _Stage(nn.Module):
     """A stage of a schedule: tensors come from the previous stage, other arguments by the microbatch's number."""
 
-    def __init__(self, module: nn.Module, first: bool, feed: _Feed) -> None:
+    def __init__(self, module: nn.Module, first: bool, pipeline: Pipeline) -> None:
         super().__init__()
-        self.module, self.first, self._feed = module, first, feed
+        self.module, self.first, self._pipeline = module, first, pipeline
 
     def forward(self, *received: Tensor, number: Tensor) -> Any:
         i = int(number[0])
-        given = self._feed.inputs[i] if self.first else received
-        return self.module(*given, **self._feed.everywhere[i])
+        given = self._pipeline.inputs[i] if self.first else received
+        return self.module(*given, **self._pipeline.everywhere[i])
 
 
 class Pipeline:
@@ -88,7 +80,9 @@ class Pipeline:
             wanted = "one stage" if schedule in SINGLE else "at least two stages"
             raise ConfigError(f"schedule {schedule}: expected {wanted} on each rank, found {each}")
         self.count = each * group.size
-        self._feed = _Feed()
+        # Arguments of the running pass's microbatches, which stages look up by number.
+        self.inputs: Inputs = ()
+        self.everywhere: Sequence[Mapping[str, Any]] = ()
         self._built: dict[Any, Any] = {}
         self._loss: Loss | None = None
         self._outputs: dict[int, Any] = {}
@@ -135,8 +129,7 @@ class Pipeline:
         more: dict[str, Any],
     ) -> None:
         count = len(inputs)
-        self._feed.inputs = inputs
-        self._feed.everywhere = everywhere or [{}] * count
+        self.inputs, self.everywhere = inputs, everywhere or [{}] * count
         self._outputs = {}
         numbers = torch.arange(count)
         if self.has_last:
@@ -144,12 +137,12 @@ class Pipeline:
         try:
             schedule = self._schedule(method, count)
             if self.parallel.stage_comparison is not None:
-                self.parallel.stage_comparison.compare(inputs[0], self._feed.everywhere[0])
+                self.parallel.stage_comparison.compare(inputs[0], self.everywhere[0])
             getattr(schedule, method)(number=numbers, **more)
         except Exception as error:
             raise self._explained(error) from error
         finally:
-            self._feed.inputs, self._feed.everywhere = (), ()
+            self.inputs, self.everywhere = (), ()
 
     def _explained(self, error: Exception) -> Exception:
         """Return an error with the rank and its stages."""
@@ -170,7 +163,7 @@ class Pipeline:
         """
         shapes = [
             tuple((tuple(x.shape), x.dtype) for x in tree_leaves(given) if isinstance(x, Tensor))
-            for given in zip(self._feed.inputs, self._feed.everywhere, strict=True)
+            for given in zip(self.inputs, self.everywhere, strict=True)
         ]
         odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:
@@ -187,7 +180,7 @@ class Pipeline:
             device = next(iter(self.parallel.module.parameters())).device
             made = [
                 PipelineStage(
-                    _Stage(stage, number == 0, self._feed),
+                    _Stage(stage, number == 0, self),
                     number,
                     self.count,
                     device,

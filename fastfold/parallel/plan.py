@@ -41,36 +41,30 @@ class ParallelPlan:
 
     def __post_init__(self) -> None:
         for name in ("dp", "pp", "tp", "tp_depth", "sp", "dap"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"parallel.{name}: expected a number of ranks, at least 1, found {value!r}")
+            self._check_count(name, 1, "a number of ranks, at least 1")
         if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
             raise ConfigError(f"parallel.zero: expected stage 0, 1, 2 or 3, found {self.zero!r}")
-        if self.tp_mode not in TP_MODES:
-            raise ConfigError(
-                f"parallel.tp_mode: expected one of {', '.join(TP_MODES)}, found {self.tp_mode!r}"
-            )
+        for name, known in (("tp_mode", TP_MODES), ("dap_mode", DAP_MODES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"parallel.{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}"
+                )
         if self.tp_depth > 1 and self.tp_mode != "2.5d":
             raise ConfigError(f"tp_depth={self.tp_depth} needs tp=2.5d, found tp={self.tp_mode}")
-        if self.dap_mode not in DAP_MODES:
-            raise ConfigError(
-                f"parallel.dap_mode: expected one of {', '.join(DAP_MODES)}, found {self.dap_mode!r}"
-            )
-        if isinstance(self.dap_rows, bool) or not isinstance(self.dap_rows, int) or self.dap_rows < 0:
-            raise ConfigError(
-                f"parallel.dap_rows: expected a number of rows, 0 for a square, found {self.dap_rows!r}"
-            )
+        self._check_count("dap_rows", 0, "a number of rows, 0 for a square")
         if self.dap_rows and self.dap_mode != "grid":
             raise ConfigError(f"dap_rows={self.dap_rows} needs dap=grid, found dap={self.dap_mode}")
         self._check_shards()
         # Their properties refuse impossible sizes.
         _ = self.tp_grid, self.dap_grid
 
+    def _check_count(self, name: str, least: int, expected: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"parallel.{name}: expected {expected}, found {value!r}")
+
     def _check_shards(self) -> None:
-        if isinstance(self.dp_shard, bool) or not isinstance(self.dp_shard, int) or self.dp_shard < 0:
-            raise ConfigError(
-                f"parallel.dp_shard: expected a number of ranks, 0 for all, found {self.dp_shard!r}"
-            )
+        self._check_count("dp_shard", 0, "a number of ranks, 0 for all")
         if not self.dp_shard:
             return
         if self.dp_shard == 1:
@@ -183,6 +177,7 @@ class ParallelPlan:
         """
         values = _joined_shards(values)
         flat: dict[str, Any] = {}
+        known = [field.name for field in fields(cls)]
         nested = {
             "tp": {"size": "tp", "mode": "tp_mode", "depth": "tp_depth"},
             "dap": {"size": "dap", "mode": "dap_mode", "rows": "dap_rows"},
@@ -192,10 +187,9 @@ class ParallelPlan:
             inner = value.items() if isinstance(value, Mapping) else [(None, value)]
             for part, number in inner:
                 name = key if part is None else nested.get(key, {}).get(part)
-                if name not in {field.name for field in fields(cls)}:
+                if name not in known:
                     shown = key if part is None else f"{key}.{part}"
-                    known = ", ".join(field.name for field in fields(cls))
-                    raise ConfigError(f"parallel.{shown} is unknown; known are {known}")
+                    raise ConfigError(f"parallel.{shown} is unknown; known are {', '.join(known)}")
                 if name in flat:
                     raise ConfigError(f"parallel.{name} is given twice: {flat[name]!r} and {number!r}")
                 flat[name] = number

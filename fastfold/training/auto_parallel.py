@@ -12,8 +12,7 @@ from fastfold.evoformer.config import is_multimer
 from fastfold.parallel import started_processes
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.planner.hardware import ACCELERATORS, accelerator
-from fastfold.parallel.planner.report import step_text
-from fastfold.parallel.planner.search import best_plans, overrides
+from fastfold.parallel.planner.search import best_plans, overrides, step_text
 from fastfold.training.config import TrainConfig
 
 

@@ -79,6 +79,8 @@ def _without(
     def wrapped(name: str) -> Callable[..., AsyncResult[Tensor]]:
         def reduction(*args: object) -> AsyncResult[Tensor]:
             group = next(arg for arg in args if isinstance(arg, Group))
+            if group.size == 1:  # nothing is sent
+                return originals[name](*args)
             of_whom = f" of ranks {dist.get_process_group_ranks(group.process_group)}" if apart else ""
             this = group.name + of_whom, counts[group.name]
             counts[group.name] += 1

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fastfold.parallel.checkpointing import checkpoint_blocks, checkpointable_blocks
+from fastfold.parallel.data_parallel.units import checkpoint_blocks, checkpointable_blocks
 
 
 class _Block(nn.Module):

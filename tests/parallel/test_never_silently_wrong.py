@@ -17,8 +17,8 @@ from fastfold.errors import ConfigError, LostProcessError
 from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, init_distributed, parallelize
 from fastfold.parallel.pipeline import Pipeline
 from fastfold.parallel.sequence_parallel.module import METHODS, SequenceParallel
-from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
-from fastfold.parallel.tensor_parallel.randomness import own_randomness
+from fastfold.parallel.tensor_parallel.layers import ParallelMLP
+from fastfold.parallel.tensor_parallel.plain_layers import own_randomness
 from tests.helpers.spawn_ranks import launch
 
 

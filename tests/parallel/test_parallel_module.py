@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, parallelize
-from fastfold.parallel.backward_reduction import BackwardReduction
+from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import largest_differences

@@ -13,11 +13,12 @@ from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan, init_distributed, parallelize
+from fastfold.parallel.apply_plan import check_tied_layers
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.plan_checks import check_tied_layers, tied_names
+from fastfold.parallel.paths import tied_names
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.sequence_parallel.attention import ring_attention
-from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
+from fastfold.parallel.tensor_parallel.layers import ParallelMLP
 
 
 def test_a_gpu_is_named_when_processes_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, parallelize
+from fastfold.parallel.comparison import StageComparison
 from fastfold.parallel.planner.fake_run import fake_mesh
-from fastfold.parallel.stage_comparison import StageComparison
 from tests.parallel.foreign_models import build
 
 X = torch.randn(4, 6, dtype=torch.float64)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
-from fastfold.parallel.comm.differentiable import first_order
+from fastfold.parallel.comm.collectives import first_order
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch

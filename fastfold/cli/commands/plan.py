@@ -153,10 +153,8 @@ def run_plan(options: argparse.Namespace) -> int:
 
 def _plan_training(options: argparse.Namespace) -> int:
     from fastfold.parallel.alphafold.workload import alphafold_workload
-    from fastfold.parallel.planner.calibration import TRAINING
-    from fastfold.parallel.planner.hardware import rates
-    from fastfold.parallel.planner.report import assumptions_text, plan_table
-    from fastfold.parallel.planner.search import best_plans
+    from fastfold.parallel.planner.hardware import TRAINING, rates
+    from fastfold.parallel.planner.search import assumptions_text, best_plans, plan_table
 
     speeds = rates(options.gpu, replace(TRAINING, graphed=options.cuda_graphs), options.measured)
     workload = alphafold_workload(

@@ -26,9 +26,8 @@ from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.calibration import TRAINING
 from fastfold.parallel.planner.cost_model import Cost, step_cost
-from fastfold.parallel.planner.hardware import Rates, rates
+from fastfold.parallel.planner.hardware import TRAINING, Rates, rates
 from fastfold.parallel.planner.workload import Workload
 from fastfold.utils.units import GIB
 

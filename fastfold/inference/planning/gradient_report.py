@@ -16,9 +16,8 @@ from fastfold.inference.design.optimise import schedule
 from fastfold.inference.planning.fit import FoldMemory
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
 from fastfold.memory import parse_bytes
-from fastfold.parallel.planner.calibration import TRAINING
-from fastfold.parallel.planner.hardware import rates
-from fastfold.parallel.planner.report import assumptions_text, seconds_text
+from fastfold.parallel.planner.hardware import TRAINING, rates
+from fastfold.parallel.planner.search import assumptions_text, seconds_text
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import GIB
 

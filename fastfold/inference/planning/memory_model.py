@@ -2,7 +2,7 @@
 
 Layers declare their bytes (:meth:`~fastfold.evoformer.execution.PolicyModule.workspace`); this module adds the tensors
 that are resident while they run. ``U``, the size of the pair tensor, dominates for long targets. If several ranks share
-a target, each holds a shard, and in addition its messages (:mod:`fastfold.parallel.axial.shard_memory`). Tensors are
+a target, each holds a shard, and in addition its messages (:mod:`fastfold.parallel.axial.shards`). Tensors are
 offloaded to the host's memory, then to a disk.
 """
 
@@ -32,7 +32,7 @@ from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
-from fastfold.parallel.axial.shard_memory import (
+from fastfold.parallel.axial.shards import (
     RESHARD_BLOCKS,
     contraction_exchange_bytes,
     gather_bytes,

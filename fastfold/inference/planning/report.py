@@ -27,10 +27,9 @@ from fastfold.memory.offload import kept_rows
 from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.calibration import FOLDING
-from fastfold.parallel.planner.communication_cost import exchange_seconds
-from fastfold.parallel.planner.hardware import Rates, rates
-from fastfold.parallel.planner.report import assumptions_text
+from fastfold.parallel.planner.cost_model import exchange_seconds
+from fastfold.parallel.planner.hardware import FOLDING, Rates, rates
+from fastfold.parallel.planner.search import assumptions_text
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import GIB, clock
 

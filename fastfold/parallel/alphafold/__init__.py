@@ -3,7 +3,6 @@
 General methods are one level up; this folder applies them to the modules of :mod:`fastfold.evoformer`.
 """
 
-from fastfold.parallel.alphafold.dap import axial_parallel, shard
-from fastfold.parallel.alphafold.grid import grid_parallel
+from fastfold.parallel.alphafold.dap import axial_parallel, grid_parallel, shard
 
 __all__ = ["axial_parallel", "grid_parallel", "shard"]

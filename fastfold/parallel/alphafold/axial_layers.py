@@ -23,15 +23,45 @@ from fastfold.parallel.alphafold.regather import (
     attention_regathered,
     outer_product_regathered,
 )
-from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
-from fastfold.parallel.alphafold.triangle_terms import SummedTerms, multiplication_of_terms
+from fastfold.parallel.alphafold.triangle_shard import (
+    ShardedTriangleMultiplication,
+    SummedTerms,
+    multiplication_of_terms,
+)
 from fastfold.parallel.axial.projections import Projections
-from fastfold.parallel.axial.shard_memory import gather_bytes
-from fastfold.parallel.axial.shards import AxialShards
-from fastfold.parallel.comm.pipelined import absent, broadcasts
+from fastfold.parallel.axial.shards import AxialShards, gather_bytes
+from fastfold.parallel.comm.async_ops import absent, broadcasts
 
 
-class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
+class GatheredBias(RegatheringLayer):
+    """Attention whose bias is gathered from all ranks."""
+
+    norm: Any
+    attention: Any
+    dropout: Any
+
+    @classmethod
+    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+        """Return the bytes of the attention, or those of its bias while it is gathered."""
+        gathered = gather_bytes(config.num_head, sizes.residues, sizes.own, sizes.element_size)
+        of_layer: int = super().workspace(config, sizes, elements)  # type: ignore[misc]
+        return max(of_layer, gathered)
+
+    def attend(
+        self, x: Tensor, mask: Tensor, bias: Tensor, again: Regather | None, begun: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Return the updated shard ``x [*, R, N, c]``, with gradients; ``mask [*, R, N]`` is that of the shard.
+
+        The bias ``[*, H, N, N]`` is gathered; ``again`` gathers it again in the backward pass, None keeps it. ``begun``
+        is the result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
+        """
+        dropout = self.dropout(x)
+        return attention_regathered(
+            self.norm, self.attention, x, bias, mask, dropout=dropout, again=again, begun=begun
+        )
+
+
+class AxialMSARowAttention(GatheredBias, MSARowAttention):
     """Attention of this rank's sequences; the pair is cut along its columns, and the bias is gathered."""
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -45,32 +75,8 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
             return self.attend(msa, msa_mask, whole, again)
         return super().forward(msa, pair, msa_mask, whole)
 
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of the bias, or those while it is gathered."""
-        gathered = gather_bytes(config.num_head, sizes.residues, sizes.own, sizes.element_size)
-        return max(super().workspace(config, sizes, elements), gathered)
 
-    def attend(
-        self,
-        msa: Tensor,
-        msa_mask: Tensor,
-        bias: Tensor,
-        again: Regather | None,
-        begun: Sequence[Tensor] = (),
-    ) -> Tensor:
-        """Return the updated ``msa``, with gradients.
-
-        The bias ``[*, H, N, N]`` is gathered; ``again`` gathers it again in the backward pass, None keeps it. ``begun``
-        is the result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
-        """
-        dropout = self.dropout(msa)
-        return attention_regathered(
-            self.norm, self.attention, msa, bias, msa_mask, dropout=dropout, again=again, begun=begun
-        )
-
-
-class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
+class AxialTriangleAttention(GatheredBias, TriangleAttention):
     """Attention of this rank's rows (starting node) or columns (ending node) of the pair, with a gathered bias."""
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -85,36 +91,19 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
             return self.attend(pair, pair_mask, whole, again)
         return super().forward(pair, pair_mask, whole)
 
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of the bias and its copy, or those while it is gathered."""
-        gathered = gather_bytes(config.num_head, sizes.residues, sizes.own, sizes.element_size)
-        return max(super().workspace(config, sizes, elements), gathered)
-
     def attend(
-        self,
-        pair: Tensor,
-        pair_mask: Tensor,
-        bias: Tensor,
-        again: Regather | None,
-        begun: Sequence[Tensor] = (),
+        self, x: Tensor, mask: Tensor, bias: Tensor, again: Regather | None, begun: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Return the updated shard of the pair, with gradients.
-
-        ``pair_mask`` is its shard of the mask. The bias is as read along the pair's rows; the other arguments are those
-        of :meth:`AxialMSARowAttention.attend`.
-        """
-        dropout = self.dropout(pair)
+        """Return the updated shard of the pair; the bias is as read along the pair's rows."""
         if self.starting:
-            return attention_regathered(
-                self.norm, self.attention, pair, bias, pair_mask, dropout=dropout, again=again, begun=begun
-            )
+            return super().attend(x, mask, bias, again, begun)
+        dropout = self.dropout(x)
         return attention_regathered(
             self.norm,
             self.attention,
-            pair.transpose(-3, -2),
+            x.transpose(-3, -2),
             bias.mT,
-            pair_mask.mT,
+            mask.mT,
             dropout=columns(dropout),
             again=None if again is None else lambda: again().mT,
             begun=begun,
@@ -245,7 +234,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
     def by_terms(self, pair: Tensor, pair_mask: Tensor, meanwhile: Callable[[], None] | None) -> Tensor:
         """Return the updated pair with gradients, cut along its rows.
 
-        See :mod:`fastfold.parallel.alphafold.triangle_terms`. Arguments as of :meth:`forward`; ``meanwhile`` is the
+        See :mod:`fastfold.parallel.alphafold.triangle_shard`. Arguments as of :meth:`forward`; ``meanwhile`` is the
         first work of the backward pass while the product's gradient is sent, or None.
         """
         length = pair.shape[-3 if self.outgoing else -2]

@@ -1,4 +1,4 @@
-"""Steps of the Evoformer on a grid of ranks: the pair in blocks of residues, the MSA cut along one axis.
+"""Steps and stacks of the Evoformer on a grid of ranks: pair in blocks, MSA cut along one axis.
 
 Transitions and the MSA's column attention run unchanged. Each class here is a variant of the layer that it derives
 from, with the same parameters. Masks are whole, because they are small without channels. Every rank draws the dropout
@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.attention import Attention
-from fastfold.evoformer.execution import columns
+from fastfold.evoformer.evoformer import TemplatePairStack
+from fastfold.evoformer.execution import ExecutionPolicy, columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.primitives import LayerNorm, SharedDropout
 from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.parallel.alphafold.axial_blocks import AxialEvoformerStack, ShardedEvoformerBlock
 from fastfold.parallel.alphafold.regather import recomputed
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
-from fastfold.parallel.axial.grid import Grid
-from fastfold.parallel.axial.grid_matmul import contract, contract_columns
-from fastfold.parallel.comm.collectives import gather
+from fastfold.parallel.axial.grid import Grid, contract, contract_columns
+from fastfold.parallel.comm.async_ops import AsyncResult, Box
+from fastfold.parallel.comm.collectives import gather, redistribute_async
 from fastfold.parallel.sequence_parallel.attention import ring_attention
 
 ATTENTIONS = ("auto", "ring", "reshard")
@@ -33,7 +35,7 @@ class GridLayout:
     """Grid of ranks and its methods."""
 
     grid: Grid  #: The ranks
-    #: Method of triangle sums; see :func:`fastfold.parallel.axial.grid_matmul.contract`
+    #: Method of triangle sums; see :func:`fastfold.parallel.axial.grid.contract`
     contraction: str = "auto"
     #: ``ring`` sends keys and values round a row or column of ranks and fetches the bias block by block. ``reshard``
     #: cuts the rows again within a row of ranks, so that each is whole, and gathers the bias. ``auto`` takes the
@@ -215,3 +217,53 @@ class GridTriangleMultiplication(ShardedTriangleMultiplication):
 
         mask, dropout = (grid.take(pair_mask, (-2, -1)), _factors(self.dropout, pair, (length, length), grid))
         return self.multiplied(pair, mask, multiply, grid.whole.size, dropout)
+
+
+class GridEvoformerBlock(ShardedEvoformerBlock):
+    """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
+
+    def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        for step in self.edge_steps():
+            pair = getattr(self, step.name)(*step.inputs(pair, pair, pair_mask, pair_mask))
+        return pair
+
+
+class GridEvoformerStack(AxialEvoformerStack):
+    """Evoformer blocks on blocks of the pair; inputs and results are shards along sequences and rows.
+
+    These are the shards of dynamic axial parallelism, which the rest of the network uses.
+    """
+
+    layout: GridLayout
+
+    def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
+        return rows_to_blocks(self.layout.grid, pair, pair_mask.shape[-1])
+
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
+        return blocks_to_rows(self.layout.grid, pair, pair_mask.shape[-1])
+
+
+class GridTemplatePairStack(TemplatePairStack):
+    """Template blocks on blocks of the pair; input and result are shards along its rows."""
+
+    layout: GridLayout
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
+        grid, length = self.layout.grid, pair_mask.shape[-1]
+        pair = super().forward(rows_to_blocks(grid, pair, length).wait(), pair_mask)
+        return blocks_to_rows(grid, pair, length).wait()
+
+
+def rows_to_blocks(grid: Grid, pair: Tensor, length: int) -> AsyncResult[Tensor]:
+    """Start moving a shard ``[*, n, N, c]`` of the pair along its rows to this rank's block of it."""
+    return redistribute_async(pair, (-3, -2), _rows(grid, length), grid.boxes((length, length)), grid.whole)
+
+
+def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> AsyncResult[Tensor]:
+    """Start moving this rank's block of the pair back to a shard along its rows."""
+    return redistribute_async(pair, (-3, -2), grid.boxes((length, length)), _rows(grid, length), grid.whole)
+
+
+def _rows(grid: Grid, length: int) -> list[Box]:
+    return [(part, slice(0, length)) for part in grid.whole_slices(length)]

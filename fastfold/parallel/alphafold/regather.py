@@ -24,7 +24,7 @@ from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.comm.differentiable import first_order
+from fastfold.parallel.comm.collectives import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
@@ -62,6 +62,7 @@ class Regathered:
 
     def started_by(self, x: Tensor) -> Tensor:
         """Return ``x``; its gradient starts the gathering when the backward pass reaches it."""
+        # A node of its own: the engine runs it before the other work of the block.
         found: Tensor = _Starting.apply(x, self) if self._moves else x
         return found
 

@@ -89,7 +89,7 @@ class TrainingBlock:
         begun = begin_attention(attention.norm, attention.attention, msa)
         (bias, *_) = needed()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, again, begun)
-        (msa,) = self._start([self._by_residue(msa)], begins_backward(msa)).wait()
+        (msa,) = self._start([self._reshard_msa(msa, -2)], begins_backward(msa)).wait()
         msa, begin = self._update_columns(rest, msa)
         if self._contraction == "channels":
             (pair,) = later()
@@ -107,7 +107,7 @@ class TrainingBlock:
         begun = begin_attention(attention.norm, attention.attention, msa)
         (bias,) = gathering.wait()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, begun)
-        later, begin, has_gradient = self._start([self._by_residue(msa)]), begins_backward(msa), Event()
+        later, begin, has_gradient = self._start([self._reshard_msa(msa, -2)]), begins_backward(msa), Event()
         pair = self._update_pair(pair, lambda: begin() if has_gradient.is_set() else None)
         msa, _ = self._update_columns(rest, later.wait()[0])
         if msa.requires_grad:
@@ -125,7 +125,7 @@ class TrainingBlock:
         projections = outer.projections(msa)
         gathered, again = projections.first(*first), outer.regathers_side(pair, self._msa_mask)
         move, regather = self._gathering(outer, gathered, -2, again)
-        needed, later = self._start_overlapping([move, *to_rows], [self._by_sequence(msa)])
+        needed, later = self._start_overlapping([move, *to_rows], [self._reshard_msa(msa, -3)])
         kept = projections.second(*second)
         whole, *rows_of_pair = needed()[: 1 + len(to_rows)]
         pair = rows_of_pair[0] if rows_of_pair else pair
@@ -165,12 +165,11 @@ class TrainingBlock:
             return []
         return [(pair, self._shards.resharding(pair, cut=-3, join=-2, length=self._residues))]
 
-    def _by_residue(self, msa: Tensor) -> TensorMove:
-        sequences = self._msa_mask.shape[-2]
-        return msa, self._shards.resharding(msa, cut=-2, join=-3, length=sequences)
-
-    def _by_sequence(self, msa: Tensor) -> TensorMove:
-        return msa, self._shards.resharding(msa, cut=-3, join=-2, length=self._residues)
+    def _reshard_msa(self, msa: Tensor, cut: int) -> TensorMove:
+        """Return the MSA's move to a cut along its residues (-2) or its sequences (-3)."""
+        return msa, self._shards.resharding(
+            msa, cut=cut, join=-5 - cut, length=self._msa_mask.shape[-4 - cut]
+        )
 
     def _msa_layers(self) -> tuple[Any, list[Any]]:
         """Return the step on sequences, which reads the pair, and the later steps on residues or any shard."""
@@ -180,22 +179,19 @@ class TrainingBlock:
     def _update_columns(self, layers: Sequence[Any], msa: Tensor) -> tuple[Tensor, Begin | None]:
         """Return the updated ``[*, S, n, c_m]``, and the part of attention's backward pass that needs no gradient."""
         begin: Begin | None = None
+        mask = self._shards.take(self._msa_mask, -1)
         for layer in layers:
             if isinstance(layer, MSAColumnAttention):
-                msa, begin = self._attend_columns(layer, msa)
+                turned = attention_regathered(
+                    *(layer.norm, layer.attention, msa.transpose(-3, -2), None, mask.mT),
+                    dropout=columns(layer.dropout(msa)),
+                )
+                msa, begin = turned.transpose(-3, -2), begins_backward(turned)
             elif isinstance(layer, MSAColumnGlobalAttention):
-                msa = layer(msa, self._shards.take(self._msa_mask, -1))
+                msa = layer(msa, mask)
             else:
                 msa = layer(msa)
         return msa, begin
-
-    def _attend_columns(self, layer: MSAColumnAttention, msa: Tensor) -> tuple[Tensor, Begin | None]:
-        mask = self._shards.take(self._msa_mask, -1)
-        turned = attention_regathered(
-            *(layer.norm, layer.attention, msa.transpose(-3, -2), None, mask.mT),
-            dropout=columns(layer.dropout(msa)),
-        )
-        return turned.transpose(-3, -2), begins_backward(turned)
 
     def _update_pair(self, pair: Tensor, begin: Begin | None) -> Tensor:
         """Return the updated columns.

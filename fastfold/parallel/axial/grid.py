@@ -1,22 +1,43 @@
 """A grid of ranks for tensors ``[*, A, B, c]``: rows cut over the grid's rows, columns over its columns.
 
 :class:`Grid` holds the rule of the cut (any lengths, any rectangle of ranks, without padding) and the moves between
-layouts; ``grid_matmul.py`` multiplies matrices that are cut into blocks. :attr:`Grid.transposed` is the grid of the
-transposed tensor, so a method for rows also serves columns.
-
+layouts. :attr:`Grid.transposed` is the grid of the transposed tensor, so a method for rows also serves columns.
 Gradients are exact adjoints: after ``backward`` the ranks hold the gradient of the sum of all ranks' losses.
+
+:func:`contract` multiplies matrices that are cut into blocks, one for each channel. There are two ways to the same
+result. SUMMA broadcasts panels of the right matrices down the columns and sums panels of the product along the rows:
+each rank sends O(N² c / √P). Or the blocks are resharded to whole matrices of some channels, which are multiplied
+without communication, and the product is resharded back. This sends O(N² c / P) if there are as many channels as ranks.
+On a GPU every multiplied matrix is padded with zeros to multiples of 8 rows and columns, at which cuBLAS is fast;
+messages are not padded.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from fastfold.parallel.comm.async_ops import AsyncResult, Box
-from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async, redistribute_async
+from fastfold.errors import ConfigError
+from fastfold.parallel.axial.matmul import filled, padded_matmul
+from fastfold.parallel.comm.async_ops import AsyncResult, Box, absent, broadcasts, sums
+from fastfold.parallel.comm.collectives import (
+    all_to_all_async,
+    first_order,
+    gather,
+    gather_async,
+    redistribute_async,
+)
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.mesh import ParallelMesh
+
+CONTRACTIONS = ("auto", "summa", "channels")
 
 
 @dataclass(frozen=True)
@@ -167,3 +188,131 @@ class Grid:
     def whole_slices(self, length: int) -> list[slice]:
         """Return the shards of an axis that is cut over all ranks."""
         return shard_slices(length, self.whole.size)
+
+
+class _Panels(NamedTuple):
+    """Pieces of an axis, as cut over the rows or the columns of ranks too."""
+
+    sizes: list[int]
+    owners: list[int]  #: Row or column with each piece
+    starts: list[int]  #: Offset in the part of its owner
+
+    def broadcast(self, x: Tensor, dim: int, group: Group) -> Iterator[Tensor]:
+        """Yield all pieces along ``dim`` of tensors that are cut over a group."""
+
+        def piece(number: int) -> Tensor:
+            if self.owners[number] == group.rank:
+                return x.narrow(dim, self.starts[number], self.sizes[number])
+            shape = list(x.shape)
+            shape[dim] = self.sizes[number]
+            return absent(x, *shape)
+
+        return broadcasts(piece, self.owners, group)
+
+
+def _panels(length: int, grid: Grid) -> tuple[_Panels, _Panels]:
+    """Return the common refinement of an axis cut over the grid's rows and over its columns, for either."""
+    cuts = [[0, *accumulate(sizes)] for sizes in (grid.row_sizes(length), grid.column_sizes(length))]
+    edges = sorted({*cuts[0], *cuts[1]})
+    sizes = [stop - start for start, stop in pairwise(edges)]
+    found = []
+    for cut in cuts:
+        # The last part that begins at or before an edge: those before it are empty.
+        owners = [bisect_right(cut[:-1], start) - 1 for start in edges[:-1]]
+        starts = [start - cut[owner] for start, owner in zip(edges, owners, strict=False)]
+        found.append(_Panels(sizes, owners, starts))
+    return found[0], found[1]
+
+
+class _Summa(Function):
+    """Product ``left rightᵀ`` of every channel; blocks ``[*, c, rows, columns]`` in the dtype of the operands."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, length: int, grid: Grid) -> Tensor:
+        wide = filled(left)
+        ctx.save_for_backward(wide, right)
+        ctx.panels, ctx.grid, ctx.rows = _panels(length, grid), grid, left.shape[-2]
+        of_rows, of_columns = ctx.panels
+        columns = grid.column_sizes(length)[grid.row.rank]
+        # Rows of the right matrices, down the columns of ranks.
+        arriving = of_rows.broadcast(right, -2, grid.column)
+        terms = ((wide @ filled(panel).mT)[..., : ctx.rows, : panel.shape[-2]] for panel in arriving)
+        found = sums(terms, of_columns.owners, grid.row)
+        return torch.cat(found, -1) if found else left.new_zeros(*left.shape[:-1], columns)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        wide, right = ctx.saved_tensors
+        grid: Grid = ctx.grid
+        of_rows, of_columns = ctx.panels
+        # Half precision would round after every panel.
+        grad_left = torch.zeros_like(wide, dtype=torch.promote_types(wide.dtype, torch.float32))
+
+        def terms() -> Iterator[Tensor]:
+            pieces = of_columns.broadcast(gradient, -1, grid.row)
+            for piece, panel in zip(pieces, of_rows.broadcast(right, -2, grid.column), strict=True):
+                of_product = filled(piece)
+                grad_left.add_(of_product @ filled(panel))
+                yield (of_product.mT @ wide)[..., : panel.shape[-2], : panel.shape[-1]]
+
+        found = sums(terms(), of_rows.owners, grid.column)
+        grad_right = torch.cat(found, -2) if found else torch.zeros_like(right)
+        return grad_left.to(wide.dtype)[..., : ctx.rows, : right.shape[-1]], grad_right, None, None
+
+
+def elements_sent(length: int, channels: int, grid: Grid) -> dict[str, float]:
+    """Count elements that a rank sends in both passes of one contraction of square matrices, by method.
+
+    The count is the mean over the ranks for ``summa``, and the maximum for ``channels``.
+    """
+    area, ranks = length * length * channels, grid.whole.size
+    along, down = (grid.columns - 1) / grid.columns, (grid.rows - 1) / grid.rows
+    # Along rows: sum of the product, broadcast of its gradient. Down columns: broadcasts and sum of the right side.
+    summa = 2 * along * area / grid.rows + 3 * down * area / grid.columns
+    own = length * length * shard_sizes(channels, ranks)[0]
+    # To channels: two factors and the product's gradient. Back to blocks: the product and the factors' gradients.
+    return {"summa": summa, "channels": 3 * (area - own) / ranks + 3 * own * (ranks - 1) / ranks}
+
+
+def choose_contraction(way: str, length: int, channels: int, grid: Grid) -> str:
+    """Choose a method; ``auto`` takes the one that sends less, or ``summa`` below one channel per rank.
+
+    Raises:
+        ConfigError: The method is unknown.
+    """
+    if way not in CONTRACTIONS:
+        raise ConfigError(f"contraction: expected one of {', '.join(CONTRACTIONS)}, found {way!r}")
+    if way != "auto":
+        return way
+    sent = elements_sent(length, channels, grid)
+    return "channels" if channels >= grid.whole.size and sent["channels"] < sent["summa"] else "summa"
+
+
+def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
+    """Compute ``out[i, j] = Σ_k left[i, k] right[j, k]`` for every channel (outgoing edges of triangles).
+
+    For incoming edges, ``Σ_k left[k, i] right[k, j]``, see :func:`contract_columns`.
+
+    Each rank has its blocks ``[*, c, rows, columns]`` of matrices ``length`` x ``length``. The way is ``summa``,
+    ``channels`` or ``auto`` (:func:`choose_contraction`).
+
+    Returns:
+        This rank's block of the product. The backward pass keeps only local blocks (``summa``), or as much in the
+        channels' layout.
+
+    Raises:
+        ConfigError: The method is unknown.
+    """
+    if choose_contraction(way, length, left.shape[-3], grid) == "channels":
+        lengths = (length, length)
+        product = padded_matmul(grid.to_channels(left, lengths), grid.to_channels(right, lengths).mT)
+        return grid.from_channels(product, lengths, left.shape[-3])
+    result: Tensor = _Summa.apply(left, right, length, grid)
+    return result
+
+
+def contract_columns(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
+    """Compute ``out[i, j] = Σ_k left[k, i] right[k, j]`` for every channel; see :func:`contract`."""
+    # The transposed product is one along rows of the transposed grid.
+    return contract(right.mT, left.mT, length, grid.transposed, way).mT

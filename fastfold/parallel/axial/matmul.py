@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, drain
-from fastfold.parallel.comm.differentiable import first_order
+from fastfold.parallel.comm.collectives import first_order
 from fastfold.parallel.comm.groups import Group, shard_slices
 from fastfold.parallel.comm.moves import Move, Shards
 
@@ -141,7 +141,7 @@ class _Channels(Function):
                     kept.extend(both)
                 product = (both[0] @ both[1].mT)[..., : out_shape[0], : out_shape[1]]
                 both.clear()  # zip holds the list until its next item
-                yield _from_channels([product], spec.dim, spec.sizes, block, spec.group)
+                yield _to_channels([product], spec.dim, spec.sizes, block, spec.group, back=True)
 
         for block, found in zip(ctx.blocks, drain(products()), strict=True):
             block.put(out, found.pop())
@@ -160,7 +160,7 @@ class _Channels(Function):
             for block, (whole,), left, right in blocks:
                 rows = zip((whole @ right, whole.mT @ left), ctx.whole, strict=True)
                 both = [x[..., : shape[0], : shape[1]] for x, shape in rows]
-                yield _from_channels(both, ctx.cut, spec.contracted, block, spec.group)
+                yield _to_channels(both, ctx.cut, spec.contracted, block, spec.group, back=True)
 
         for block, parts in zip(ctx.blocks, drain(gradients()), strict=True):
             for of_all, part in zip(grads, parts, strict=True):
@@ -181,20 +181,27 @@ def _product_shape(left: Tensor, right: Tensor, spec: ContractionSpec) -> tuple[
 
 
 def _to_channels(
-    tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
+    tensors: Sequence[Tensor],
+    dim: int,
+    sizes: Sequence[int],
+    block: _Block,
+    group: Group,
+    *,
+    back: bool = False,
 ) -> list[AsyncResult[Tensor]]:
-    """Start resharding from shards along ``dim`` of a block's channels to whole matrices.
+    """Start resharding from shards along ``dim`` of a block's channels to whole matrices, or ``back``.
 
     All tensors share one message.
     """
-    rows = Shards(dim, sizes)
-
-    def move(x: Tensor) -> Move:
-        found = Move(before=rows, after=Shards(x.dim() - 3, block.sizes))
-        height, width = (_width(x, n) for n in found.whole(x)[-2:])
-        return replace(found, filled=(height, width))
-
-    return async_ops.start_exchange([(block.of(x), move(x)) for x in tensors], group)
+    moves = []
+    for x in tensors:
+        move = Move(before=Shards(dim, sizes), after=Shards(x.dim() - 3, block.sizes))
+        if back:
+            moves.append((x, move.adjoint))
+        else:
+            height, width = (_width(x, n) for n in move.whole(x)[-2:])
+            moves.append((block.of(x), replace(move, filled=(height, width))))
+    return async_ops.start_exchange(moves, group)
 
 
 def _width(x: Tensor, n: int) -> int:
@@ -218,15 +225,6 @@ def filled(x: Tensor) -> Tensor:
     """Pad matrices ``[*, M, N]`` with zeros to multiples of 8 on a GPU; return others unchanged."""
     rows, columns = (_width(x, n) - n for n in x.shape[-2:])
     return pad(x, (0, columns, 0, rows)) if rows or columns else x
-
-
-def _from_channels(
-    tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
-) -> list[AsyncResult[Tensor]]:
-    """Start undoing :func:`_to_channels`."""
-    rows = Shards(dim, sizes)
-    moves = [(x, Move(before=Shards(x.dim() - 3, block.sizes), after=rows)) for x in tensors]
-    return async_ops.start_exchange(moves, group)
 
 
 def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: int) -> str:

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import rows_backend
 from fastfold.kernels.common.scratch import without_autocast
-from fastfold.parallel.comm.differentiable import first_order
+from fastfold.parallel.comm.collectives import first_order
 
 _EPS = 1e-5
 

@@ -7,6 +7,10 @@ reshard (all-to-all) and the gathers; ``matmul.py`` multiplies matrices whose co
 Gradients are exact adjoints: after ``backward`` the ranks hold the gradient of the sum of all ranks' losses. If every
 rank computes the same loss, a parameter's gradient is therefore the **mean** over the ranks, which
 DDP and FSDP compute over data parallel ranks and these together.
+
+A collective holds sent tensors until they arrive, and received ones until they are joined, while the next collective is
+running. :func:`reshard_bytes`, :func:`gather_bytes` and :func:`contraction_exchange_bytes` count them for the largest
+shard, that of rank 0.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.axial.matmul import ContractionSpec, contract
+from fastfold.kernels.common.layout import padded_width
+from fastfold.parallel.axial.matmul import ContractionSpec, block_channels, choose_contraction, contract
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, drain
 from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
@@ -91,10 +96,8 @@ class AxialShards:
         out = memory.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
         # Channels are innermost, so a channel has the same addresses in both layouts: a block overwrites only its own.
         parts = shard_slices(x.shape[-1], max(1, min(blocks, x.numel() // _BLOCK)))
-        dims = cut % x.dim(), join % x.dim()
-        started = (
-            [async_ops.start_all_to_all(x[..., block], *dims, self.group, sizes, joined)] for block in parts
-        )
+        move = Move(before=Shards(join % x.dim(), joined), after=Shards(cut % x.dim(), sizes))
+        started = (async_ops.start_exchange([(x[..., block], move)], self.group) for block in parts)
         for block, (arrived,) in zip(parts, drain(started), strict=True):
             out[..., block] = arrived
         return out
@@ -183,3 +186,44 @@ def _weighted_sum(block: Tensor) -> Tensor:
     """Sum bytes ``[n]``, each times its position, so that the sum depends on their order; int64."""
     places = torch.arange(1, len(block) + 1, device=block.device)
     return (block * places).sum()
+
+
+# Blocks of channels of a reshard in place: more blocks need less memory and more time.
+RESHARD_BLOCKS = (4, 8, 16, 32)
+# Of a block of channels: two are sent and two arrive (this one and the next), and one is joined.
+_UNDER_WAY = 5
+# Of both factors of a block in the layout of channels: sent and arriving for this block and the next, two copies, the
+# product before them and its result.
+_CHANNELS_UNDER_WAY, _TERMS_UNDER_WAY = 12, 6
+# The same of two blocks, without blocks before them.
+_TWO_UNDER_WAY = 9
+
+
+def reshard_bytes(shard: int, blocks: int) -> int:
+    """Return the additional bytes of resharding a shard of this size."""
+    return -(-_UNDER_WAY * shard // blocks)
+
+
+def gather_bytes(heads: int, n: int, own: int, element_size: int) -> int:
+    """Return the bytes of gathering a bias ``[H, N, N]``: the shard, received parts, and joined parts.
+
+    The pair has ``n`` residues, the shard ``own`` of them.
+    """
+    return heads * n * (own + 2 * n) * element_size
+
+
+def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, ranks: int) -> int:
+    """Return the additional bytes of contracting a group of channels, without its factors and result.
+
+    The group has ``channels`` of them, the pair ``n`` residues.
+    """
+    way = choose_contraction("auto", n, n, n, channels, ranks)
+    step, n = block_channels(n * n, channels, ranks), padded_width(n)
+    # One block of every rank's matrices is here: shards of ``step`` channels for each rank, or whole products.
+    shard = (
+        min(channels, step * ranks) * -(-n // ranks) * n if way == "channels" else min(channels, step) * n * n
+    )
+    under_way = _TERMS_UNDER_WAY
+    if way == "channels":
+        under_way = _TWO_UNDER_WAY if -(-channels // ranks) <= 2 * step else _CHANNELS_UNDER_WAY
+    return under_way * shard * element_size

@@ -1,9 +1,12 @@
 """Asynchronous collectives: the only file that sends tensors by torch.distributed.
 
-Every function starts one collective and returns at once; :meth:`AsyncResult.wait` returns the result. Nothing here
-is differentiable (``collectives.py`` is). Only this file chooses the primitive by backend and by evenness of shards.
-Gathers use the backend's own collective if shards differ by at most one element of their length. Reduce-scatters of
-uneven shards are an all-to-all without padding.
+Every function starts one collective and returns at once; :meth:`AsyncResult.wait` returns the result. A group of one
+rank sends nothing: the result is the tensor itself. Nothing here is differentiable (``collectives.py`` is). Only this
+file chooses the primitive by backend and by evenness of shards. Gathers use the backend's own collective if shards
+differ by at most one element of their length. Reduce-scatters of uneven shards are an all-to-all without padding.
+
+:func:`drain`, :func:`broadcasts` and :func:`sums` run collectives one after another. Each overlaps with the work on the
+result of the previous one, and a rank holds only the result in use and the one that it receives.
 """
 
 from __future__ import annotations
@@ -51,7 +54,16 @@ class AsyncResult(Generic[T]):
             LostCollectiveError: Another process ended, or did not answer in time.
         """
         if self.work is not None:
-            _wait(self.work)
+            try:
+                self.work.wait()
+            except RuntimeError as error:
+                if not is_lost(error):
+                    raise
+                raise LostCollectiveError(
+                    f"rank {dist.get_rank()} of {dist.get_world_size()} lost another process in a collective "
+                    f"({first_line(error)}): that process ended, or did not call the same collective in time. Look "
+                    "for the first error in the output of the other ranks, and start all of them again"
+                ) from error
             self.work = self.sent = None
         finish, self.finish = self.finish, _refuse_second_wait
         return finish()
@@ -59,19 +71,6 @@ class AsyncResult(Generic[T]):
 
 class LostCollectiveError(LostProcessError, RuntimeError):
     """Error of a collective that another rank did not join; PyTorch's own is a RuntimeError too."""
-
-
-def _wait(work: dist.Work) -> None:
-    try:
-        work.wait()
-    except RuntimeError as error:
-        if not is_lost(error):
-            raise
-        raise LostCollectiveError(
-            f"rank {dist.get_rank()} of {dist.get_world_size()} lost another process in a collective "
-            f"({first_line(error)}): that process ended, or did not call the same collective in time. Look for the "
-            "first error in the output of the other ranks, and start all of them again"
-        ) from error
 
 
 def is_lost(error: BaseException) -> bool:
@@ -88,17 +87,6 @@ def _refuse_second_wait() -> Any:
 def completed(x: Tensor) -> AsyncResult[Tensor]:
     """Return a result that needs no communication."""
     return AsyncResult(lambda: x)
-
-
-def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Tensor]]:
-    """Yield results of collectives in order, after starting the following ones."""
-    under_way: Sequence[AsyncResult[Tensor]] = ()
-    for pending in started:
-        done, under_way = under_way, pending
-        if done:
-            yield [each.wait() for each in done]
-    if under_way:
-        yield [each.wait() for each in under_way]
 
 
 def _exchange(
@@ -138,6 +126,8 @@ def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[A
 
     Tensors may have any dtypes; at least one is moved.
     """
+    if group.size == 1:
+        return [completed(x) for x, _ in moves]
     if len(moves) == 1:
         ((x, move),) = moves
         if move.after is None and move.before is not None:
@@ -232,6 +222,8 @@ def _typed(place: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
+    if group.size == 1:
+        return completed(x)
     longest, shortest, move = max(sizes), min(sizes), Move(before=Shards(dim, sizes), after=None)
     # A rank with an empty shard would send a whole element in the padded gather.
     if longest - shortest > 1 or (longest and not shortest):
@@ -263,6 +255,8 @@ def gather_numbers(own: Tensor, group: Group) -> Tensor:
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Sum over the ranks; this rank keeps its shard along ``dim``."""
+    if group.size == 1:
+        return completed(x)
     shards = Shards(dim, sizes)
     if shards.even and group.backend != "gloo":
         stacked = x.unflatten(dim, (group.size, sizes[0])).movedim(dim, 0).contiguous()
@@ -275,22 +269,10 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
     return found
 
 
-def start_all_to_all(
-    x: Tensor,
-    split_dim: int,
-    concat_dim: int,
-    group: Group,
-    split_sizes: Sequence[int],
-    concat_sizes: Sequence[int],
-) -> AsyncResult[Tensor]:
-    """Cut ``split_dim`` into shards for the ranks, and join the received ones along ``concat_dim``."""
-    move = Move(before=Shards(concat_dim, concat_sizes), after=Shards(split_dim, split_sizes))
-    (found,) = _start_exchange([(x, move)], group)
-    return found
-
-
 def start_all_reduce(x: Tensor, group: Group) -> AsyncResult[Tensor]:
     """Sum over the ranks, on every rank."""
+    if group.size == 1:
+        return completed(x)
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.all_reduce(out, group=group.process_group, async_op=True)
     group.report("all_reduce", 2 * (group.size - 1) / group.size * out.numel() * out.element_size())
@@ -299,6 +281,8 @@ def start_all_reduce(x: Tensor, group: Group) -> AsyncResult[Tensor]:
 
 def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]:
     """Send the tensor of rank ``source`` to every rank; the others pass one of its shape."""
+    if group.size == 1:
+        return completed(x)
     # The source's tensor is only read. Other ranks' tensors would be overwritten, so they get new memory.
     out = x.contiguous() if group.rank == source else x.new_empty(x.shape)
     work = dist.broadcast(out, group=group.process_group, group_src=source, async_op=True)
@@ -308,6 +292,8 @@ def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult[Tensor]
 
 def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult[Tensor]:
     """Sum over the ranks on rank ``target`` of the group; other ranks get zeros."""
+    if group.size == 1:
+        return completed(x)
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.reduce(out, group=group.process_group, group_dst=target, async_op=True)
     group.report("reduce", (group.size - 1) / group.size * out.numel() * out.element_size())
@@ -320,6 +306,8 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
 
     ``sizes`` are the lengths along ``dim`` of each rank's tensor.
     """
+    if group.size == 1:
+        return completed(x)
     target, source = (group.rank + offset) % group.size, (group.rank - offset) % group.size
     empty = x.new_empty(0)
     shape = torch.Size((*x.shape[:dim], sizes[source], *x.shape[dim + 1 :]))
@@ -373,3 +361,41 @@ def _cut(x: Tensor, dims: Sequence[int], held: Box, box: Sequence[slice]) -> Ten
         # An empty part may be outside.
         x = x.narrow(dim, part.start - here.start if length else 0, length)
     return x
+
+
+def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Tensor]]:
+    """Yield results of collectives in order, after starting the following ones."""
+    under_way: Sequence[AsyncResult[Tensor]] = ()
+    for pending in started:
+        done, under_way = under_way, pending
+        if done:
+            yield [each.wait() for each in done]
+    if under_way:
+        yield [each.wait() for each in under_way]
+
+
+def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Group) -> Iterator[Tensor]:
+    """Yield every panel's piece, from the rank of the group that owns it; other ranks give :func:`absent` ones."""
+    started = ([start_broadcast(piece(panel), owner, group)] for panel, owner in enumerate(owners))
+    for found in drain(started):
+        yield found.pop()
+
+
+def absent(like: Tensor, *shape: int) -> Tensor:
+    """Return a tensor of a shape that takes no memory, for a piece that another rank owns."""
+    return like.new_empty(()).expand(shape)
+
+
+def sums(terms: Iterable[Tensor], owners: Sequence[int], group: Group) -> list[Tensor]:
+    """Sum each panel's terms over the ranks; return the sums that this rank owns.
+
+    Terms are computed one at a time; the other arguments are those of :func:`broadcasts`.
+    """
+    pairs = zip(owners, terms, strict=True)
+    started = ([start_reduce(term, owner, group)] for owner, term in pairs)
+    own: list[Tensor] = []
+    for owner, found in zip(owners, drain(started), strict=True):
+        if owner == group.rank:
+            own += found
+        found.clear()  # zip holds the list until its next item
+    return own

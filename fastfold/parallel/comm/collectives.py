@@ -2,25 +2,134 @@
 
 ``<name>_async`` is the asynchronous form of a collective, which returns an
 :class:`~fastfold.parallel.comm.async_ops.AsyncResult`. The communication runs between the call and its ``wait``, while
-other work is done. The backward pass overlaps in the same way.
+other work is done. The backward pass mirrors it: the gradient's communication starts at ``wait`` and is waited for at
+the call, so it overlaps with the backward pass of the work in between. This is the duality of FastFold's asynchronous
+operations, with the state in the result instead of a module.
 
 The gradient is that of the sum of all ranks' losses, unless a function says otherwise.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
+from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, Box, completed
-from fastfold.parallel.comm.differentiable import differentiable, differentiable_one
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.comm.moves import Move
+from fastfold.parallel.comm.moves import Move, Shards
+
+Start = Callable[[Tensor], AsyncResult[Tensor]]
+StartMany = Callable[[Sequence[Tensor]], Sequence[AsyncResult[Tensor]]]
+StartGradients = Callable[[Sequence[Tensor | None]], Sequence[AsyncResult[Tensor]]]
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a backward pass refuse ``create_graph=True``, instead of failing in the second one.
+
+    It decorates the static method of a ``torch.autograd.Function``.
+    """
+    once = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "create_graph=True (a gradient penalty or second derivative) needs second derivatives of messages "
+                "between ranks, which this plan lacks; use dp with zero=0, 1 or 2, or tp in 1d"
+            )
+        return once(ctx, *gradients)
+
+    return checked
+
+
+@dataclass
+class _Shared:
+    """State shared by the two ends of a message."""
+
+    forward: StartMany  #: Starts the message
+    #: Starts the message of the gradients; a gradient is None if its input needs none
+    backward: StartGradients
+    needed: Sequence[bool] = ()  #: True for each input that needs a gradient
+    pending: Sequence[AsyncResult[Tensor]] = ()  #: The running message
+    #: Work of the backward pass before it waits for the gradients
+    meanwhile: Callable[[], None] | None = None
+
+    def take(self) -> list[Tensor]:
+        found, self.pending = [each.wait() for each in self.pending], ()
+        return found
+
+
+class _Launch(Function):
+    """Start the message in the forward pass; wait for the gradients' in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, shared: _Shared, *tensors: Tensor) -> Tensor:
+        ctx.shared, shared.needed = shared, ctx.needs_input_grad[1:]
+        # Detached: a result may share memory with its input, and must not be the input itself.
+        shared.pending = shared.forward([x.detach() for x in tensors])
+        # Links the two ends in the graph. It has no element, so no kernel fills it.
+        return torch.empty(0, device=tensors[0].device)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, token: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.shared.meanwhile is not None:
+            ctx.shared.meanwhile()
+        found = iter(ctx.shared.take())
+        return None, *(next(found) if needed else None for needed in ctx.shared.needed)
+
+
+class _Complete(Function):
+    """Wait for the message in the forward pass; start the gradients' in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, shared: _Shared) -> tuple[Tensor, ...]:
+        ctx.shared = shared
+        return tuple(shared.take())
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.shared.needed
+        ctx.shared.pending = ctx.shared.backward(
+            [g if wanted else None for g, wanted in zip(gradients, needed, strict=True)]
+        )
+        return torch.empty(0, device=gradients[0].device), None
+
+
+def differentiable(
+    tensors: Sequence[Tensor],
+    forward: StartMany,
+    backward: StartGradients,
+    meanwhile: Callable[[], None] | None = None,
+) -> AsyncResult[tuple[Tensor, ...]]:
+    """Start one message of several tensors, whose results are differentiable.
+
+    ``backward`` starts the message of the results' gradients, and returns None for inputs that need none. ``meanwhile``
+    is called while the backward pass waits for them.
+    """
+    shared = _Shared(forward, backward, meanwhile=meanwhile)
+    token = _Launch.apply(shared, *tensors)
+    return AsyncResult(lambda: _Complete.apply(token, shared))
+
+
+def differentiable_one(x: Tensor, forward: Start, backward: Start) -> AsyncResult[Tensor]:
+    """Start a collective of one tensor, whose result is differentiable."""
+    joint = differentiable(
+        [x],
+        lambda tensors: [forward(tensors[0])],
+        lambda gradients: [backward(g) for g in gradients if g is not None],
+    )
+    return AsyncResult(lambda: joint.wait()[0])
 
 
 def _axis(x: Tensor, dim: int) -> int:
@@ -72,18 +181,19 @@ def exchange_async(
     tensors, kinds = [x for x, _ in moves], [move for _, move in moves]
 
     def forward(given: Sequence[Tensor]) -> Sequence[AsyncResult[Tensor]]:
-        if group.size == 1:
-            return [completed(x) for x in given]
         return async_ops.start_exchange(list(zip(given, kinds, strict=True)), group)
 
     def backward(gradients: Sequence[Tensor | None]) -> Sequence[AsyncResult[Tensor]]:
         pairs = zip(gradients, kinds, strict=True)
         back = [(gradient, move.adjoint) for gradient, move in pairs if gradient is not None]
-        if group.size == 1:
-            return [completed(gradient) for gradient, _ in back]
         return async_ops.start_exchange(back, group)
 
     return differentiable(tensors, forward, backward, meanwhile)
+
+
+def _move_async(x: Tensor, move: Move, group: Group) -> AsyncResult[Tensor]:
+    joint = exchange_async([(x, move)], group)
+    return AsyncResult(lambda: joint.wait()[0])
 
 
 def gather_async(
@@ -92,16 +202,14 @@ def gather_async(
     """Start :func:`gather`."""
     dim = _axis(x, dim)
     lengths = _shards(x, dim, group, sizes)
+    if not same_after:
+        return _move_async(x, Move(before=Shards(dim, lengths), after=None), group)
 
-    def backward(gradient: Tensor) -> AsyncResult[Tensor]:
-        if same_after:
-            own = gradient.narrow(dim, sum(lengths[: group.rank]), lengths[group.rank])
-            return completed(own.contiguous())
-        return async_ops.start_reduce_scatter(gradient, dim, group, lengths)
+    def own(gradient: Tensor) -> AsyncResult[Tensor]:
+        start = sum(lengths[: group.rank])
+        return completed(gradient.narrow(dim, start, lengths[group.rank]).contiguous())
 
-    if group.size == 1:
-        return differentiable_one(x, completed, completed)
-    return differentiable_one(x, lambda t: async_ops.start_gather(t, dim, group, lengths), backward)
+    return differentiable_one(x, lambda t: async_ops.start_gather(t, dim, group, lengths), own)
 
 
 def gather(
@@ -133,11 +241,7 @@ def reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | Non
     lengths = _parts(x, dim, group, sizes)
     if group.size == 1:
         return x
-    return differentiable_one(
-        x,
-        lambda t: async_ops.start_reduce_scatter(t, dim, group, lengths),
-        lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
-    ).wait()
+    return _move_async(x, Move(before=None, after=Shards(dim, lengths)), group).wait()
 
 
 def all_to_all_async(
@@ -155,13 +259,7 @@ def all_to_all_async(
         raise ValueError(f"all_to_all: expected two different dimensions, found {split_dim} twice")
     cut = _parts(x, split_dim, group, split_sizes)
     joined = _shards(x, concat_dim, group, concat_sizes)
-    if group.size == 1:
-        return differentiable_one(x, completed, completed)
-    return differentiable_one(
-        x,
-        lambda t: async_ops.start_all_to_all(t, split_dim, concat_dim, group, cut, joined),
-        lambda gradient: async_ops.start_all_to_all(gradient, concat_dim, split_dim, group, joined, cut),
-    )
+    return _move_async(x, Move(before=Shards(concat_dim, joined), after=Shards(split_dim, cut)), group)
 
 
 def all_to_all(
@@ -197,44 +295,32 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     The gradient is right if every rank computes the same from the result, and all share one loss. If ranks compute
     different things, compose ``all_reduce_gradient(all_reduce(x, group), group)``.
     """
-    if group.size == 1:
-        return x
-    result: Tensor = _Sum.apply(x, group)
-    return result
+    return _reduced(x, group, forward=True)
 
 
 def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
     """Return the tensor, the same on every rank; sum its gradient over the ranks (Megatron's *f*)."""
+    return _reduced(x, group, forward=False)
+
+
+def _reduced(x: Tensor, group: Group, *, forward: bool) -> Tensor:
     if group.size == 1:
         return x
-    result: Tensor = _SumOfGradients.apply(x, group)
+    result: Tensor = _Reduction.apply(x, group, forward)
     return result
 
 
-class _Sum(Function):
-    """Sum over the ranks. Its gradient is the same on all ranks; in a second derivative their gradients add up."""
+class _Reduction(Function):
+    """Sum over the ranks, either of the tensor or of its gradient. A second derivative swaps them again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return async_ops.start_all_reduce(x.detach(), group).wait()
+    def forward(ctx: Any, x: Tensor, group: Group, forward: bool) -> Tensor:
+        ctx.group, ctx.forward = group, forward
+        return async_ops.start_all_reduce(x.detach(), group).wait() if forward else x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return all_reduce_gradient(gradient, ctx.group), None
-
-
-class _SumOfGradients(Function):
-    """Identity whose gradient is the sum over all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(gradient, ctx.group), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _reduced(gradient, ctx.group, forward=not ctx.forward), None, None
 
 
 def broadcast(x: Tensor, source: int, group: Group) -> Tensor:

@@ -16,15 +16,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.kept_gradients import (
-    BEFORE_REDUCTION,
-    ReducedGradients,
-    changed_message,
-    is_kept,
-)
+from fastfold.parallel.data_parallel.kept_gradients import BEFORE_REDUCTION, ReducedGradients, changed_message
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
-from fastfold.parallel.data_parallel.unit_hooks import UnitCalls, UnitWeights
-from fastfold.parallel.data_parallel.units import check_units, gathered_alone, listed_modules
+from fastfold.parallel.data_parallel.units import (
+    UnitCalls,
+    UnitWeights,
+    check_units,
+    gathered_alone,
+    listed_modules,
+)
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import tensors_in
 
@@ -60,7 +60,7 @@ def _shard_mesh(mesh: ParallelMesh) -> DeviceMesh:
 
 
 class FullySharded(ReducedGradients):
-    """Stage 3, with the interface of :class:`fastfold.parallel.data_parallel.zero.Replicated`.
+    """Stage 3: each rank holds a shard of parameters, gradients and optimizer states.
 
     FSDP2 sums gradients over all ranks that hold the same parameters while the backward pass runs. So the gradient of
     one sample is not available where ranks have different samples. The module's parameters become DTensors.
@@ -82,8 +82,15 @@ class FullySharded(ReducedGradients):
             alone = gathered_alone(module, listed_modules(module))
             check_units(module, alone)
             for unit in (*alone, module):
-                if not isinstance(unit, FSDPModule):
-                    self._shard(unit, ranks)
+                if isinstance(unit, FSDPModule):
+                    continue
+                try:
+                    fully_shard(unit, mesh=ranks)
+                except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+                    raise ConfigError(
+                        f"zero=3 cannot shard {type(unit).__name__} on rank {self._group.rank} of {self._group.name} "
+                        f"({type(error).__name__}: {first_line(error)}): use zero=2"
+                    ) from error
             self._calls = UnitCalls(module, alone, self._group)
             UnitWeights(module, alone)
             for part in module.modules():
@@ -101,24 +108,10 @@ class FullySharded(ReducedGradients):
         # Norms of DTensors cover all replicas, but not tensor parallel or pipeline ranks.
         self._others = [mesh.group(name) for name in ("tp", "pp") if mesh.group(name).size > 1]
 
-    def _shard(self, unit: nn.Module, ranks: DeviceMesh) -> None:
-        try:
-            fully_shard(unit, mesh=ranks)
-        except (ValueError, TypeError, AssertionError, RuntimeError) as error:
-            raise ConfigError(
-                f"zero=3 cannot shard {type(unit).__name__} on rank {self._group.rank} of {self._group.name} "
-                f"({type(error).__name__}: {first_line(error)}): use zero=2"
-            ) from error
-
     def all_gather_params(self) -> None:
         """Do nothing: FSDP2 gathers parameters for use."""
 
-    def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather DTensors (a collective)."""
-        return {name: whole(x) for name, x in values.items()}
-
     def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Gather DTensors, one at a time (a collective)."""
         for name, x in values.items():
             yield {name: whole(x)}
 
@@ -146,21 +139,13 @@ class FullySharded(ReducedGradients):
         return found
 
     def check_step(self) -> None:
-        """Refuse a step whose gradients are not those of :meth:`finish`.
-
-        Raises:
-            ConfigError: :meth:`finish` was not called since the last step, or a function that sees only
-                this rank's shards changed the gradients.
-        """
         if self._finished is None:
             if self._group.size > 1 or self._aside:
                 raise ConfigError(BEFORE_REDUCTION)
             return
         if not self._others:
             return
-        for name, parameter in self.parameters.items():
-            if not is_kept(parameter.grad, self._finished.get(name)):
-                raise ConfigError(changed_message(name))
+        self._check_kept(self._finished)
         # Operators on DTensors count no versions. So the norms' ratio is compared: GradScaler scales by one
         # factor on all ranks.
         factor = self._local_square() / self._finished_square
@@ -169,20 +154,7 @@ class FullySharded(ReducedGradients):
             if bool(((of_all - factor).abs() > 1e-6 * factor).any()):
                 raise ConfigError(changed_message("the parameters"))
 
-    def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
-        """Refuse a parameter that replaced the shard that the optimizer steps.
-
-        Raises:
-            ConfigError: It is another object.
-        """
-        if parameter is not self.parameters[name]:
-            raise ConfigError(
-                f"{name} was replaced after parallelize(), and its optimizer would not step the new tensor; call "
-                "load_state_dict() of the object that parallelize() returned instead of passing assign=True"
-            )
-
     def accept_gradients(self) -> None:
-        """Accept the present gradients as those of the step, with their norm."""
         super().accept_gradients()
         if self._others:
             self._finished_square = self._local_square()
@@ -198,25 +170,16 @@ class FullySharded(ReducedGradients):
         return next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
 
     def forget_gradients(self) -> None:
-        """Clear all gradients and their records."""
         super().forget_gradients()
         self._used = []
 
     def zeros(self) -> list[Tensor]:
-        """Return the result of :meth:`take_sample` for a gradient of zeros."""
         return [torch.zeros_like(local(parameter)) for parameter in self.parameters.values()]
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
-        """Return the squared norm of the gradient of all parameters (a collective)."""
         return self._norms.total(dict(zip(self.names, buffers, strict=True)))
 
-    def finish(self, buffers: Sequence[Tensor]) -> None:
-        """Write the gradient into ``grad``; it stays None if no rank used a parameter (a collective).
-
-        Raises:
-            ConfigError: Ranks used different parameters in one backward pass. FSDP2 packs a rank's gradients into one
-                message, so gradients of different parameters were summed.
-        """
+    def _finish(self, buffers: Sequence[Tensor]) -> None:
         if self._calls is not None:
             self._calls.end_step()
         used, self._used = self._used, []
@@ -242,6 +205,3 @@ class FullySharded(ReducedGradients):
                     stride=parameter.stride(),
                 )
             parameter.grad = gradient
-        if self.agreement is not None:
-            self.agreement.check({name: p.grad for name, p in self.parameters.items()})
-        self.accept_gradients()

@@ -8,7 +8,6 @@ checkpoint of any plan can be loaded under any other. :meth:`FullStateDict.cut` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.paths import below, is_inside, joined, replace_at
 
 ShardFn = Callable[[nn.Module, ParallelMesh], nn.Module]
 """Function that creates this rank's part of a plain layer; its result has a method ``to_plain``."""
@@ -47,7 +47,15 @@ class FullStateDict:
         renamed: Mapping[str, str],
     ) -> None:
         self._module, self.mesh = module, mesh
-        self._shard_fns, self._shapes, self._renamed = dict(shard_fns), dict(shapes), dict(renamed)
+        self._shard_fns, self._shapes = dict(shard_fns), dict(shapes)
+        # This stage's names in the plain model, to those in its module, and back.
+        self._own_names = {
+            name: joined(here, name[len(there) :].removeprefix("."))
+            for name in shapes
+            for here, there in (renamed or {"": ""}).items()
+            if is_inside(name, there)
+        }
+        self._plain_names = {here: there for there, here in self._own_names.items()}
 
     @property
     def names(self) -> list[str]:
@@ -78,8 +86,8 @@ class FullStateDict:
             own = _pop_below(path, found)
             if own:
                 plain = _to_plain(self._layer_with(path, own))
-                found |= {_joined(path, name): p.detach() for name, p in plain.named_parameters()}
-        found = {self._plain_name(name): x.detach() for name, x in found.items()}
+                found |= {joined(path, name): p.detach() for name, p in plain.named_parameters()}
+        found = {self._plain_names.get(name, name): x.detach() for name, x in found.items()}
         return dict(self.one_by_one(found)) if everywhere else found
 
     def one_by_one(self, own: Mapping[str, Tensor], *, scalars: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -100,15 +108,13 @@ class FullStateDict:
             holders = of_all[:, number].nonzero()
             if len(holders):
                 shape, dtype = (torch.Size(), torch.float32) if scalars else self._shapes[name]
-                # A tensor is released before the next one is gathered.
-                yield (
-                    name,
-                    async_ops.start_broadcast(
-                        whole(own[name]) if name in own else torch.empty(shape, dtype=dtype, device=device),
-                        int(holders[0]),
-                        group,
-                    ).wait(),
+                own_tensor = (
+                    whole(own[name]) if name in own else torch.empty(shape, dtype=dtype, device=device)
                 )
+                pending = async_ops.start_broadcast(own_tensor, int(holders[0]), group)
+                del own_tensor
+                # A tensor is released before the next one is gathered.
+                yield name, pending.wait()
 
     def cut(self, names: Sequence[str], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return this rank's slices of the plain tensors of its pipeline stage as DTensors (a collective).
@@ -126,13 +132,10 @@ class FullStateDict:
             for name in part:
                 group = missing[name]
                 if all(each in waiting for each in group):
-                    found |= self._slices({each: waiting.pop(each) for each in group})
+                    plain = self.plain({each: waiting.pop(each) for each in group}, everywhere=False)
+                    found |= {each: self._slice(x) for each, x in plain.items()}
+                    del plain
         return found
-
-    def _slices(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Slice tensors that are made plain together, and are released with this call."""
-        plain = self.plain(own, everywhere=False)
-        return {name: self._slice(x) for name, x in plain.items()}
 
     def _slice(self, x: Tensor) -> Tensor:
         """Slice a tensor that all ranks of the stage have along its longest dimension."""
@@ -161,7 +164,7 @@ class FullStateDict:
                         if name in own:
                             parameter.copy_(own[name])
                 layer = shard_fn(plain, self.mesh)
-                found |= {_joined(path, name): p.detach() for name, p in layer.named_parameters()}
+                found |= {joined(path, name): p.detach() for name, p in layer.named_parameters()}
         return found
 
     def plain_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -171,8 +174,8 @@ class FullStateDict:
             own = _pop_below(path, found)
             if own:
                 first = next(iter(own.values()))
-                found |= {name: first for name in self._plain_names_of_stage() if _below(path, {name: first})}
-        found = {self._plain_name(name): x for name, x in found.items()}
+                found |= {name: first for name in self._plain_names if is_inside(name, path)}
+        found = {self._plain_names.get(name, name): x for name, x in found.items()}
         return dict(self.one_by_one(found, scalars=True))
 
     def shard_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
@@ -180,54 +183,26 @@ class FullStateDict:
 
         Values are by the plain model's names; the result has those of ``names``, which are this rank's.
         """
-        held = {
-            name: values[self._plain_name(name)]
-            for name in self._plain_names_of_stage()
-            if self._plain_name(name) in values
-        }
+        held = {own: values[plain] for plain, own in self._own_names.items() if plain in values}
         found = {}
         for name in names:
             layer = self._layer_of(name)
-            for other, x in held.items():
-                if other == name if layer is None else _below(layer, {other: x}):
-                    found[name] = x
-                    break
+            of_name = (x for own, x in held.items() if is_inside(own, name if layer is None else layer))
+            first = next(of_name, None)
+            if first is not None:
+                found[name] = first
         return found
-
-    @cached_property
-    def _own_names(self) -> dict[str, str]:
-        """This stage's names in the plain model, to those in its module."""
-        return {self._plain_name(name): name for name in self._plain_names_of_stage()}
 
     def _layer_of(self, name: str) -> str | None:
         """Return the path of the cut layer with a tensor of this rank's name, or None."""
-        return next((path for path in self._shard_fns if not path or name.startswith(f"{path}.")), None)
-
-    def _plain_names_of_stage(self) -> list[str]:
-        """Return the names of this stage's plain parameters and buffers, with the stage's prefixes."""
-        found = []
-        inverse = {there: here for here, there in self._renamed.items()}
-        for name in self._shapes:
-            for there, here in inverse.items():
-                if name == there or name.startswith(f"{there}."):
-                    found.append(here + name[len(there) :])
-            if not inverse:
-                found.append(name)
-        return found
-
-    def _plain_name(self, name: str) -> str:
-        for here, there in self._renamed.items():
-            if name == here or name.startswith(f"{here}."):
-                return there + name[len(here) :]
-        return name
+        return next((path for path in self._shard_fns if is_inside(name, path)), None)
 
     def _layer_with(self, path: str, values: Mapping[str, Tensor]) -> nn.Module:
         layer = _shallow(self._module.get_submodule(path))
         for name, parameter in list(layer.named_parameters()):
             # The old parameter may be a shard of the new one, so it is not written.
             x = values.get(name, torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device))
-            owner, _, attribute = name.rpartition(".")
-            setattr(layer.get_submodule(owner), attribute, nn.Parameter(x, requires_grad=False))
+            replace_at(layer, name, nn.Parameter(x, requires_grad=False))
         return layer
 
 
@@ -247,20 +222,9 @@ def _shallow(module: nn.Module) -> nn.Module:
     return found
 
 
-def _below(path: str, values: Mapping[str, T]) -> dict[str, T]:
-    """Return the values of a layer by their names inside it."""
-    if not path:
-        return dict(values)
-    return {name[len(path) + 1 :]: x for name, x in values.items() if name.startswith(f"{path}.")}
-
-
 def _pop_below(path: str, values: dict[str, T]) -> dict[str, T]:
     """Remove the values of a layer; return them by their names inside it."""
-    own = _below(path, values)
+    own = below(path, values)
     for name in own:
-        del values[_joined(path, name)]
+        del values[joined(path, name)]
     return own
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -120,16 +120,8 @@ class Lamb(LayerwiseOptimizer):
             raise ConfigError(f"betas: expected decays of at least 0 and below 1, found {betas}")
         if not 0 <= weight_norms[0] < weight_norms[1]:
             raise ConfigError(f"weight_norms: expected a range (low, high), found {weight_norms}")
-        super().__init__(
-            parameters,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "weight_norms": weight_norms,
-            },
-        )
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(parameters, options | {"weight_norms": weight_norms})
 
     def _first_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         return _first_moments(parameter)

@@ -1,4 +1,7 @@
-"""An optimizer for any plan: it steps this rank's share, and its state reads and writes as a plain one."""
+"""An optimizer for any plan: it steps this rank's share, and its state reads and writes as a plain one.
+
+ZeRO 1 and 2 leave flat pieces on a rank, to which :func:`on_pieces` applies optimizers of whole parameters.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
+from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
 from fastfold.parallel.data_parallel.sharded_norm import local, whole
-from fastfold.parallel.data_parallel.zero import Replicated
 
 State = dict[str, dict[str, Tensor]]
 
@@ -29,7 +31,7 @@ class ParallelOptimizer(Optimizer):
     """
 
     def __init__(
-        self, inner: Optimizer, module: nn.Module, stage: Replicated | FullySharded, full_state: FullStateDict
+        self, inner: Optimizer, module: nn.Module, stage: ReducedGradients, full_state: FullStateDict
     ) -> None:
         # Parameters and states belong to the inner optimizer, so only defaults and hooks are made here.
         self.__setstate__({"defaults": inner.defaults})
@@ -136,16 +138,12 @@ class ParallelOptimizer(Optimizer):
     def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
         """Convert this rank's state to one by the plain model's names."""
         found: State = {}
-        keys = self._keys()
+        keys = sorted(self._keys(), key=self._is_scalar)
         for key in keys:
-            values = self._values(key)
-            if not self._is_scalar(key):
-                for name, x in plain(values).items():
-                    found.setdefault(name, {})[key] = x
-        for key in (key for key in keys if self._is_scalar(key)):
-            values = self._values(key)
-            for name, x in self._full_state.plain_scalars(values).items():
-                if name in found or len(keys) == 1:
+            values, is_scalar = self._values(key), self._is_scalar(key)
+            of_plain = self._full_state.plain_scalars(values) if is_scalar else plain(values)
+            for name, x in of_plain.items():
+                if not is_scalar or name in found or len(keys) == 1:
                     found.setdefault(name, {})[key] = x
         return found
 
@@ -198,7 +196,7 @@ class ParallelOptimizer(Optimizer):
         return {name: x for name, x in states.items() if x is not None}
 
 
-def clip_norm(gradients: Replicated | FullySharded, max_norm: float) -> float:
+def clip_norm(gradients: ReducedGradients, max_norm: float) -> float:
     """Scale the whole model's gradient down to a norm; return its previous norm (a collective)."""
     norm = float(gradients.gradient_square().sqrt())
     if norm > max_norm:
@@ -265,3 +263,79 @@ def keep_unless(ok: Tensor, values: list[Tensor], kept: list[Tensor]) -> None:
     """Overwrite ``values`` in place with ``kept`` unless ``ok``."""
     for x, old in zip(values, kept, strict=True):
         x.copy_(torch.where(ok, x, old))
+
+
+Factory = Callable[[Mapping[str, nn.Parameter]], Optimizer]
+
+_SIDE = 4  #: Length of each dimension of a small parameter in a trial
+_LARGEST = 256  #: Longest side of a matrix in a trial; the usual optimizers factor moments from 128 on
+_STEPS = 12  #: Number of steps of a trial
+
+
+def on_pieces(
+    factory: Factory, parameters: Mapping[str, nn.Parameter], pieces: Mapping[str, nn.Parameter]
+) -> Optimizer:
+    """Create the factory's optimizer and replace its parameters by their pieces, group by group.
+
+    The factory sees whole parameters, so it may sort them by name or by number of dimensions. Each piece is flat,
+    ``[n]``.
+
+    Raises:
+        ConfigError: The optimizer's update of an element depends on other elements of the parameter.
+    """
+    optimizer = factory(parameters)
+    if not isinstance(optimizer, LayerwiseOptimizer):
+        _try(factory, parameters, type(optimizer).__name__)
+    _replace(optimizer, {p: pieces[name] for name, p in parameters.items()})
+    return optimizer
+
+
+def _replace(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    for group in optimizer.param_groups:
+        group["params"] = [replaced[parameter] for parameter in group["params"]]
+    if isinstance(optimizer, LayerwiseOptimizer):
+        optimizer.names = {replaced[parameter]: name for parameter, name in optimizer.names.items()}
+
+
+def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) -> None:
+    """Check by a trial that the optimizer steps halves of parameters as it steps whole ones.
+
+    Factored moments begin at a size, and global scales begin after a warm-up. So the trial takes several steps, and one
+    stand-in of each shape is as large as its parameter, up to a limit.
+    """
+    generator = torch.Generator().manual_seed(0)
+    seen: set[tuple[int, ...]] = set()
+
+    def trial(name: str) -> nn.Parameter:
+        shape: tuple[int, ...] = parameters[name].shape
+        limit = _LARGEST if len(shape) <= 2 else _SIDE * 4
+        shape = tuple(min(limit, length) for length in shape)
+        if shape in seen:
+            shape = tuple(min(_SIDE, length) for length in shape)
+        seen.add(shape)
+        return nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+
+    whole = {name: trial(name) for name in parameters}
+    same = {name: nn.Parameter(x.detach().clone()) for name, x in whole.items()}
+    halves = {name: nn.Parameter(x.detach().flatten()[: x.numel() // 2].clone()) for name, x in whole.items()}
+    stepped = factory(whole)
+    in_halves = factory(same)
+    _replace(in_halves, {x: halves[name] for name, x in same.items()})
+    try:
+        for _ in range(_STEPS):
+            for name, x in whole.items():
+                x.grad = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+                halves[name].grad = x.grad.flatten()[: len(halves[name])].clone()
+            stepped.step()
+            in_halves.step()
+            alike = all(
+                torch.allclose(x.flatten()[: len(halves[name])], halves[name]) for name, x in whole.items()
+            )
+            if not alike:
+                break
+    except Exception:  # any error would otherwise end the run on one rank only
+        alike = False
+    if not alike:
+        raise ConfigError(
+            f"{kind} needs whole parameters, and zero=1 and zero=2 leave each rank flat pieces of them; use zero=0"
+        )

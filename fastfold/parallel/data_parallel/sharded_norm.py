@@ -63,6 +63,4 @@ class ShardNorms:
         Tensors are those of :meth:`squares`; None is left out. All ranks get the same float64 scalar.
         """
         square = self.squares({name: x for name, x in tensors.items() if x is not None}).sum()
-        if self._pipeline is None or self._pipeline.size == 1:
-            return square
-        return async_ops.start_all_reduce(square, self._pipeline).wait()
+        return square if self._pipeline is None else async_ops.start_all_reduce(square, self._pipeline).wait()

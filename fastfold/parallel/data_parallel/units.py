@@ -1,12 +1,27 @@
-"""Units of stage 3: the parts of a module that are gathered one at a time."""
+"""Units of a module: blocks that stage 3 gathers one at a time, or whose activations are recomputed.
+
+Hooks around those of FSDP2 check that ranks agree on the next unit, and that gathered weights are not changed in place.
+FSDP2 gathers a unit when it is called. If ranks call different units, as with experts chosen by the data, they would
+get each other's parameters or wait until the timeout. Changes of gathered weights are lost when FSDP2 releases them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.paths import is_inside
+from fastfold.utils.module_structure import tensors_in
 
 
 def listed_modules(module: nn.Module) -> list[nn.Module]:
@@ -78,3 +93,138 @@ def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
                 f"{paths.get(unit) or type(unit).__name__} has parameters of {' and '.join(kinds)}, which are gathered "
                 f"together: {remedy}, or convert them to one dtype"
             )
+
+
+_FORWARD, _BACKWARD, _END = 1, 2, 3
+
+_MEASURED_CALLS = 3
+"""Number of first calls that also compare the weights' norms: changes through ``.data`` count no version."""
+
+State = tuple[list[int], Tensor | None]
+
+
+class UnitCalls:
+    """Hooks that compare the next unit of all ranks over the host, before FSDP2's hooks.
+
+    FSDP2 has put its hooks on the whole module and on the units, its parts that are gathered alone.
+    """
+
+    def __init__(self, module: nn.Module, units: Sequence[nn.Module], group: Group) -> None:
+        self._side: dist.ProcessGroup | None = None
+        if group.is_alone:
+            return
+        assert group.process_group is not None
+        ranks = dist.get_process_group_ranks(group.process_group)
+        self._side = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        paths = {part: path for path, part in module.named_modules()}
+        every = [*units, module]
+        self._names = [paths[unit] or "the module" for unit in every]
+        for number, unit in enumerate(every):
+            before = torch.compiler.disable(lambda *_, number=number: self._agree(_FORWARD, number))
+            unit.register_forward_pre_hook(before, prepend=True)
+            unit.register_forward_hook(torch.compiler.disable(partial(self._after, number)), prepend=True)
+        module.register_forward_hook(torch.compiler.disable(lambda *_: self._agree(_END, -1)))
+
+    def end_step(self) -> None:
+        """Compare the end of the backward passes (a collective)."""
+        self._agree(_END, -2)
+
+    def _after(self, number: int, _: nn.Module, __: Any, output: Any) -> None:
+        started = False
+
+        def before_backward(_: Tensor) -> None:
+            nonlocal started
+            if not started:
+                started = True
+                self._agree(_BACKWARD, number)
+
+        for x in tensors_in(output):
+            if x.requires_grad:
+                x.register_hook(before_backward)
+
+    def _agree(self, kind: int, number: int) -> None:
+        if self._side is None:
+            return
+        own = torch.tensor([kind, number], device="cpu")
+        of_all = [torch.empty_like(own) for _ in range(self._side.size())]
+        dist.all_gather(of_all, own, group=self._side)
+        other = next((x.tolist() for x in of_all if not torch.equal(x, own)), None)
+        if other is not None:
+            raise ConfigError(
+                "under zero=3 all ranks have to use the same parameters in each pass, and here one "
+                f"{self._shown(kind, number)} while another {self._shown(*other)}; use zero=2, or "
+                "call the same modules on all ranks"
+            )
+
+    def _shown(self, kind: int, number: int) -> str:
+        if kind == _END:
+            return "ends the pass"
+        return f"{'calls' if kind == _FORWARD else 'goes back through'} {self._names[number]}"
+
+
+class UnitWeights:
+    """Hooks that compare a unit's gathered weights before and after a call.
+
+    Module and units are those of :class:`UnitCalls`.
+    """
+
+    def __init__(self, module: nn.Module, units: Sequence[nn.Module]) -> None:
+        self._paths = {part: path for path, part in module.named_modules()}
+        self._before: dict[nn.Module, list[State]] = {}
+        self._calls: dict[nn.Module, int] = {}
+        for unit in (*units, module):
+            # These hooks run after FSDP2 has gathered the weights, and before it releases them.
+            unit.register_forward_pre_hook(torch.compiler.disable(self._enter))
+            unit.register_forward_hook(torch.compiler.disable(self._leave), prepend=True)
+
+    def _enter(self, unit: nn.Module, _: Any) -> None:
+        self._calls[unit] = self._calls.get(unit, 0) + 1
+        self._before.setdefault(unit, []).append(self._state(unit))
+
+    def _leave(self, unit: nn.Module, _: Any, __: Any) -> None:
+        versions, norms = self._before[unit].pop()
+        now, norms_now = self._state(unit)
+        is_measured = norms is not None and norms_now is not None
+        if versions != now or (is_measured and not torch.equal(norms, norms_now)):  # type: ignore[arg-type]
+            raise ConfigError(
+                f"forward() of {self._paths[unit] or 'the module'} changes weights in place (max_norm, clamping), and "
+                "zero=3 discards the changed copy: change weights after optimizer.step(), or use one process"
+            )
+
+    @torch.no_grad()
+    def _state(self, unit: nn.Module) -> State:
+        gathered = [p for p in unit.parameters() if not isinstance(p, DTensor)]
+        norms = None
+        if gathered and self._calls[unit] <= _MEASURED_CALLS:
+            norms = torch.stack([x.double() for x in torch._foreach_norm([p.detach() for p in gathered])])
+        return [p._version for p in gathered], norms
+
+
+def checkpointable_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost members of each ``nn.ModuleList`` of a model by path, which may be recomputed.
+
+    Empty if a second forward pass would change the running statistics of a norm.
+    """
+    if any(isinstance(x, _NormBase) and x.track_running_stats for x in model.modules()):
+        return {}
+    listed = {id(block) for block in listed_modules(model)}
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        is_nested = any(is_inside(path, outer) for outer in found)
+        if id(module) in listed and not is_nested and type(module).forward is not nn.Module.forward:
+            found[path] = module
+    return found
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Keep only the inputs of a model's blocks for the backward pass, and recompute the rest.
+
+    Models of Hugging Face switch it on themselves, and their caches of keys off.
+    """
+    foreign: Any = model
+    if getattr(foreign, "supports_gradient_checkpointing", False):
+        foreign.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return
+    for block in checkpointable_blocks(model).values():
+        # A copy of the block runs the copy's layers, unlike a bound method.
+        block.forward = partial(checkpoint, type(block).forward, block, use_reentrant=False)

@@ -28,8 +28,20 @@ class ParallelStrategy(DDPStrategy):
             ConfigError: The module holds no parallel model, trains parameters outside of one, or has a plan with other
                 axes.
         """
-        self._check_models()
-        module = self.lightning_module
+        module, models = self.lightning_module, self._models()
+        own = {id(p) for model in models for p in model.parameters()}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in own:
+                raise ConfigError(
+                    f"{name} is outside of the model that parallelize() returned, so its gradient would stay on its "
+                    "rank: make it a part of that model"
+                )
+        for model in models:
+            check_samples(model.plan, "Lightning")
+        if not models:
+            raise ConfigError(
+                "ParallelStrategy needs a LightningModule with a model that parallelize() returned"
+            )
         # Rank 0 does not send these to the others before validation.
         module._ddp_params_and_buffers_to_ignore = [*module.state_dict(), *dict(module.named_parameters())]
         self.precision_plugin.clip_grad_by_norm = _clip_whole_norm
@@ -51,22 +63,6 @@ class ParallelStrategy(DDPStrategy):
 
     def _models(self) -> list[Parallel]:
         return [part for part in self.lightning_module.modules() if isinstance(part, Parallel)]
-
-    def _check_models(self) -> None:
-        models = self._models()
-        own = {id(p) for model in models for p in model.parameters()}
-        for name, parameter in self.lightning_module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in own:
-                raise ConfigError(
-                    f"{name} is outside of the model that parallelize() returned, so its gradient would stay on its "
-                    "rank: make it a part of that model"
-                )
-        for model in models:
-            check_samples(model.plan, "Lightning")
-        if not models:
-            raise ConfigError(
-                "ParallelStrategy needs a LightningModule with a model that parallelize() returned"
-            )
 
 
 def _clip_whole_norm(optimizer: Any, clip_val: float) -> None:

@@ -13,19 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.checkpointing import checkpointable_blocks
 from fastfold.parallel.comm.groups import Communication
-from fastfold.parallel.comparison import fake, fake_copy
+from fastfold.parallel.comparison import Split, fake, fake_copy, without_data
+from fastfold.parallel.data_parallel.units import checkpointable_blocks
+from fastfold.parallel.paths import tied_names
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.plan_checks import tied_names
-from fastfold.parallel.planner.calibration import GENERAL
 from fastfold.parallel.planner.cost_model import Cost, step_cost
-from fastfold.parallel.planner.hardware import ACCELERATORS, Rates, rates
-from fastfold.parallel.planner.report import seconds_text
-from fastfold.parallel.planner.trace import Part, Recorder, Region, Trace
+from fastfold.parallel.planner.fake_run import Part, Recorder, Region, Trace
+from fastfold.parallel.planner.hardware import ACCELERATORS, GENERAL, Rates, rates
+from fastfold.parallel.planner.search import seconds_text
 from fastfold.parallel.planner.workload import Repeat, Workload, divisors
-from fastfold.parallel.stage_comparison import Split
-from fastfold.parallel.tensor_parallel.first_call import without_data
 from fastfold.utils.module_structure import tensors_in
 from fastfold.utils.units import GIB
 
@@ -233,14 +230,14 @@ def _traced(
     copied = fake_copy(model, mode).train()
     with mode:
         arguments, keywords = tree_map(part, given), tree_map(part, named)
-        recorder = Recorder(copied)
-        for name in regions:
-            recorder.watch(name, copied.get_submodule(name))
+
+        def loss(module: nn.Module) -> Tensor:
+            with autocast:
+                output = module(*arguments, **keywords)
+            return _loss(output)
+
         try:
-            with recorder, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda x: x):
-                with autocast:
-                    output = copied(*arguments, **keywords)
-                _loss(output).backward()
+            return Recorder(copied).record(loss, regions)
         except ConfigError:
             raise
         except Exception as error:
@@ -248,7 +245,6 @@ def _traced(
                 f"{type(model).__name__} cannot be traced on tensors without data ({first_line(error)}): give a plan "
                 'in place of "auto", such as {"dp": 8, "zero": 1}'
             ) from error
-    return recorder.result()
 
 
 def _loss(output: Any) -> Tensor:

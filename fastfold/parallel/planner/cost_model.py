@@ -4,29 +4,35 @@
   a product's efficiency grows with its arithmetic intensity. Each of its kernels adds a constant time. The minimum is
   the time of the instructions of its softmax, and the time in which the host launches its kernels (one at a time, or a
   block's as one CUDA graph).
-- :mod:`fastfold.parallel.planner.communication_cost` computes the time of a collective.
+- A collective takes as long as its bytes on its slowest link, plus its latency for each doubling of the group. A ring
+  leaves a machine on as many network ports as the group has GPUs in that machine.
 - A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
 - The exchanges of gradients and of ZeRO's shards overlap with the share ``Assumptions.hidden_synchronisation`` of the
   computation. Collectives inside the model overlap by ``Assumptions.hidden_share``.
 - Several ranks wait for the slowest of them (``Assumptions.imbalance``).
 
-The constants, and the published steps that check them, are in :mod:`fastfold.parallel.planner.calibration`.
+The constants, and the published steps that check them, are in :mod:`fastfold.parallel.planner.hardware`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fastfold.parallel.comm import collectives
 from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.data_parallel.zero import Replicated
+from fastfold.parallel.mesh import axes, groups
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.communication_cost import (
-    exchange_seconds,
-    exchanges_seconds,
-    synchronisation_seconds,
-)
+from fastfold.parallel.planner.fake_run import Operation, Part, Trace, fake_mesh
 from fastfold.parallel.planner.hardware import Rates
-from fastfold.parallel.planner.trace import Operation, Part, Trace
 from fastfold.parallel.planner.workload import Workload
 
 
@@ -100,40 +106,6 @@ def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) ->
     return count * total
 
 
-@dataclass(frozen=True)
-class _Micro:
-    """Seconds of one sample on one rank, in work shared by all stages and work of a single stage."""
-
-    compute: dict[str, float]
-    communication: dict[str, float]
-    flops: float
-    model_flops: float
-
-
-def _micro(trace: Trace, workload: Workload, plan: ParallelPlan, rates: Rates, checkpointing: bool) -> _Micro:
-    compute, communication, flops, model_flops = {}, {}, 0.0, 0.0
-    for name, region in trace.regions.items():
-        repeat = workload.repeat(name)
-        number = repeat.count
-        again = 1 if checkpointing and repeat.layers and not workload.recomputed else 0
-        forwards = workload.passes + 1 + again
-        compute[name] = number * (
-            forwards * compute_seconds(region.forward, rates) + compute_seconds(region.backward, rates)
-        )
-        shown = 1 - rates.assumptions.hidden_share
-        communication[name] = (
-            number
-            * shown
-            * (
-                forwards * exchanges_seconds(region.forward.sent, plan, rates)
-                + exchanges_seconds(region.backward.sent, plan, rates)
-            )
-        )
-        flops += number * (forwards * region.forward.flops + region.backward.flops)
-        model_flops += number * (workload.passes + 3) * region.forward.flops
-    return _Micro(compute, communication, flops, model_flops)
-
-
 def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) -> float:
     """Return the parameters or seconds of the slowest stage, with blocks dealt out evenly."""
     whole = sum(parts.values())
@@ -154,11 +126,24 @@ def step_cost(
     """
     layout = plan.of_sample
     trace = workload.trace(layout)
-    micro = _micro(trace, workload, plan, rates, checkpointing)
+    shown = 1 - rates.assumptions.hidden_share
+    seconds, messages, flops, model_flops = dict[str, float](), dict[str, float](), 0.0, 0.0
+    for name, region in trace.regions.items():
+        repeat = workload.repeat(name)
+        again = 1 if checkpointing and repeat.layers and not workload.recomputed else 0
+        forwards = workload.passes + 1 + again
+        forward, backward = region.forward, region.backward
+        seconds[name] = repeat.count * (
+            forwards * compute_seconds(forward, rates) + compute_seconds(backward, rates)
+        )
+        sent, sent_back = (exchanges_seconds(part.sent, plan, rates) for part in (forward, backward))
+        messages[name] = repeat.count * shown * (forwards * sent + sent_back)
+        flops += repeat.count * (forwards * forward.flops + backward.flops)
+        model_flops += repeat.count * (workload.passes + 3) * forward.flops
     count = -(-workload.samples // (plan.dp * workload.rows(layout)))
     turns = count + plan.pp - 1
-    compute = _slowest_stage(micro.compute, workload, plan.pp)
-    communication = _slowest_stage(micro.communication, workload, plan.pp)
+    compute = _slowest_stage(seconds, workload, plan.pp)
+    communication = _slowest_stage(messages, workload, plan.pp)
     if plan.pp > 1:
         handed_on = trace.regions[next(iter(workload.stacks))].entering
         passes = 2 + workload.passes  # forward, backward, and the passes without gradients
@@ -191,8 +176,8 @@ def step_cost(
             - rates.assumptions.hidden_synchronisation * count * compute,
         ),
         memory=memory,
-        flops=micro.flops * together,
-        model_flops=micro.model_flops * together,
+        flops=flops * together,
+        model_flops=model_flops * together,
         calibrated=rates.calibrated,
         host=offloaded,
     )
@@ -205,13 +190,11 @@ def imbalance(ranks: int, rates: Rates) -> float:
 
 def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:
     """Count the parameters of the largest stage, before ZeRO."""
-    layers = rest = 0
-    for name, region in trace.regions.items():
-        repeat = workload.repeat(name)
-        if repeat.layers:
-            layers += repeat.count * region.parameters
-        else:
-            rest += region.parameters
+    repeats = {name: workload.repeat(name) for name in trace.regions}
+    layers = sum(
+        repeats[name].count * x.parameters for name, x in trace.regions.items() if repeats[name].layers
+    )
+    rest = sum(x.parameters for name, x in trace.regions.items() if not repeats[name].layers)
     return rest + -(-layers // plan.pp)
 
 
@@ -257,3 +240,115 @@ def _memory(
         "optimizer": workload.sharded_bytes * parameters / (alike if plan.zero else 1),
         "averages": workload.copied_bytes * parameters,
     } | activations
+
+
+@cache
+def _on_one_machine(plan: ParallelPlan, group: str, per_machine: int) -> int:
+    """Count the ranks on the first machine in the first group of this name."""
+    sizes = axes(plan)
+    strides, stride = {}, 1
+    for name in reversed(sizes):
+        strides[name], stride = stride, stride * sizes[name]
+    steps = [range(0, sizes[name] * strides[name], strides[name]) for name in groups(plan)[group]]
+    return sum(sum(place) < per_machine for place in itertools.product(*steps))
+
+
+def exchange_seconds(entry: Communication, plan: ParallelPlan, rates: Rates) -> float:
+    """Compute the time of one collective, in seconds.
+
+    The entry is that of a mesh's log; its bytes are those that a rank sends. The whole plan determines the machines of
+    the group's ranks.
+    """
+    here = _on_one_machine(plan, entry.group, rates.sheet.per_machine)
+    if here == entry.size:
+        busy = entry.sent / rates.link
+    elif entry.op == "all_to_all":
+        away = (entry.size - here) / (entry.size - 1)
+        busy = max(entry.sent * away / rates.network, entry.sent * (1 - away) / rates.link)
+    elif entry.op == "shift":
+        busy = entry.sent / rates.network
+    else:
+        busy = entry.sent / min(rates.link, here * rates.network)
+    rounds = 1 if entry.op in ("all_to_all", "shift") else math.ceil(math.log2(entry.size))
+    return busy + rounds * rates.assumptions.latency_seconds
+
+
+def exchanges_seconds(entries: Iterable[Communication], plan: ParallelPlan, rates: Rates) -> float:
+    """Compute the time of successive collectives; see :func:`exchange_seconds`."""
+    return sum(exchange_seconds(entry, plan, rates) for entry in entries)
+
+
+@dataclass(frozen=True)
+class _Exchanged:
+    """Messages of a rank for its gradients and shards."""
+
+    every_sample: tuple[Communication, ...]
+    every_step: tuple[Communication, ...]
+
+
+@cache
+def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
+    """Return rank 0's messages of a ZeRO stage's real exchanges on parameters without data, and their number.
+
+    Bytes are proportional to the number of parameters, so one run serves all numbers. The layout has no pipeline.
+    """
+    elements = 1024 * layout.replicas
+    with fake_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
+        if zero == 3:
+            group = mesh.group("replicas")
+            with torch.no_grad():
+                collectives.gather(torch.empty(1024), 0, group)
+                collectives.reduce_scatter(torch.empty(elements), 0, group)
+            return _Exchanged(tuple(log.entries), ()), elements
+        parameters = {"all": nn.Parameter(torch.empty(elements))}
+        gradients = Replicated(parameters, mesh, {}, stage=zero)
+        found = gradients.take_sample()
+        of_sample = tuple(log.entries)
+        gradients.finish(found)
+        gradients.all_gather_params()
+        return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :]), elements
+
+
+def _expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchanged, int]:
+    """Predict :func:`_exchanged` in processes that have joined, where fake ranks cannot run."""
+    elements = 1024 * dp
+    if zero == 3:
+        group, ranks = ("dp_shard", dp_shard) if dp_shard else ("replicas", dp)
+        own = 4 * elements // ranks
+        messages = [
+            Communication(op, group, ranks, own * (ranks - 1)) for op in ("all_gather", "reduce_scatter")
+        ]
+        if (groups := dp // ranks) > 1:
+            messages.append(
+                Communication("all_reduce", "dp_replicate", groups, 2 * (groups - 1) / groups * own)
+            )
+        return _Exchanged(tuple(messages), ()), elements
+    shards = 4 * 1024 * (dp - 1)
+    ops = (("all_reduce", 2 * shards),) if zero == 0 else (("reduce_scatter", shards), ("all_gather", shards))
+    return _Exchanged((), tuple(Communication(op, "dp", dp, sent) for op, sent in ops)), elements
+
+
+def synchronisation_seconds(
+    workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int, count: int
+) -> float:
+    """Compute the seconds that one step exchanges gradients and ZeRO's shards.
+
+    A rank has ``parameters`` before ZeRO, and ``count`` samples.
+    """
+    if plan.replicas == 1:
+        return 0.0
+    if plan.dp_shard or (dist.is_initialized() and plan.replicas == plan.dp):
+        found, traced = _expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
+    else:
+        found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
+    of_sample, of_step = (
+        [
+            exchange_seconds(replace(entry, sent=entry.sent * parameters / traced), plan, rates)
+            for entry in entries
+        ]
+        for entries in (found.every_sample, found.every_step)
+    )
+    if plan.zero == 3:
+        # The parameters are gathered for every pass, the gradients reduce-scattered once.
+        of_sample[0] *= workload.passes + 2
+    return count * sum(of_sample) + sum(of_step)

@@ -1,6 +1,9 @@
-"""Rates of accelerators and their links: tabulated from vendors' data sheets, or measured.
+"""Rates of accelerators and their links, and constants that data sheets lack.
 
-The table is ``accelerators.json``, with the source of each figure.
+Rates are measured, or tabulated from vendors' data sheets in ``accelerators.json`` with the source of each figure. The
+constants (shares of rates, launches, latencies) are in ``calibration.json``, which says of each whether it was fitted,
+and to which data, or assumed, and has published steps to check them.
+``benchmarks/published_steps.py`` checks the model against the published steps.
 """
 
 from __future__ import annotations
@@ -11,14 +14,54 @@ import json
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError, suggest
-from fastfold.parallel.planner.calibration import TRAINING, Assumptions
 
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Constants that data sheets lack. Shares apply to tabulated rates; measured rates are used unchanged."""
+
+    matrix_share: float  #: Share of the matrix rate in the products of a network
+    attention_share: float  #: Share of the matrix rate in the products of a fused attention
+    bandwidth_share: float  #: Share of the memory's bandwidth
+    link_share: float  #: Share of links and network
+    #: Seconds in which the host launches a kernel or a whole graph: the minimum time of either
+    launch_seconds: float
+    kernel_seconds: float  #: Seconds of a kernel on the device in addition to its work
+    latency_seconds: float  #: Seconds until a message arrives, in addition to its bytes
+    #: Share of a GPU's memory that a plan may fill; the rest is for fragmentation and libraries
+    memory_share: float
+    hidden_share: float  #: Share of the communication inside the model that overlaps with computation
+    imbalance: float  #: Time of the slowest rank divided by the mean; 1 for none
+    #: Share of the shorter of an operator's products and memory traffic that adds to the longer one
+    additive: float
+    score_instructions: float  #: Instructions of a softmax for each score
+    #: Share of the computation that overlaps with messages of gradients and parameters
+    hidden_synchronisation: float
+    sources: Mapping[str, str] = field(compare=False, repr=False)  #: Source of each constant, by its name
+    graphed: bool = False  #: True if each block's kernels are launched as one CUDA graph
+
+
+def _constants(table: Mapping[str, Mapping[str, Any]]) -> Assumptions:
+    sources = {name: row["source"] for name, row in table.items()}
+    return Assumptions(**{name: row["value"] for name, row in table.items()}, sources=sources)
+
+
+_FILE = resources.files("fastfold.parallel.planner") / "calibration.json"
+_TABLE: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+
+TRAINING = _constants(_TABLE["training"])  #: Constants of training steps, fitted to published values
+GENERAL = _constants(_TABLE["general"])
+"""Constants of training steps of general models; ``benchmarks/published_models.py`` checks them."""
+FOLDING = _constants(_TABLE["folding"])  #: Constants of long folds; assumed
+PUBLISHED_VALUES = len(_TABLE["published"])
+"""Number of published values that check :data:`TRAINING`; see ``benchmarks/published_steps.py``."""
+WITHIN: float = _TABLE["within"]  #: Factor within which the model predicts every published value
 LINKS = ("bandwidth", "link", "network", "host_link")  #: Rates in bytes/s
 
 _DTYPES = ("bfloat16", "float32")
@@ -114,27 +157,25 @@ class Accelerator:
     sources: Mapping[str, str]  #: Source of each figure, by its name in the table
 
 
-def _read_table() -> dict[str, Accelerator]:
-    """Read the table, in bytes and seconds; its link rates are of both directions together."""
-    text = resources.files("fastfold.parallel.planner").joinpath("accelerators.json").read_text("utf-8")
-    return {
-        name: Accelerator(
-            name,
-            memory=row["memory"]["value"] * 1e9,
-            matrix_rates={dtype: row[dtype]["value"] * 1e12 for dtype in _DTYPES},
-            bandwidth=row["bandwidth"]["value"] * 1e9,
-            link=row["link"]["value"] / 2 * 1e9,
-            per_machine=row["per_machine"]["value"],
-            network=row["network"]["value"] / 8 * 1e9,
-            host_link=row["host_link"]["value"] / 2 * 1e9,
-            exponentials=row["exponentials"]["value"] * 1e12,
-            sources={key: figure["source"] for key, figure in row.items()},
-        )
-        for name, row in json.loads(text).items()
-    }
+_SHEETS = resources.files("fastfold.parallel.planner") / "accelerators.json"
 
-
-ACCELERATORS: dict[str, Accelerator] = _read_table()  #: Data sheets by name
+# Link rates of the table are of both directions together.
+ACCELERATORS: dict[str, Accelerator] = {
+    name: Accelerator(
+        name,
+        memory=row["memory"]["value"] * 1e9,
+        matrix_rates={dtype: row[dtype]["value"] * 1e12 for dtype in _DTYPES},
+        bandwidth=row["bandwidth"]["value"] * 1e9,
+        link=row["link"]["value"] / 2 * 1e9,
+        per_machine=row["per_machine"]["value"],
+        network=row["network"]["value"] / 8 * 1e9,
+        host_link=row["host_link"]["value"] / 2 * 1e9,
+        exponentials=row["exponentials"]["value"] * 1e12,
+        sources={key: figure["source"] for key, figure in row.items()},
+    )
+    for name, row in json.loads(_SHEETS.read_text("utf-8")).items()
+}
+"""Data sheets by name."""
 
 
 def accelerator(name: str) -> Accelerator:
@@ -194,7 +235,7 @@ def rates(name: str, assumptions: Assumptions = TRAINING, measured: Path | None 
 
     Args:
         name: One of :data:`ACCELERATORS`.
-        assumptions: The shares: those of training, or :data:`fastfold.parallel.planner.calibration.FOLDING`.
+        assumptions: The shares: those of training, or :data:`fastfold.parallel.planner.hardware.FOLDING`.
         measured: See :func:`fastfold.parallel.planner.hardware.read_measured`; None for none.
 
     Raises:

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fastfold.errors import ConfigError
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import fake_mesh, trace
-from fastfold.parallel.planner.trace import Trace
+from fastfold.parallel.planner.fake_run import Trace, fake_mesh, trace
 
 Layouts = Callable[[int], Iterator[ParallelPlan]]
 """Plans that split one sample over a number of ranks, by ``sp``, ``dap`` and ``tp`` only."""
@@ -121,10 +121,11 @@ def _tp_choices(ranks: int, modes: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {}
         return
     for mode in modes:
-        depths = divisors(ranks)[1:] if mode == "2.5d" else [1]
-        for depth in depths:
-            square, rest = divmod(ranks, depth)
-            side = round((ranks if mode == "3d" else square) ** (1 / (3 if mode == "3d" else 2)))
-            fits = {"1d": True, "2d": side**2 == ranks, "2.5d": not rest and side > 1 and side**2 == square}
-            if fits.get(mode, side**3 == ranks):
-                yield {"tp": ranks, "tp_mode": mode} | ({"tp_depth": depth} if mode == "2.5d" else {})
+        for depth in divisors(ranks)[1:] if mode == "2.5d" else [1]:
+            choice: dict[str, Any] = {"tp": ranks, "tp_mode": mode, "tp_depth": depth}
+            try:
+                side = ParallelPlan(**choice).tp_grid[-1]
+            except ConfigError:  # this number of ranks makes no such grid
+                continue
+            if mode != "2.5d" or side > 1:
+                yield choice

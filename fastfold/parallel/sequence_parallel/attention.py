@@ -4,22 +4,37 @@ There are two methods. :func:`ring_attention` sends keys and values round a ring
 from parts of the sequence to parts of the heads and back (Jacobs et al., "DeepSpeed Ulysses", 2023). The ring supports
 any number of heads and never holds scores against all keys. The reshard sends less on many ranks.
 :class:`~fastfold.parallel.sequence_parallel.module.SequenceParallel` uses either in a module written for one device.
+
+In the ring, rank r has the queries and keys of shard r. At step t it attends to shard r - t, which its neighbour sent
+during step t - 1. It updates an online softmax: the largest score so far, the sum of exponentials and the weighted sum
+of values. The backward pass sends keys and values round again. Their gradients follow one step later, and are on their
+own rank at the end.
+
+Sources of the ring: Liu, Zaharia and Abbeel, "Ring Attention with blockwise transformers", 2023; online softmax after
+Milakov and Gimelshein 2018.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold import kernels
 from fastfold.errors import ConfigError, InputError
-from fastfold.kernels.common.layout import batched
-from fastfold.parallel.comm.collectives import all_to_all, gather
+from fastfold.kernels.common.layout import MASKED_LOGIT, batched
+from fastfold.kernels.common.scratch import accumulation_dtype, without_autocast
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import AsyncResult, absent, broadcasts, completed
+from fastfold.parallel.comm.collectives import all_to_all, first_order, gather
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.sequence_parallel.ring_attention import Ring, RingAttention
 
 
 def ring_attention(
@@ -169,3 +184,237 @@ def _whole_attention(
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(-3, -2)
     return ring_attention(q, k, v, bias, mask, group=Group(None), causal=True, scale=scale)
+
+
+# Number of scores that exist at a time: 64 MiB of float32.
+_MAX_SCORES = 2**24
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Ring of ranks and its options."""
+
+    group: Group  #: The ranks over which the keys are sharded, in ring order
+    sizes: Sequence[int]  #: Number of keys of each rank
+    scale: float  #: Factor of the scores
+    #: Position of the first own query if a query sees only its own and earlier keys; None if it sees all
+    first_query: int | None
+    #: Ranks with the same queries; rank k of it holds the bias for the keys of shard k. None if the own bias is for
+    #: all keys.
+    bias_group: Group | None
+
+    @property
+    def order(self) -> list[int]:
+        """Shards in the order of the steps."""
+        return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
+
+    def shift(self, x: Tensor, step: int) -> AsyncResult[Tensor]:
+        """Send a tensor of a step's shard, with its keys in dimension -3, to the next rank."""
+        ranks = range(self.group.size)
+        sizes = [self.sizes[(rank - step) % self.group.size] for rank in ranks]
+        return async_ops.start_shift(x, 1, self.group, x.dim() - 3, sizes)
+
+    def travel(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield each shard's number and its rank's ``x``; the next shard is sent meanwhile."""
+        for step, shard in enumerate(self.order):
+            following = self.shift(x, step) if step + 1 < self.group.size else completed(x)
+            yield shard, x
+            x = following.wait()
+
+    def keys(self, shard: int) -> slice:
+        """Return the positions of a shard's keys."""
+        start = sum(self.sizes[:shard])
+        return slice(start, start + self.sizes[shard])
+
+    def biases(self, bias: Tensor | None) -> Iterator[Tensor | None]:
+        """Yield the bias ``[B, H, Nq, keys]`` for each step's shard."""
+        if bias is None or self.bias_group is None:
+            for shard in self.order:
+                yield None if bias is None else bias[..., self.keys(shard)]
+            return
+        group = self.bias_group
+
+        def piece(step: int) -> Tensor:
+            shard = self.order[step]
+            return bias if group.rank == shard else absent(bias, *bias.shape[:-1], self.sizes[shard])
+
+        yield from broadcasts(piece, self.order, group)
+
+
+def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
+    """Yield batch element, rows and queries of blocks of ``[B, H, R, Nq, Nk]`` scores."""
+    batch, heads, rows, queries, keys = scores
+    row_step = max(1, _MAX_SCORES // max(1, heads * queries * keys))
+    query_step = max(1, min(queries, _MAX_SCORES // max(1, heads * keys)))
+    starts = (range(batch), range(0, rows, row_step), range(0, queries, query_step))
+    for b, r, n in itertools.product(*starts):
+        yield b, slice(r, r + row_step), slice(n, n + query_step)
+
+
+@dataclass
+class _Queries:
+    """Queries of this rank, heads first, of an exact dtype: ``q [B, H, R, Nq, D]``, already scaled."""
+
+    q: Tensor
+    ring: Ring
+
+    def scores(
+        self,
+        place: tuple[int, slice, slice],
+        shard: int,
+        k: Tensor,
+        bias: Tensor | None,
+        masked: Tensor | None,
+    ) -> Tensor:
+        """Return ``[H, r, n, keys]`` of one block and the keys ``k [B, H, R, keys, D]`` of a shard."""
+        b, row, query = place
+        scores = self.q[b, :, row, query] @ k[b, :, row].mT
+        if bias is not None:
+            scores += bias[b, :, None, query]
+        if masked is not None:
+            scores.masked_fill_(masked[b, row, None, self.ring.keys(shard)], MASKED_LOGIT)
+        if self.ring.first_query is not None:
+            first = self.ring.first_query + query.start
+            queries = torch.arange(first, first + scores.shape[-2], device=scores.device)
+            keys = self.ring.keys(shard)
+            positions = torch.arange(keys.start, keys.stop, device=scores.device)
+            scores.masked_fill_(positions > queries[:, None], -math.inf)
+        return scores
+
+    def sees(self, shard: int) -> bool:
+        """Return True if any query sees any key of the shard."""
+        keys, first = self.ring.keys(shard), self.ring.first_query
+        if keys.start == keys.stop:
+            return False
+        return first is None or keys.start < first + self.q.shape[-2]
+
+
+def _heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``[..., R, N, H, D]`` as ``[..., H, R, N, D]``."""
+    return x.movedim(-2, -4).to(dtype)
+
+
+class RingAttention(Function):
+    """Attention over one batch axis; see :func:`fastfold.parallel.sequence_parallel.attention.ring_attention`.
+
+    ``q [B, R, Nq, H, D]``, ``kv [2, B, R, Nk, H, D]``, ``bias [B, H, Nq, N or Nk]``, ``masked [B, R, N]`` of all keys.
+    """
+
+    @staticmethod
+    @without_autocast
+    def forward(
+        ctx: Any, q: Tensor, kv: Tensor, bias: Tensor | None, masked: Tensor | None, ring: Ring
+    ) -> Tensor:
+        exact = accumulation_dtype(q)
+        own = _Queries(_heads_first(q, exact) * ring.scale, ring)
+        out = torch.zeros_like(own.q)
+        total = own.q.new_zeros(*own.q.shape[:-1], 1)
+        largest = torch.full_like(total, -math.inf)
+        for (shard, passing), b_bias in zip(ring.travel(kv), ring.biases(bias), strict=True):
+            if not own.sees(shard):
+                continue
+            k, v = _heads_first(passing, exact).unbind(0)
+            for place in _blocks((*own.q.shape[:-1], k.shape[-2])):
+                b, row, query = place
+                at = (b, slice(None), row, query)
+                scores = own.scores(place, shard, k, b_bias, masked)
+                highest = torch.maximum(largest[at], scores.amax(-1, keepdim=True))
+                # A query that has seen no key yet keeps zeros.
+                pivot = highest.masked_fill(highest == -math.inf, 0)
+                weights = scores.sub_(pivot).exp_()
+                shrink = (largest[at] - pivot).exp_()
+                largest[at] = highest
+                total[at] = total[at] * shrink + weights.sum(-1, keepdim=True)
+                out[at] = out[at] * shrink + weights @ v[b, :, row]
+        # A query whose scores are all minus infinity has seen no key; its weights and result are zeros.
+        unseen = largest == -math.inf
+        largest.masked_fill_(unseen, 0)
+        out /= total.masked_fill_(unseen, 1)
+        ctx.save_for_backward(q, kv, bias, masked, out, largest, total)
+        ctx.ring = ring
+        return out.movedim(-4, -2).to(q.dtype)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        grads: tuple[Tensor | None, ...] = _differentiate(gradient, ctx)
+        return grads
+
+
+@without_autocast
+def _differentiate(gradient: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the arguments of :class:`RingAttention`; the weights are recomputed."""
+    q, kv, bias, masked, out, largest, total = ctx.saved_tensors
+    ring: Ring = ctx.ring
+    exact = out.dtype
+    own = _Queries(_heads_first(q, exact) * ring.scale, ring)
+    gradient = _heads_first(gradient, exact)
+    mean = (gradient * out).sum(-1, keepdim=True)
+    grad_q = torch.zeros_like(own.q)
+    grad_bias = _BiasGradient(bias, ring) if bias is not None and ctx.needs_input_grad[2] else None
+    arriving: AsyncResult[Tensor] | None = None
+    for step, ((shard, passing), b_bias) in enumerate(zip(ring.travel(kv), ring.biases(bias), strict=True)):
+        k, v = _heads_first(passing, exact).unbind(0)
+        grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+        h_bias = None if grad_bias is None else grad_bias.start(shard)
+        for place in _blocks((*own.q.shape[:-1], k.shape[-2])) if own.sees(shard) else ():
+            b, row, query = place
+            at = (b, slice(None), row, query)
+            weights = own.scores(place, shard, k, b_bias, masked).sub_(largest[at]).exp_().div_(total[at])
+            grad_v[b, :, row] += weights.mT @ gradient[at]
+            # Gradient of the softmax: the weight times (its gradient - their weighted mean).
+            grad_scores = (gradient[at] @ v[b, :, row].mT).sub_(mean[at]).mul_(weights)
+            if masked is not None:
+                # A weight of 0 has done this already, except in rows whose keys are all masked.
+                grad_scores.masked_fill_(masked[b, row, None, ring.keys(shard)], 0)
+            grad_q[at] += grad_scores @ k[b, :, row]
+            grad_k[b, :, row] += grad_scores.mT @ own.q[at]
+            if h_bias is not None:
+                h_bias[b, :, query] += grad_scores.sum(1)
+        if grad_bias is not None:
+            grad_bias.finish(shard)
+        grad_kv = torch.stack((grad_k, grad_v)).movedim(-4, -2)
+        if arriving is not None:
+            grad_kv = arriving.wait() + grad_kv
+        arriving = ring.shift(grad_kv, step)
+    assert arriving is not None
+    # The last shift returns every gradient to its own rank.
+    grad_kv = arriving.wait().to(kv.dtype)
+    grad_q = (grad_q * ring.scale).movedim(-4, -2).to(q.dtype)
+    return grad_q, grad_kv, None if grad_bias is None else grad_bias.result(), None, None
+
+
+class _BiasGradient:
+    """Sum of the gradient of the bias, sent to the ranks that hold the bias."""
+
+    def __init__(self, bias: Tensor, ring: Ring) -> None:
+        self.ring, self.dtype = ring, bias.dtype
+        self.total = bias.new_zeros(bias.shape, dtype=accumulation_dtype(bias))
+        self.part = self.total
+        self.pending: tuple[int, AsyncResult[Tensor]] | None = None
+
+    def start(self, shard: int) -> Tensor:
+        """Return the buffer for the gradient of a shard's keys, ``[B, H, Nq, keys]``."""
+        if self.ring.bias_group is None:
+            return self.total[..., self.ring.keys(shard)]
+        self.part = self.total.new_zeros(*self.total.shape[:-1], self.ring.sizes[shard])
+        return self.part
+
+    def finish(self, shard: int) -> None:
+        """Start summing the complete gradient for a shard's keys; the sum overlaps with the next shard."""
+        group = self.ring.bias_group
+        if group is not None:
+            self._collect()
+            self.pending = shard, async_ops.start_reduce(self.part, shard, group)
+
+    def _collect(self) -> None:
+        if self.pending is not None:
+            shard, pending = self.pending
+            found = pending.wait()
+            assert self.ring.bias_group is not None
+            if shard == self.ring.bias_group.rank:
+                self.total = found
+
+    def result(self) -> Tensor:
+        self._collect()
+        return self.total.to(self.dtype)

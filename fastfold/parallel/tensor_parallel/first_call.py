@@ -20,13 +20,16 @@ from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comparison import detached_copy, is_close
+from fastfold.parallel.comparison import detached_copy, is_close, without_data
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.tensor_parallel.attention import ParallelAttention
-from fastfold.parallel.tensor_parallel.embedding import ParallelEmbedding
+from fastfold.parallel.paths import below, is_inside, joined, replace_at
+from fastfold.parallel.tensor_parallel.layers import (
+    ParallelAttention,
+    ParallelEmbedding,
+    ParallelLayerNorm,
+    ParallelMLP,
+)
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
-from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
-from fastfold.parallel.tensor_parallel.norm import ParallelLayerNorm
 from fastfold.utils.module_structure import tensors_in
 
 Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
@@ -35,17 +38,6 @@ _CLOSED = (ParallelAttention, ParallelEmbedding, ParallelLayerNorm, ParallelMLP)
 """Layers from whole tensors to whole tensors with a known plain counterpart."""
 
 _REMEDY = "(or pass compare_first=False to parallelize() if the difference is intended)"
-
-
-def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Copy a module with parameters that have a shape and no memory; tied ones stay tied.
-
-    ``memo`` has replacements of objects by their ids, as of :func:`copy.deepcopy`.
-    """
-    memo = {} if memo is None else memo
-    for p in layer.parameters():
-        memo.setdefault(id(p), nn.Parameter(p.detach().to("meta"), p.requires_grad))
-    return detached_copy(layer, memo)
 
 
 def compare_first_calls(
@@ -63,12 +55,7 @@ def compare_first_calls(
         return
     open_ = [path for path in cuts if not isinstance(part.get_submodule(path), _CLOSED)]
     for target in _targets(part, open_):
-        inside = {
-            path[len(target) + 1 :] if target else path: (plain[path], cuts[path])
-            for path in cuts
-            if path == target or not target or path.startswith(f"{target}.")
-        }
-        _Comparison(part.get_submodule(target), target, inside, mesh)
+        _Comparison(part.get_submodule(target), target, below(target, plain), below(target, cuts), mesh)
 
 
 def _targets(part: nn.Module, paths: Iterable[str]) -> list[str]:
@@ -80,14 +67,12 @@ def _targets(part: nn.Module, paths: Iterable[str]) -> list[str]:
         owner = path
         while owner:
             owner = owner.rpartition(".")[0]
-            roles = {x.role for other, x in bare.items() if not owner or other.startswith(f"{owner}.")}
+            roles = {x.role for other, x in bare.items() if is_inside(other, owner)}
             if roles == {"first", "second"} and not isinstance(part.get_submodule(owner), nn.ModuleList):
                 break
         found.add(owner)
     return sorted(
-        path
-        for path in found
-        if not any(path != outer and (not outer or path.startswith(f"{outer}.")) for outer in found)
+        path for path in found if not any(is_inside(path, outer) for outer in found if outer != path)
     )
 
 
@@ -95,12 +80,16 @@ class _Comparison:
     """One module that is compared at its first call."""
 
     def __init__(
-        self, module: nn.Module, path: str, layers: Mapping[str, tuple[nn.Module, Cut]], mesh: ParallelMesh
+        self,
+        module: nn.Module,
+        path: str,
+        plain: Mapping[str, nn.Module],
+        cuts: Mapping[str, Cut],
+        mesh: ParallelMesh,
     ) -> None:
-        self._path, self._mesh = path or type(module).__name__, mesh
-        self._cuts = {name: cut for name, (_, cut) in layers.items()}
+        self._path, self._mesh, self._cuts = path or type(module).__name__, mesh, cuts
         memo: dict[int, Any] = {
-            id(module.get_submodule(name)): without_data(plain) for name, (plain, _) in layers.items()
+            id(module.get_submodule(name)): without_data(layer) for name, layer in plain.items()
         }
         self._plain = memo[id(module)] if id(module) in memo else without_data(module, memo)
         self._handle = module.register_forward_pre_hook(
@@ -122,11 +111,10 @@ class _Comparison:
             cut = copy.deepcopy(plain)
             for name, shard in self._cuts.items():
                 layer = shard(cut.get_submodule(name), self._mesh)
-                if not name:
-                    cut = layer
+                if name:
+                    replace_at(cut, name, layer)
                 else:
-                    owner, _, attribute = name.rpartition(".")
-                    setattr(cut.get_submodule(owner), attribute, layer)
+                    cut = layer
             expected = self._run(plain, args, kwargs)
             try:
                 found = self._run(cut, args, kwargs)
@@ -181,13 +169,12 @@ class _Comparison:
 
     def _cut_gradients(self, path: str, layer: nn.Module, values: dict[str, Tensor | None]) -> None:
         """Replace gradients of a plain layer by those of this rank's part."""
-        prefix = f"{path}." if path else ""
         with torch.no_grad():
             for name, p in layer.named_parameters():
-                gradient = values.pop(prefix + name)
+                gradient = values.pop(joined(path, name))
                 p.copy_(torch.zeros_like(p) if gradient is None else gradient)
         part = self._cuts[path](layer, self._mesh)
-        values |= {prefix + name: p.detach() for name, p in part.named_parameters()}
+        values |= {joined(path, name): p.detach() for name, p in part.named_parameters()}
 
     @staticmethod
     def _difference(expected: Mapping[str, Tensor | None], found: Mapping[str, Tensor | None]) -> str | None:

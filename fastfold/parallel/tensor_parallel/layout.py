@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +160,37 @@ def whole(own: Tensor, specs: Sequence[ShardSpec]) -> Tensor:
     for spec in reversed(specs):
         own = collectives.gather(own, spec.dim, spec.group, spec.sizes)
     return own
+
+
+class CutLayer(nn.Module):
+    """Layer whose parameters are this rank's blocks of a plain layer's."""
+
+    weight: Any  #: This rank's block, or None
+    bias: Any  #: This rank's block, or None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._specs: dict[str, list[ShardSpec]] = {}
+
+    def _cut(
+        self, name: str, plain: Tensor | None, specs: list[ShardSpec], order: tuple[Tensor, ...] = ()
+    ) -> None:
+        """Register this rank's block of a plain parameter, whose dimensions are put in another order before."""
+        self.register_parameter(name, None)
+        if plain is not None:
+            values = plain.detach()
+            for dim, indices in enumerate(order):
+                values = values.index_select(dim, indices.to(values.device))
+            self._specs[name] = specs
+            self.register_parameter(name, nn.Parameter(block(values, specs), plain.requires_grad))
+
+    def _whole(self, name: str) -> nn.Parameter | None:
+        own = getattr(self, name)
+        return None if own is None else nn.Parameter(whole(own, self._specs[name]), own.requires_grad)
+
+    def shard_specs(self) -> dict[str, list[ShardSpec]]:
+        """Return the cut of each parameter."""
+        return self._specs
 
 
 def parameter_shard_specs(module: nn.Module) -> dict[str, tuple[ShardSpec, ...]]:

@@ -1,25 +1,39 @@
-"""Linear layers whose weight is cut into blocks over the ranks of a tensor parallel group."""
+"""Linear layers whose weight is cut into blocks over the ranks of a tensor parallel group, and their products.
+
+In SUMMA each rank holds one block of every matrix. Step k broadcasts column k of the left blocks along the rows and row
+k of the right ones along the columns, and adds the product of the received blocks. Meanwhile the broadcasts of step
+k + 1 run. A rank holds at most two received blocks of each matrix: the one in use and the next one.
+
+Rank (x, y, z) of p³ ranks of a cube computes the product of slab x of the batch and block (y, z) of the weight. The
+input is gathered along z, the weight along x. The output is summed along y, and each rank keeps a part of it. Between
+layers every tensor is cut into p³ parts. Only these are saved for the backward pass, which gathers again.
+
+Sources: van de Geijn and Watts 1997, and Xu, Li, Gong and You, "An efficient 2D method for training super-large deep
+learning models", 2021; Agarwal et al. 1995, and Bian, Xu, Wang and You, "Maximizing parallelism in distributed training
+for huge neural networks", 2021.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
-from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
-from fastfold.parallel.comm.groups import shard_sizes
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import absent, broadcasts, sums
+from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient, first_order
+from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.tensor_parallel.cube import CubeLines, cube_linear
-from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.layout import CutLayer, Partition, ShardSpec, layouts, replicated
 from fastfold.parallel.tensor_parallel.plain_layers import require_type
-from fastfold.parallel.tensor_parallel.summa import summa_linear
 
 Role = Literal["first", "second"]
 
 
-class ParallelLinear(nn.Module):
+class ParallelLinear(CutLayer):
     """A linear layer on the ranks of a mesh's tensor parallel group; make one with :meth:`from_plain`.
 
     The mesh's mode determines the subclass: :class:`Linear1D`, :class:`LinearGrid` (2d and 2.5d) or :class:`Linear3D`.
@@ -47,14 +61,10 @@ class ParallelLinear(nn.Module):
         self.before, self.after = (outer, inner) if role == "first" else (inner, outer)
         self.in_parts = in_parts or Partition.even(linear.in_features, self.before.features.size)
         self.out_parts = out_parts or Partition.even(linear.out_features, self.after.features.size)
-        self._weight_specs = self._specs()
-        self._bias_specs = [ShardSpec(0, self.after.features, self.out_parts.sizes)]
-        ordered = linear.weight.detach()[self.out_parts.order][:, self.in_parts.order]
-        self.weight = nn.Parameter(block(ordered, self._weight_specs), linear.weight.requires_grad)
-        self.bias = None
-        if linear.bias is not None:
-            values = linear.bias.detach()[self.out_parts.order]
-            self.bias = nn.Parameter(block(values, self._bias_specs), linear.bias.requires_grad)
+        outputs = self.out_parts.order
+        self._cut("weight", linear.weight, self._weight_specs(), (outputs, self.in_parts.order))
+        bias_specs = [ShardSpec(0, self.after.features, self.out_parts.sizes)]
+        self._cut("bias", linear.bias, bias_specs, (outputs,))
 
     @staticmethod
     def from_plain(
@@ -80,26 +90,23 @@ class ParallelLinear(nn.Module):
         require_type(linear, nn.Linear, "ParallelLinear")
         return _LINEARS[mesh.plan.tp_mode](linear, mesh, role, in_parts, out_parts)
 
-    def shard_specs(self) -> dict[str, list[ShardSpec]]:
-        """Return the cut of each parameter."""
-        return {"weight": self._weight_specs} | ({} if self.bias is None else {"bias": self._bias_specs})
-
     def to_plain(self) -> nn.Linear:
         """Return the plain layer, gathered on every rank (a collective)."""
-        weight = whole(self.weight, self._weight_specs)
+        weight, bias = self._whole("weight"), self._whole("bias")
+        assert weight is not None
         linear = nn.Linear(
-            weight.shape[1], weight.shape[0], self.bias is not None, device=weight.device, dtype=weight.dtype
+            weight.shape[1], weight.shape[0], bias is not None, device=weight.device, dtype=weight.dtype
         )
         with torch.no_grad():
             out_order, in_order = self.out_parts.order, self.in_parts.order
             linear.weight[out_order[:, None], in_order] = weight
-            if self.bias is not None:
-                linear.bias[out_order] = whole(self.bias, self._bias_specs)
-                linear.bias.requires_grad_(self.bias.requires_grad)
-        linear.weight.requires_grad_(self.weight.requires_grad)
+            if bias is not None:
+                linear.bias[out_order] = bias
+                linear.bias.requires_grad_(bias.requires_grad)
+        linear.weight.requires_grad_(weight.requires_grad)
         return linear
 
-    def _specs(self) -> list[ShardSpec]:
+    def _weight_specs(self) -> list[ShardSpec]:
         """Return the cut of the weight ``[out, in]`` into blocks."""
         raise NotImplementedError
 
@@ -134,7 +141,7 @@ class Linear1D(ParallelLinear):
     activations each: O(1).
     """
 
-    def _specs(self) -> list[ShardSpec]:
+    def _weight_specs(self) -> list[ShardSpec]:
         if self.role == "first":
             return [ShardSpec(0, self.after.features, self.out_parts.sizes)]
         return [ShardSpec(1, self.before.features, self.in_parts.sizes)]
@@ -153,7 +160,7 @@ class LinearGrid(ParallelLinear):
     backward, in addition to 2 (d - 1) / d of the weight's block: of the activations O(1/√P) in 2d, O(1/√(dP)) in 2.5d.
     """
 
-    def _specs(self) -> list[ShardSpec]:
+    def _weight_specs(self) -> list[ShardSpec]:
         column = self.before.rows[-1]
         return [
             ShardSpec(0, self.after.features, self.out_parts.sizes),
@@ -177,7 +184,7 @@ class Linear3D(ParallelLinear):
     def _out_sizes(self) -> list[int]:
         return shard_sizes(self.out_parts.sizes[self.after.features.rank], self.before.rows[0].size)
 
-    def _specs(self) -> list[ShardSpec]:
+    def _weight_specs(self) -> list[ShardSpec]:
         return [
             ShardSpec(1, self.before.features, self.in_parts.sizes),
             ShardSpec(0, self.after.features, self.out_parts.sizes),
@@ -197,3 +204,128 @@ _LINEARS: dict[str, type[ParallelLinear]] = {
     "2.5d": LinearGrid,
     "3d": Linear3D,
 }
+
+
+def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group) -> Iterator[Tensor]:
+    """Yield the blocks of all ranks, one after another."""
+    return broadcasts(lambda k: own if group.rank == k else absent(own, *shapes[k]), range(group.size), group)
+
+
+class SummaLinear(Function):
+    """``x @ weight.T`` on a grid; see :func:`summa_linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        # Blocks of x along this rank's row, and of the weight along its column.
+        ctx.lefts = [(*x.shape[:-1], size) for size in sizes]
+        ctx.rights = [(weight.shape[0], size) for size in sizes]
+        ctx.row, ctx.column = row, column
+        # Half precision would round after every step.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = x.new_zeros((*x.shape[:-1], weight.shape[0]), dtype=wide)
+        lefts, rights = _broadcast_each(x, ctx.lefts, row), _broadcast_each(weight, ctx.rights, column)
+        for left, right in zip(lefts, rights, strict=True):
+            y += left @ right.T
+        return y.to(x.dtype)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        row, column = ctx.row, ctx.column
+        x_gradient = weight_gradient = None
+        if ctx.needs_input_grad[0]:
+            # Features k of the input belong to column k.
+            rights = _broadcast_each(weight, ctx.rights, column)
+            (x_gradient,) = sums((gradient @ right for right in rights), range(row.size), row)
+        if ctx.needs_input_grad[1]:
+            flat = gradient.reshape(-1, gradient.shape[-1])
+            lefts = _broadcast_each(x, ctx.lefts, row)
+            terms = (flat.T @ left.reshape(flat.shape[0], -1) for left in lefts)
+            (weight_gradient,) = sums(terms, range(column.size), column)
+        return x_gradient, weight_gradient, None, None, None
+
+
+def summa_linear(x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group) -> Tensor:
+    """Compute ``x @ weight.T`` of matrices that are cut into blocks over a square grid.
+
+    Args:
+        x: ``[batch_i, ..., in_j]``: this rank's row of the batch, its column's part of the features.
+        weight: ``[out_j, in_i]``: its column's part of the output features, its row's part of the input features.
+        sizes: Lengths of the parts of the input features.
+        row: The ranks of this rank's row of the grid, one for each column.
+        column: The ranks of its column.
+
+    Returns:
+        ``[batch_i, ..., out_j]``
+    """
+    result: Tensor = SummaLinear.apply(x, weight, sizes, row, column)
+    return result
+
+
+class CubeLines(NamedTuple):
+    """The lines of the cube that contain a rank.
+
+    Input and weight are gathered along theirs. Along that of the output, which splits the input's features, products
+    are summed.
+    """
+
+    input: Group
+    weight: Group
+    output: Group
+
+
+class CubeLinear(Function):
+    """``x @ weight.T`` on a cube; see :func:`cube_linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, rows: Sequence[int], cuts: Sequence[int], lines: CubeLines
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rows, ctx.cuts, ctx.lines = rows, cuts, lines
+        inputs = async_ops.start_gather(x, 0, lines.input, rows)
+        weights = async_ops.start_gather(weight, 0, lines.weight, cuts)
+        return async_ops.start_reduce_scatter(inputs.wait() @ weights.wait().T, 0, lines.output, rows).wait()
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        lines = ctx.lines
+        wants_x, wants_weight = ctx.needs_input_grad[:2]
+        gradients = async_ops.start_gather(gradient, 0, lines.output, ctx.rows)
+        weights = async_ops.start_gather(weight, 0, lines.weight, ctx.cuts) if wants_x else None
+        inputs = async_ops.start_gather(x, 0, lines.input, ctx.rows) if wants_weight else None
+        whole = gradients.wait()
+        x_terms = weight_terms = None
+        if weights is not None:
+            x_terms = async_ops.start_reduce_scatter(whole @ weights.wait(), 0, lines.input, ctx.rows)
+        if inputs is not None:
+            left = inputs.wait()
+            product = whole.reshape(-1, whole.shape[-1]).T @ left.reshape(-1, left.shape[-1])
+            weight_terms = async_ops.start_reduce_scatter(product, 0, lines.weight, ctx.cuts)
+        of_both = (None if terms is None else terms.wait() for terms in (x_terms, weight_terms))
+        return *of_both, None, None, None
+
+
+def cube_linear(
+    x: Tensor, weight: Tensor, rows: Sequence[int], cuts: Sequence[int], lines: CubeLines
+) -> Tensor:
+    """Compute ``x @ weight.T`` on a cube of ranks.
+
+    Args:
+        x: ``[rows[r], ..., in]`` with r this rank's number in ``lines.input``: its part of the slab's batch.
+        weight: ``[cuts[r], in]`` with r its number in ``lines.weight``: its part of the block's outputs.
+        rows: Lengths of the slab's batch, before (over ``lines.input``) and after (over ``lines.output``).
+        cuts: Lengths of the parts of the weight's block.
+        lines: The lines of the cube that contain the rank.
+
+    Returns:
+        ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``lines.output``.
+    """
+    result: Tensor = CubeLinear.apply(x, weight, rows, cuts, lines)
+    return result

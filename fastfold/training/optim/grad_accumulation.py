@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from fastfold.parallel.data_parallel.fsdp import FullySharded
-from fastfold.parallel.data_parallel.zero import Replicated
+from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
 from fastfold.utils.device import reads_are_free
 
 
@@ -17,7 +16,7 @@ class SampleGradients:
     A gradient with a norm over ``clip`` is scaled down to it.
     """
 
-    def __init__(self, gradients: Replicated | FullySharded, clip: float) -> None:
+    def __init__(self, gradients: ReducedGradients, clip: float) -> None:
         self._gradients = gradients
         self._clip = clip
         self._totals: list[Tensor] | None = None

@@ -10,8 +10,7 @@ import pytest
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.planning.report import copied_bytes, fold_costs, fold_time
-from fastfold.parallel.planner.calibration import FOLDING
-from fastfold.parallel.planner.hardware import rates
+from fastfold.parallel.planner.hardware import FOLDING, rates
 from fastfold.utils.units import GIB
 from tests.inference.test_simulate import GB, MONOMER, MULTIMER, _config, _simulate, _small_budget
 

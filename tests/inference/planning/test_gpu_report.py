@@ -11,8 +11,7 @@ import pytest
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.report import plan_on_gpus
-from fastfold.parallel.planner.calibration import FOLDING
-from fastfold.parallel.planner.hardware import ACCELERATORS, rates
+from fastfold.parallel.planner.hardware import ACCELERATORS, FOLDING, rates
 from fastfold.utils.units import GIB
 from tests.helpers.command_line import CommandLine
 

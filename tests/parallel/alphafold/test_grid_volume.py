@@ -12,8 +12,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.parallel.alphafold import grid_parallel
 from fastfold.parallel.alphafold.grid_layers import GridLayout, attention_elements
-from fastfold.parallel.axial.grid import Grid
-from fastfold.parallel.axial.grid_matmul import choose_contraction, elements_sent
+from fastfold.parallel.axial.grid import Grid, choose_contraction, elements_sent
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 

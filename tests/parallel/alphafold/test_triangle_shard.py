@@ -18,8 +18,7 @@ from fastfold.memory import HostBuffers
 from fastfold.parallel.alphafold.axial_layers import AxialTriangleMultiplication
 from fastfold.parallel.alphafold.convert import convert_modules
 from fastfold.parallel.alphafold.regather import begins_backward
-from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
-from fastfold.parallel.alphafold.triangle_terms import SummedTerms
+from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication, SummedTerms
 from fastfold.parallel.axial import matmul
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import Group

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.axial import matmul
-from fastfold.parallel.axial.grid import Grid
-from fastfold.parallel.axial.grid_matmul import choose_contraction, contract, contract_columns, elements_sent
+from fastfold.parallel.axial.grid import Grid, choose_contraction, contract, contract_columns, elements_sent
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.drop_reductions import undetected_reductions

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fastfold.memory import SimulatedDevice
-from fastfold.parallel.axial.shard_memory import (
+from fastfold.parallel.axial.shards import (
+    AxialShards,
     contraction_exchange_bytes,
     gather_bytes,
     reshard_bytes,
 )
-from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import fake_mesh
 

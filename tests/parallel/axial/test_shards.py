@@ -13,13 +13,7 @@ from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.axial import matmul
 from fastfold.parallel.axial import shards as axial
 from fastfold.parallel.axial.matmul import choose_contraction
-from fastfold.parallel.axial.shards import (
-    AxialShards,
-    Rows,
-    _weighted_sum,
-    check_alike,
-    checksum,
-)
+from fastfold.parallel.axial.shards import AxialShards, Rows, _weighted_sum, check_alike, checksum
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan

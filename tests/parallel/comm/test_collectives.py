@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -232,27 +233,28 @@ class _Compute(torch.autograd.Function):
         return gradient * 2, None
 
 
-def _spied(name: str, events: list[str]) -> Callable[..., AsyncResult[Tensor]]:
+def _spied(name: str, events: list[str]) -> Callable[..., Any]:
     start = getattr(async_ops, name)
 
-    def spied(*args: object) -> AsyncResult[Tensor]:
+    def spied(*args: object) -> Any:
         events.append(name)
-        pending = start(*args)
-        pending.work = _Spy(pending.work, name, events)
-        return pending
+        found = start(*args)
+        for pending in found if isinstance(found, list) else [found]:
+            pending.work = _Spy(pending.work, name, events)
+        return found
 
     return spied
 
 
 def _overlap() -> None:
     group, events = Group(dist.group.WORLD), list[str]()
-    for name in ("start_gather", "start_reduce_scatter", "start_all_to_all"):
-        setattr(async_ops, name, _spied(name, events))
     cases: list[tuple[Callable[[Tensor], AsyncResult[Tensor]], str, str]] = [
         (lambda x: c.gather_async(x, 0, group), "start_gather", "start_reduce_scatter"),
-        (lambda x: c.all_to_all_async(x, 0, 1, group), "start_all_to_all", "start_all_to_all"),
+        (lambda x: c.all_to_all_async(x, 0, 1, group), "_start_exchange", "_start_exchange"),
     ]
     for start, forward, backward in cases:
+        for name in {forward, backward}:
+            setattr(async_ops, name, _spied(name, events))
         events.clear()
         x, other = _random(4, 4).requires_grad_(), _random(4, 4, seed=1).requires_grad_()
         handle = start(x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.comm.differentiable import differentiable, differentiable_one
+from fastfold.parallel.comm.collectives import differentiable, differentiable_one
 
 
 class _Doubling:

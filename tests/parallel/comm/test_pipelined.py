@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastfold.parallel.comm.async_ops import absent, broadcasts, sums
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
 from tests.helpers.thread_ranks import on_one_line
 
 OWNERS = [2, 0, 1, 0]

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
 from fastfold.parallel.data_parallel import buckets
-from fastfold.parallel.data_parallel.buckets import Buckets
-from fastfold.parallel.data_parallel.early_reduction import EarlyReduction
+from fastfold.parallel.data_parallel.buckets import Buckets, EarlyReduction
 from tests.helpers.spawn_ranks import BACKENDS, launch
 from tests.parallel.gpt_case import largest_differences, three_steps
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.data_parallel.flat_pieces import on_pieces
 from fastfold.parallel.data_parallel.large_batch import Lamb
+from fastfold.parallel.data_parallel.optimizer import on_pieces
 
 Named = Mapping[str, nn.Parameter]
 

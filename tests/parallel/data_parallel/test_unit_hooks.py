@@ -15,7 +15,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import parallelize
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.kept_gradients import changed_message, is_kept, keep_gradients
-from fastfold.parallel.data_parallel.unit_hooks import UnitCalls, UnitWeights
+from fastfold.parallel.data_parallel.units import UnitCalls, UnitWeights
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 

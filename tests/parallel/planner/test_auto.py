@@ -14,10 +14,9 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, parallelize
 from fastfold.parallel.pipeline import split_blocks
 from fastfold.parallel.planner.auto import Choice, choose_plan
-from fastfold.parallel.planner.calibration import GENERAL
-from fastfold.parallel.planner.communication_cost import _exchanged, _expected_exchanges
-from fastfold.parallel.planner.hardware import Rates, rates
-from fastfold.parallel.planner.trace import Recorder
+from fastfold.parallel.planner.cost_model import _exchanged, _expected_exchanges
+from fastfold.parallel.planner.fake_run import Recorder
+from fastfold.parallel.planner.hardware import GENERAL, Rates, rates
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import largest_differences

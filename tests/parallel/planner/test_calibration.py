@@ -10,18 +10,15 @@ from importlib import resources
 
 import pytest
 
-from benchmarks.published_steps import PublishedSteps, published_rows, published_table
-from fastfold.parallel.planner.calibration import (
-    FOLDING,
-    GENERAL,
+from benchmarks.published_steps import (
     LEFT_OUT,
     PUBLISHED,
-    TRAINING,
-    WITHIN,
-    Assumptions,
     Published,
+    PublishedSteps,
+    published_rows,
+    published_table,
 )
-from fastfold.parallel.planner.hardware import ACCELERATORS
+from fastfold.parallel.planner.hardware import ACCELERATORS, FOLDING, GENERAL, TRAINING, WITHIN, Assumptions
 
 
 @cache

@@ -20,12 +20,9 @@ from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.calibration import TRAINING
-from fastfold.parallel.planner.communication_cost import exchange_seconds
-from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
-from fastfold.parallel.planner.fake_run import fake_mesh, trace
-from fastfold.parallel.planner.hardware import Rates, accelerator, rates
-from fastfold.parallel.planner.trace import Operation, Part
+from fastfold.parallel.planner.cost_model import compute_seconds, exchange_seconds, step_cost
+from fastfold.parallel.planner.fake_run import Operation, Part, fake_mesh, trace
+from fastfold.parallel.planner.hardware import TRAINING, Rates, accelerator, rates
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 from tests.helpers import named_operators
 

@@ -9,10 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.published_models import PUBLISHED, SOURCES, WITHIN, PublishedModel, predict
-from fastfold.parallel.planner.calibration import GENERAL
 from fastfold.parallel.planner.cost_model import compute_seconds
-from fastfold.parallel.planner.hardware import rates
-from fastfold.parallel.planner.trace import Operation, Part, Recorder
+from fastfold.parallel.planner.fake_run import Operation, Part, Recorder
+from fastfold.parallel.planner.hardware import GENERAL, rates
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda of: f"{of.name}-{of.gpus}")

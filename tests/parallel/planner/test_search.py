@@ -13,11 +13,9 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import best_plans
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.calibration import TRAINING
 from fastfold.parallel.planner.cost_model import step_cost
-from fastfold.parallel.planner.hardware import rates
-from fastfold.parallel.planner.report import plan_table
-from fastfold.parallel.planner.search import candidates, overrides
+from fastfold.parallel.planner.hardware import TRAINING, rates
+from fastfold.parallel.planner.search import candidates, overrides, plan_table
 from fastfold.parallel.planner.workload import Workload, standard_layouts
 
 GPT = GPTConfig(vocabulary=50257, context=256, layers=4, heads=2, width=1024)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.sequence_parallel import ring_attention
-from fastfold.parallel.sequence_parallel.ring_attention import Ring, RingAttention
+from fastfold.parallel.sequence_parallel import attention as ring_attention
+from fastfold.parallel.sequence_parallel.attention import Ring, RingAttention
 from tests.helpers.thread_ranks import on_a_grid, on_one_line
 
 SIZES = (2, 0, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.tensor_parallel.cube import CubeLines, cube_linear
+from fastfold.parallel.tensor_parallel.linear import CubeLines, cube_linear
 from tests.helpers.thread_ranks import on_a_grid, together
 
 BATCH, INNER, IN, OUT = 9, 2, 6, 10

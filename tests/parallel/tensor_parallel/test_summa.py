@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.tensor_parallel.summa import summa_linear
+from fastfold.parallel.tensor_parallel.linear import summa_linear
 from tests.helpers.thread_ranks import on_a_grid
 
 BATCH, INNER, IN, OUT = 5, 2, 7, 6
