@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -100,44 +98,6 @@ def products_backend(x: Tensor, channels: int, backend: str | None) -> Literal["
     """
     chosen = choose_backend(x, backend)
     return chosen if channels <= MAX_CHANNELS else "torch"
-
-
-@contextmanager
-def without_launches() -> Iterator[None]:
-    """Run Triton's path on ``meta`` tensors without launching its kernels, for the whole process.
-
-    This counts the allocations of a GPU on any machine.
-
-    Raises:
-        ConfigError: Triton is not installed.
-    """
-    if not _TRITON_INSTALLED:
-        raise ConfigError(
-            "cannot count the allocations of Triton's path: the package triton is not installed"
-        )
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "triton"
-    try:
-        with launches_replaced(lambda kernel, grid: lambda *arguments, **options: None):
-            yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
-
-
-@contextmanager
-def launches_replaced(launcher: Callable[[Any, Any], Callable[..., Any]]) -> Iterator[None]:
-    """Replace ``kernel[grid]`` by ``launcher(kernel, grid)``, for the whole process."""
-    from triton.runtime.jit import KernelInterface
-
-    before = KernelInterface.__getitem__
-    KernelInterface.__getitem__ = launcher
-    try:
-        yield
-    finally:
-        KernelInterface.__getitem__ = before
 
 
 _refused: dict[torch.device, str] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +22,14 @@ PACKAGE = "cuequivariance_torch"
 _EPS = 1e-5
 
 
-class Addition(NamedTuple):
-    """Residual and dropout factors of an operator, and its place for the result; each may be None."""
-
-    residual: Tensor | None
-    dropout: Tensor | None
-    out: Tensor | None
-
-    def __call__(self, update: Tensor) -> Tensor:
-        """Return the residual plus the update, or fill ``out`` with it."""
-        if self.dropout is not None:
-            update = update * self.dropout
-        result = update if self.residual is None else self.residual + update
-        return result if self.out is None else self.out.copy_(result)
+def add_to_residual(
+    update: Tensor, residual: Tensor | None, dropout: Tensor | None, *, out: Tensor | None
+) -> Tensor:
+    """Return the residual plus the update times the dropout's factors, or fill ``out`` with it."""
+    if dropout is not None:
+        update = update * dropout
+    result = update if residual is None else residual + update
+    return result if out is None else out.copy_(result)
 
 
 def is_requested(x: Tensor, backend: str | None) -> bool:

@@ -24,9 +24,6 @@ returns the mean of their values."""
 MAX_HEADS = 16
 """Maximum number of heads of a pair bias: 32 heads with 128 channels of float32 exceed a program's registers."""
 
-ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  #: Lengths to which these rows are padded
-
-
 _ALIGNMENT = 8
 """Elements; if rows of 16-bit matrices begin at multiples of this number, they are read by 16 bytes at a time."""
 

@@ -69,10 +69,6 @@ class Scratch:
         """
         return self.copy(name, self.copy(f"{name} before", x).t())
 
-    def drop(self, name: str) -> None:
-        """Free the buffer ``name``."""
-        self._buffers.pop((name, self.dtype, self.device), None)
-
 
 def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
     """Return the dtype of statistics and sums for data like ``x``: float32, or float64 for float64."""

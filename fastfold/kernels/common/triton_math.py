@@ -1,8 +1,5 @@
 """Products and roundings of Triton kernels; results are the same compiled and in Triton's interpreter."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch

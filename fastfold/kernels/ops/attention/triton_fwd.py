@@ -1,11 +1,7 @@
 """Attention in Triton, forward: one pass over the keys with a running softmax; no score reaches memory."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import batched, innermost, padded, strides
 from fastfold.kernels.common.triton_math import LOG2E, cast, dot, dot_plus, plus, precision, products_suffix
@@ -127,20 +122,8 @@ def scores(
 ):  # fmt: skip
     """Compute scores ``[BQ, BK]`` of scaled queries ``[BQ, BD]`` and keys ``[BK, BD]``.
 
-    Scores past the last key are minus infinity.
-
-    Args:
-        b_q: Queries.
-        b_k: Keys.
-        p_bias: ``[BQ, 1]``, pointers to the biases of the queries and the first of these keys.
-        p_hidden: Pointer to the mask's addend for the first of these keys.
-        o_k: ``[BK]``, keys counted from the first.
-        m_q: True for queries that exist.
-        left: Number of keys from the first on.
-        HAS_BIAS: True if there is a bias.
-        HAS_MASK: True if keys may be masked.
-        CUT: True if the block is larger than ``left``.
-        PRECISION: ``input_precision``.
+    ``p_bias [BQ, 1]`` and ``p_hidden`` point to the biases and the mask's addend of the first of these keys. ``left``
+    keys exist; if the block is larger (CUT), scores past them are minus infinity.
     """
     m_row = row_part(o_k, left)
     if HAS_MASK:
@@ -356,31 +339,3 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
         **chosen.launch,
     )
     return lse
-
-
-CHANNELS = (8, 16, 32, 64, 128)  #: Channels of a head that configurations ship for
-
-
-def example_operands(new: NewTensor, channels: int, queries: int) -> TritonOperands:
-    """Return operands with bias, mask and gate; only their shapes count."""
-    x, gate = new(1, 2, 32, 4, channels), new(1, 2, queries, 4, channels)
-    return TritonOperands(gate, x, x, new(1, 4, queries, 32), new(1, 2, 32), gate)
-
-
-def attention_variants(launch: Callable[[TritonOperands], object]) -> list[KernelVariant]:
-    """Record a launch for many queries, and for few if they have their own configuration."""
-
-    def of(queries: int, suffix: str) -> list[KernelVariant]:
-        return recorded_variants(
-            lambda new, channels: launch(example_operands(new, channels, queries)), "D", CHANNELS, suffix
-        )
-
-    plain = of(2 * SHORT, "")
-    known = {(x.name, str(x.options)) for x in plain}
-    short = of(SHORT, "short ")
-    return plain + [x for x in short if (x.name.replace("short ", ""), str(x.options)) not in known]
-
-
-def variants() -> list[KernelVariant]:
-    """Record the forward kernel for every dtype, channels and shipped configuration."""
-    return attention_variants(lambda x: attend_triton(torch.empty_like(x.q), x, 1.0))

@@ -1,19 +1,30 @@
-"""Backward operator of gated attention."""
+"""Backward pass of gated attention, block of rows by block of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.scratch import accumulation_dtype
-from fastfold.kernels.ops.gated_attention import passes
+from fastfold.kernels.common.layout import part
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, without_autocast
+from fastfold.kernels.cpu.block_threads import sum_blocks
 from fastfold.kernels.ops.gated_attention.cost import flops_of, scores_of, without_beginning
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, Weights, gradients_of
+from fastfold.kernels.ops.gated_attention.eager import (
+    GatedAttentionParams,
+    RowBlock,
+    Weights,
+    arrange,
+    gradients_of,
+    zeros_like,
+)
+from fastfold.kernels.ops.gated_attention.passes import Index, blocks_of, most_lanes, row_blocks, with_first
 
 
+@without_autocast
 def compute_gradients(
     grad: Tensor,
     x: Tensor,
@@ -30,17 +41,33 @@ def compute_gradients(
 ) -> list[Tensor]:
     """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
-    Arguments are those of :func:`~.passes.backward`, by the same names. Of ``needs`` only the bias's is read.
+    Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
+    :func:`~.begin_op.gated_attention_begin` for the backward pass or empty. With ``add_x``, ``x`` is also the residual.
+    Of ``needs`` only the bias's is read. The bias's gradient is in the dtype of accumulation.
     """
-    given = GatedAttentionParams.of(parameters)
-    grad_x, grad_bias, totals = passes.backward(
-        *(grad, RowBlock(x, bias, mask, dropout=dropout), given),
-        begun=begun,
-        heads=heads,
-        add_x=add_x,
-        backend=backend,
-        need_bias=needs[1],
-    )
+    given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
+    bias, mask = blocks.prepare(bias, mask, x.dtype)
+    dropout = None if dropout is None else dropout.expand_as(x)
+    weights = arrange(given, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
+    step = blocks.Backward(weights, heads)
+    # Triton's first block makes the totals.
+    sums: list[Any] = [None, None if backend == "triton" else zeros_like(weights, exact)]
+    if bias is not None and needs[1]:
+        sums[0] = torch.zeros(bias.shape, dtype=exact, device=bias.device)
+    grad_x = torch.empty_like(x)
+
+    def block(scratch: Scratch, sums: list[Any], i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
+        own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
+        b_grad, grad_bias = part(grad, rows), part(sums[0], i)
+        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun)
+        finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
+
+    blocks_and_begun = with_first(row_blocks(x, blocks.row_step), begun)
+    scratch = Scratch().of(x, blocks.backward_dtype(x))
+    sum_blocks(block, blocks_and_begun, scratch, sums, lanes=most_lanes(x, backend))
+    grad_bias, totals = sums
+    if totals is None:  # without rows, Triton has no totals
+        totals = zeros_like(weights, exact)
     found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
     of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
     return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]

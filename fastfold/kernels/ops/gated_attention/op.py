@@ -146,7 +146,7 @@ def gated_attention(
         refuse_gradients(x, bias, residual, *parameters)
     if bias is not None and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
-        return cuequivariance.Addition(residual, dropout, out)(update)
+        return cuequivariance.add_to_residual(update, residual, dropout, out=out)
     backend = attention_backend(x, len(parameters.query_weight) // heads, backend)
     if out is None:
         added, group = None if residual is x else residual, parameters.present()

@@ -1,4 +1,4 @@
-"""Forward and backward pass of gated attention, block of rows by block of rows.
+"""Forward pass of gated attention, block of rows by block of rows.
 
 This module decides which tensors exist at a time; a backend, ``eager`` or ``triton_launch``, computes a block.
 """
@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements, part
-from fastfold.kernels.common.scratch import (
-    BLOCK_ELEMENTS,
-    Scratch,
-    accumulation_dtype,
-    finish,
-    without_autocast,
-)
-from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, without_autocast
+from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,
@@ -28,7 +22,6 @@ from fastfold.kernels.ops.gated_attention.eager import (
     Weights,
     arrange,
     centred_on,
-    zeros_like,
 )
 
 LONG_ROW = 4096  #: Maximum row length at which each thread works on its own blocks, in positions
@@ -39,30 +32,6 @@ _LANE = 4 * 12
 Index = tuple[int | slice, ...]
 
 
-class _RowForward(Protocol):
-    """Forward pass of blocks of rows."""
-
-    def begin(self, x: Tensor, scratch: Scratch) -> Tensor: ...
-    def __call__(
-        self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None
-    ) -> None: ...
-
-
-class _RowBackward(Protocol):
-    """Backward pass of blocks of rows."""
-
-    def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]: ...
-    def __call__(
-        self,
-        grad: Tensor,
-        rows: RowBlock,
-        grad_bias: Tensor | None,
-        totals: Weights | None,
-        scratch: Scratch,
-        begun: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, Weights]: ...
-
-
 class _Backend(Protocol):
     """Module with the passes of blocks of rows; :mod:`~.eager` describes arguments and results."""
 
@@ -70,10 +39,10 @@ class _Backend(Protocol):
         self, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor | None, Tensor | None]: ...
     def row_step(self, x: Tensor) -> int: ...
-    def Forward(self, weights: Weights, heads: int) -> _RowForward: ...
+    def Forward(self, weights: Weights, heads: int) -> eager.Forward: ...
     def backward_dtype(self, x: Tensor) -> torch.dtype: ...
     def normalised_shapes(self, x: Tensor) -> list[tuple[int, ...]]: ...
-    def Backward(self, weights: Weights, heads: int) -> _RowBackward: ...
+    def Backward(self, weights: Weights, heads: int) -> eager.Backward: ...
 
 
 def blocks_of(backend: str) -> _Backend:
@@ -119,8 +88,8 @@ def forward(
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
         step(part(out, rows), own, scratch, *begun)
 
-    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)
-    for_blocks(block, blocks_and_begun, scratch.of(x), lanes=_most_lanes(x, backend))
+    blocks_and_begun = with_first(row_blocks(x, blocks.row_step), begun)
+    for_blocks(block, blocks_and_begun, scratch.of(x), lanes=most_lanes(x, backend))
     return out
 
 
@@ -130,56 +99,13 @@ def lanes_bytes(residues: int, channels: int) -> int:
     return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
 
 
-@without_autocast
-def backward(
-    grad: Tensor,
-    operands: RowBlock,
-    parameters: GatedAttentionParams,
-    *,
-    begun: Sequence[Tensor],
-    heads: int,
-    add_x: bool,
-    backend: str,
-    need_bias: bool,
-) -> tuple[Tensor, Tensor | None, Weights]:
-    """Compute gradients of ``x [*, R, N, c]``, of the bias if given and needed, and of the parameters.
-
-    Gradients of bias and parameters are in the dtype of accumulation. Everything is recomputed from the inputs of
-    :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
-    :func:`~.begin_op.gated_attention_begin` for the backward pass or empty. With ``add_x``, ``x`` is also the residual.
-    """
-    x, bias, mask, _, dropout = operands
-    blocks, exact = blocks_of(backend), accumulation_dtype(x)
-    bias, mask = blocks.prepare(bias, mask, x.dtype)
-    dropout = None if dropout is None else dropout.expand_as(x)
-    weights = arrange(parameters, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
-    step = blocks.Backward(weights, heads)
-    # Triton's first block makes the totals.
-    sums: list[Any] = [None, None if backend == "triton" else zeros_like(weights, exact)]
-    if bias is not None and need_bias:
-        sums[0] = torch.zeros(bias.shape, dtype=exact, device=bias.device)
-    grad_x = torch.empty_like(x)
-
-    def block(scratch: Scratch, sums: list[Any], i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
-        own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
-        b_grad, grad_bias = part(grad, rows), part(sums[0], i)
-        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun)
-        finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
-
-    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)
-    scratch = Scratch().of(x, blocks.backward_dtype(x))
-    sum_blocks(block, blocks_and_begun, scratch, sums, lanes=_most_lanes(x, backend))
-    # Without rows, Triton has no totals.
-    return grad_x, sums[0], zeros_like(weights, exact) if sums[1] is None else sums[1]
-
-
-def _with_first(indices: Iterator[tuple[Index, Index]], begun: Sequence[Tensor]) -> Iterator[tuple[Any, ...]]:
+def with_first(indices: Iterator[tuple[Index, Index]], begun: Sequence[Tensor]) -> Iterator[tuple[Any, ...]]:
     """Add ``begun`` to the indices of the first block, and nothing to the others'."""
     given = itertools.chain([begun], itertools.repeat(()))
     return ((*index, own) for index, own in zip(indices, given, strict=False))
 
 
-def _most_lanes(x: Tensor, backend: str) -> int:
+def most_lanes(x: Tensor, backend: str) -> int:
     """Return the maximum number of blocks at a time.
 
     A block has at least one row, so long rows enlarge its buffers; all cores then share one block.

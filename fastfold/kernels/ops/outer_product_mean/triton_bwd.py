@@ -1,8 +1,5 @@
 """Outer product mean in Triton, backward: the gradients of the products exist for one tile at a time."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import itertools
@@ -13,10 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, part
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, splits
+from fastfold.kernels.common.normalised_rows import configuration, splits
 from fastfold.kernels.common.scratch import share_of
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, counts_of
@@ -24,7 +20,6 @@ from fastfold.kernels.ops.outer_product_mean.triton_fwd import (
     SIZES,
     Projections,
     columns_pointers,
-    example,
     masked,
     outer_products,
     reciprocal_norm,
@@ -219,18 +214,3 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
             for total, share in zip(totals, _weights(x, counts, eps, b_grad), strict=True):
                 total += share
     return [grad_left, grad_right, *totals]
-
-
-def variants() -> list[KernelVariant]:
-    """Record both kernels in every dtype and shipped configuration."""
-
-    def launch(new: NewTensor, c_z: int) -> None:
-        x, pair = example(new, c_z)
-        backward(pair, x, 1e-3, ("left", "weight"))
-
-    def launch_deep(new: NewTensor, c_z: int) -> None:
-        x, pair = example(new, c_z, SHALLOW + 16)
-        if x.left.dtype.itemsize == 2:
-            backward(pair, x, 1e-3, ("left",))
-
-    return recorded_variants(launch, "C", WIDTHS) + recorded_variants(launch_deep, "C", WIDTHS, "deep ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,16 @@ from fastfold.kernels.common.backend import rows_backend
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
-from fastfold.kernels.ops.residual_update.operands import UpdateOperands
+
+
+class UpdateOperands(NamedTuple):
+    """Operands of :func:`fastfold.kernels.residual_update`, in the order of its arguments."""
+
+    x: Tensor
+    residual: Tensor | None
+    bias: Tensor | None
+    gate: Tensor | None
+    dropout: Tensor | None
 
 
 def residual_update_definition(
