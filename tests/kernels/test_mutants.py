@@ -264,8 +264,8 @@ MUTANTS = [
     Mutant(
         "triangle_multiplication_incoming",
         "triangle_multiplication.triton_update",
-        "weights.out_weight, weights.out_bias,",
-        "weights.out_weight, weights.out_gate_bias,",
+        "weights.out_weight, weights.out_bias, o_z,",
+        "weights.out_weight, weights.out_gate_bias, o_z,",
         "last bias",
     ),
     Mutant(

@@ -72,10 +72,8 @@ def is_traced() -> bool:
 
 
 def runs_directly(x: Tensor) -> bool:
-    """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold on a CPU.
-
-    The first call of a custom operator through the dispatcher imports PyTorch's compiler, which takes seconds.
-    """
+    """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold on a CPU."""
+    # The first call of a custom operator through the dispatcher imports PyTorch's compiler, which takes seconds.
     # The compiler cannot trace the other questions.
     if is_traced():
         return False
@@ -83,19 +81,13 @@ def runs_directly(x: Tensor) -> bool:
 
 
 def rows_backend(x: Tensor, backend: str | None) -> Literal["triton", "torch"]:
-    """Choose the implementation of an operator whose programs hold whole rows of ``x``.
-
-    Rows longer than :data:`~fastfold.kernels.common.layout.MAX_ROW_LENGTH` are left to PyTorch.
-    """
+    """Choose the implementation of an operator whose programs hold whole rows of ``x``; PyTorch for long rows."""
     chosen = choose_backend(x, backend)
     return chosen if x.shape[-1] <= MAX_ROW_LENGTH else "torch"
 
 
 def products_backend(x: Tensor, channels: int, backend: str | None) -> Literal["triton", "torch"]:
-    """Choose the implementation of an operator on ``x`` whose products hold ``channels``.
-
-    More than :data:`~fastfold.kernels.common.layout.MAX_CHANNELS` are left to PyTorch.
-    """
+    """Choose the implementation of an operator on ``x`` whose products hold ``channels``; PyTorch for many."""
     chosen = choose_backend(x, backend)
     return chosen if channels <= MAX_CHANNELS else "torch"
 
@@ -104,10 +96,7 @@ _refused: dict[torch.device, str] = {}
 
 
 def leave_to_pytorch(device: torch.device, reason: str) -> None:
-    """Choose PyTorch for all later tensors of a device whose GPU is too small for a kernel.
-
-    The reason is that with which an explicit request for Triton is refused.
-    """
+    """Choose PyTorch, for a reason, for all later tensors of a device whose GPU is too small for a kernel."""
     _refused[device] = reason
 
 

@@ -56,10 +56,7 @@ def is_requested(x: Tensor, backend: str | None) -> bool:
 
 
 def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: Any, heads: int) -> Tensor:
-    """Compute the update of :func:`fastfold.kernels.gated_attention` with a pair bias.
-
-    Shapes are those of the operator, for ``x [*, R, N, c]``.
-    """
+    """Compute the update of :func:`fastfold.kernels.gated_attention` with a pair bias, for ``x [*, R, N, c]``."""
     w = parameters
     rows, length = x.shape[-3:-1]
     normed = layer_norm(x, x.shape[-1:], w.norm_weight, w.norm_bias, _EPS)
@@ -82,10 +79,7 @@ def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: An
 
 
 def triangle_multiplication(z: Tensor, mask: Tensor, parameters: Any, outgoing: bool) -> Tensor:
-    """Compute the update of :func:`fastfold.kernels.triangle_multiplication`.
-
-    Shapes are those of the operator, for ``z [*, N, N, c_z]``.
-    """
+    """Compute the update of :func:`fastfold.kernels.triangle_multiplication` for ``z [*, N, N, c_z]``."""
     w = parameters
 
     def in_order(weight: Tensor) -> Tensor:

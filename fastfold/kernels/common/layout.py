@@ -95,12 +95,10 @@ def rows_of(*tensors: Tensor, channels_apart: tuple[int, ...] = ()) -> Rows:
         for i, t in enumerate(tensors)
     )
     sizes, strides = _merge(tensors)
-    if len(sizes) > MAX_AXES:
-        tensors = tuple(t if i in channels_apart else t.contiguous() for i, t in enumerate(tensors))
-        sizes, strides = _merge(tensors)
-    if len(sizes) > MAX_AXES:
-        tensors = tuple(t.contiguous() for t in tensors)
-        sizes, strides = _merge(tensors)
+    for kept in (channels_apart, ()):
+        if len(sizes) > MAX_AXES:
+            tensors = tuple(t if i in kept else t.contiguous() for i, t in enumerate(tensors))
+            sizes, strides = _merge(tensors)
     padding = MAX_AXES - len(sizes)
     full = [1] * padding + sizes
     unused = [(0,) * len(tensors)] * padding

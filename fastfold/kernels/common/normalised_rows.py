@@ -34,10 +34,7 @@ def configuration(kernel: str, x: Tensor, channels: int, suffix: str = "") -> La
 
 
 def splits(rows: int, block: int, programs: int) -> int:
-    """Return the number of parts that the rows are cut into, a power of two.
-
-    ``programs`` is the size of the grid's other axis.
-    """
+    """Return the parts of the rows, a power of two, for a grid with ``programs`` along its other axis."""
     parts = max(1, WEIGHT_PROGRAMS // programs)
     return min(triton.next_power_of_2(triton.cdiv(rows, block)), triton.next_power_of_2(parts))
 
@@ -84,10 +81,7 @@ def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
 
 @triton.jit
 def split_dot(x, w, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
-    """Compute ``x [M, K] @ w [K, N]`` for ``x`` in float32, rounded to the dtype of ``w``.
-
-    With SPLIT a second product adds the part of ``x`` that rounding removed.
-    """
+    """Compute ``x [M, K] @ w [K, N]`` with ``x`` rounded to the dtype of ``w``; SPLIT adds the removed part."""
     b_cast = cast(x, w.dtype)
     b_out = dot(b_cast, w, PRECISION)
     if SPLIT:
@@ -137,10 +131,7 @@ def projected(
     C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute outputs ``o_h [BH]`` of a linear layer ``weight [*, C]`` with bias for normalised rows.
-
-    See :func:`rows_product` for the arguments.
-    """
+    """Compute outputs ``o_h [BH]`` of a linear layer ``weight [*, C]`` with bias for normalised rows."""
     KC: tl.constexpr = BK if BK < BC else BC
     b_out = rows_product(
         b_rows, p_x, x_c, b_statistics, norm, p_weight + o_h * C, 1, m_m, m_h,

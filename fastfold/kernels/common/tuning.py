@@ -45,10 +45,8 @@ class LaunchConfig:
 
     @property
     def launch(self) -> dict[str, int | bool]:
-        """Keyword arguments of a launch.
-
-        Fused multiply-adds are requested by name, because Triton's default changes after 3.9.
-        """
+        """Keyword arguments of a launch."""
+        # Fused multiply-adds are requested by name, because Triton's default changes after 3.9.
         return {
             **self.blocks,
             "num_warps": self.num_warps,
@@ -58,10 +56,8 @@ class LaunchConfig:
 
 
 def chip_class(device: torch.device) -> str:
-    """Return the name of a class of GPUs that share their entries in the table.
-
-    ``sm_80`` is A100, ``sm_90`` H100 and H200, ``sm_100`` B200; ``rtx`` or ``any`` are all others.
-    """
+    """Return the name of a class of GPUs that share their entries in the table."""
+    # ``sm_80`` is A100, ``sm_90`` H100 and H200, ``sm_100`` B200; ``rtx`` or ``any`` are all others.
     if device.type != "cuda" or torch.version.hip is not None:
         return FALLBACK
     major, minor = torch.cuda.get_device_capability(device)

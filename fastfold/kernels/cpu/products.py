@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -30,12 +30,10 @@ def exact_products(device: torch.device) -> Iterator[None]:
     For GPUs see :func:`~fastfold.kernels.common.float32_setting.exact_on_gpu`.
     """
     if device.type == "cuda":
-        with exact_on_gpu():
-            yield
-    elif device.type == "cpu" and multiplied_by_onednn():
-        with _by_onednn(True):
-            yield
+        setting: AbstractContextManager[None] = exact_on_gpu()
     else:
+        setting = _by_onednn(True) if device.type == "cpu" and multiplied_by_onednn() else nullcontext()
+    with setting:
         yield
 
 
@@ -53,11 +51,9 @@ def _by_onednn(chosen: bool) -> Iterator[None]:
 
 @contextmanager
 def small_products() -> Iterator[None]:
-    """Give products to MKL again, inside :func:`exact_products`.
-
-    For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than MKL
-    takes to compute it.
-    """
+    """Give products to MKL again, inside :func:`exact_products`."""
+    # For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than
+    # MKL takes to compute it.
     with _by_onednn(False) if _ONEDNN_MULTIPLIES.get() else nullcontext():
         yield
 
@@ -113,10 +109,8 @@ def onednn_bytes() -> int:
 
 @functools.cache
 def _onednn_is_better() -> bool:
-    """Return True if oneDNN is exact and faster on this processor.
-
-    The processor decides, not a measurement, so that a fold gives the same bits every time.
-    """
+    """Return True if oneDNN is exact and faster on this processor."""
+    # The processor decides, not a measurement, so that a fold gives the same bits every time.
     return (
         torch.backends.mkldnn.is_available()
         and _vendor() == "AuthenticAMD"

@@ -40,10 +40,7 @@ def attention_ungate_kernel(
     out_strides, grad_strides, gate_strides, grad_gate_strides,
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients before the gate and of the gate, and ``delta``.
-
-    ``delta`` is the weighted mean of the weights' gradients.
-    """
+    """Compute gradients before and of the gate, and ``delta``, the weighted mean of the weights' gradients."""
     i_p = tl.program_id(0)
     n_q = tl.cdiv(queries, BQ)
     # Heads run fastest: programs that run together read the same memory lines.
@@ -105,10 +102,7 @@ def attention_grad_q_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the queries' gradient.
-
-    A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`.
-    """
+    """Compute the queries' gradient: a program owns queries of one row and head, and walks over the keys."""
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
@@ -158,10 +152,8 @@ def grad_kv_block(
     b_grad_k, b_grad_v, b_k, b_v, p_q, p_grad, p_bias, p_lse, p_delta, q_step, grad_step, bias_step, o_q, o_d,
     m_row, m_d, left, HAS_BIAS: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the share of a block of queries to gradients of keys and values; ``left`` exist if CUT.
-
-    Scores are computed with the keys first, as the products of the gradients need them.
-    """
+    """Add the share of a block of queries to gradients of keys and values; ``left`` exist if CUT."""
+    # Scores are computed with the keys first, as the products of the gradients need them.
     m_q = o_q < left
     m_qd = m_q[:, None] & m_d[None, :] if CUT else m_d[None, :]
     # [BQ, BD]
@@ -189,10 +181,7 @@ def attention_grad_kv_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of keys and values.
-
-    A program owns a block of keys of one row and head, and walks over the queries; see :func:`further`.
-    """
+    """Compute gradients of keys and values: a program owns keys of one row and head, and walks over the queries."""
     i_k, i_r, i_h, i_b = program_row(tl.cdiv(keys, BK), rows, heads)
     o_k, o_d, _, m_d, m_kd = own_block(i_k, keys, D, BK, BD)
     o_q = tl.arange(0, BQ).to(tl.int64)
@@ -259,11 +248,9 @@ def attention_grad_bias_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the bias's gradient.
-
-    A program owns queries and keys of one head, and walks over ``row_step`` rows. ``grad_bias [S, B, H, Nq, Nk]`` has a
-    part for each of the S groups of rows.
-    """
+    """Compute the bias's gradient."""
+    # A program owns queries and keys of one head, and walks over ``row_step`` rows. ``grad_bias [S, B, H, Nq, Nk]``
+    # has a part for each of the S groups of rows.
     i_p = tl.program_id(0)
     n_q = tl.cdiv(queries, BQ)
     n_k = tl.cdiv(keys, BK)
@@ -322,21 +309,16 @@ def attention_grad_bias_kernel(
 
 
 class BackwardOperands(NamedTuple):
-    """Operands of the gradient kernels, or their strides: forward operands and values of the backward pass.
-
-    The first five are those of :class:`TritonOperands`. ``grad [B, R, Nq, H, D]`` is the gradient of the output before
-    the gate. ``lse`` and ``delta``, the weighted mean of the weights' gradients, are ``[B, H, R, Nq]`` in float32,
-    without gaps.
-    """
+    """Operands of the gradient kernels, or their strides; the first five are those of :class:`TritonOperands`."""
 
     q: Any
     k: Any
     v: Any
     bias: Any
     hidden: Any
-    grad: Any
-    lse: Any = None
-    delta: Any = None
+    grad: Any  #: ``[B, R, Nq, H, D]``, gradient of the output before the gate
+    lse: Any = None  #: ``[B, H, R, Nq]`` in float32, without gaps
+    delta: Any = None  #: Weighted mean of the weights' gradients, as ``lse``
 
 
 class Gradients(NamedTuple):
@@ -420,10 +402,8 @@ def attend_backward_triton(
 
 
 def row_groups(blocks: int, device: torch.device) -> int:
-    """Return the number of groups of rows whose bias gradients are summed apart, to fill the GPU.
-
-    At most 8, because memory grows with the number.
-    """
+    """Return the number of groups of rows whose bias gradients are summed apart, to fill the GPU."""
+    # At most 8, because memory grows with the number.
     processors = (
         torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     )

@@ -39,10 +39,9 @@ def row_step(x: Tensor) -> int:
 
 
 class Forward(eager.Forward):
-    """Forward pass of blocks of rows.
+    """Forward pass of blocks of rows."""
 
-    After the last product, bias, dropout and residual are one pass: the update is read and the result written once.
-    """
+    # After the last product, bias, dropout and residual are one pass: the update is read and the result written once.
 
     def __init__(self, weights: Weights, heads: int) -> None:
         self._weights, self._heads = weights, heads
@@ -148,13 +147,13 @@ class Backward(eager.Backward):
             merged = merged.view(len(merged), 2, -1).sum(1)
         bias = weights.bias
         if bias is not None:
-            bias = _sum_of_rows(grad_projected[:, -len(bias) :])
+            bias = grad_projected[:, -len(bias) :].sum(0, dtype=torch.float32)
         found = Weights(
             norm=(grad_norm[0], grad_norm[1]),
             merged=merged,
             bias=bias,
             output=_product(grad.t(), flat),
-            output_bias=_sum_of_rows(grad),
+            output_bias=grad.sum(0, dtype=torch.float32),
         )
         if totals is None:
             return grad_x, found
@@ -164,16 +163,10 @@ class Backward(eager.Backward):
         return grad_x, totals
 
 
-def _sum_of_rows(x: Tensor) -> Tensor:
-    return x.sum(0, dtype=torch.float32)
-
-
 def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
-    """Normalise a block to ``[r, N, c]``; for 16 bits ``[r, N, 2 c]``, rounded values and rounding remainders.
-
-    Rounding the normalised input causes the largest error of the backward pass, because queries, keys and values share
-    it; the second half of a longer product corrects it.
-    """
+    """Normalise a block to ``[r, N, c]``; for 16 bits ``[r, N, 2 c]``, rounded values and rounding remainders."""
+    # Rounding the normalised input causes the largest error of the backward pass, because queries, keys and values
+    # share it; the second half of a longer product corrects it.
     exact = layer_norm(x.float(), *weights.norm, EPS, backend="triton")
     if x.dtype == torch.float32:
         return exact

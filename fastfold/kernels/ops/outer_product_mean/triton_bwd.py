@@ -49,10 +49,7 @@ def outer_product_mean_side_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr,
     BS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute one side's gradient: a program owns BS sequences of BI columns with BA channels.
-
-    It walks over the columns of the other side.
-    """
+    """Compute a side's gradient: a program owns BS sequences of BI columns, and walks over the other side's columns."""
     n_a = tl.cdiv(C, BA)
     i_a = tl.program_id(0) % n_a * BA
     i_i = tl.program_id(0) // n_a * BI
@@ -130,10 +127,8 @@ def outer_product_mean_weights_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradient: a program owns BA times BE columns and a part of the pairs.
-
-    It writes partial sums: ``[programs, CZ, C * C]`` and, for the bias, ``[programs, CZ]``.
-    """
+    """Compute the weights' gradient: a program owns BA times BE columns and a part of the pairs."""
+    # It writes partial sums: ``[programs, CZ, C * C]`` and, for the bias, ``[programs, CZ]``.
     n_e = tl.cdiv(C, BE)
     i_a = tl.program_id(0) // n_e * BA
     i_e = tl.program_id(0) % n_e * BE

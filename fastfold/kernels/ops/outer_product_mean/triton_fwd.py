@@ -29,10 +29,7 @@ class Projections(NamedTuple):
 def columns_pointers(
     x, i_s, i_i, i_c, columns, C: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr
 ):
-    """Return pointers to a tile ``[BS, BI * BC]`` of ``x [S, I, C]``, sequences before columns with their channels.
-
-    Also return the mask ``[BI * BC]`` of columns and channels that exist.
-    """
+    """Return pointers to a tile ``[BS, BI * BC]`` of ``x [S, I, C]``, and the mask of columns and channels."""
     o_s = tl.cast(i_s, tl.int64) + tl.arange(0, BS)
     o_x = tl.arange(0, BI * BC)
     o_i, o_c = i_i + o_x // BC, i_c + o_x % BC
@@ -98,10 +95,8 @@ def outer_product_mean_forward_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outer product mean: a program owns BI times BJ pairs with all their channels.
-
-    Sums become means before they are rounded: float16 holds means wherever it holds the products.
-    """
+    """Compute the outer product mean: a program owns BI times BJ pairs with all their channels."""
+    # Sums become means before they are rounded: float16 holds means wherever it holds the products.
     i_i = tl.program_id(0) // tl.cdiv(columns, BJ) * BI
     i_j = tl.program_id(0) % tl.cdiv(columns, BJ) * BJ
     o_z = tl.arange(0, BZ)

@@ -14,12 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import rows_of
+from fastfold.kernels.common.layout import padded, rows_of
 from fastfold.kernels.common.normalised_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics, statistics_backward
 from fastfold.kernels.ops.pair_bias.op import PairBiasParams
-from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES, padded_blocks
+from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES
 
 PROGRAMS = 512
 """Maximum number of programs, so of terms of the second sum; equal on every GPU, so that results are too."""
@@ -91,7 +91,8 @@ def pair_bias_backward(
             PRECISION=precision(z, config),
             NEED_Z=need_z,
             NEED_PARAMETERS=need_parameters,
-            **padded_blocks(heads, channels),
+            BC=padded(channels),
+            BH=padded(heads),
             **config.launch,
         )
     if product is None or total is None:

@@ -51,11 +51,6 @@ def pair_bias_forward_kernel(
     tl.store(p_columns, cast(b_out, p_out.dtype.element_ty), mask=m_row[:, None] & m_head[None, :])
 
 
-def padded_blocks(heads: int, channels: int) -> dict[str, int]:
-    """Return block sizes of a kernel that holds all channels and all heads: powers of two."""
-    return {"BC": padded(channels), "BH": padded(heads)}
-
-
 def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, multiple: int = 1) -> Tensor:
     """Return the bias ``[*, H, A, B]`` of ``z [*, A, B, c]``.
 
@@ -75,7 +70,8 @@ def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, mult
         *(rows.count, channels, heads, *rows.sizes, *rows.strides, out.stride(-3), eps),
         AXES=rows.axes,
         PRECISION=precision(z, config),
-        **padded_blocks(heads, channels),
+        BC=padded(channels),
+        BH=padded(heads),
         **config.launch,
     )
     return out

@@ -22,10 +22,7 @@ def residual_update_backward_kernel(
     AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     NEED_BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of ``x`` and the gate, without gaps.
-
-    Write ``[programs, channels]`` partial sums for the bias.
-    """
+    """Compute gradients of ``x`` and the gate, without gaps, and ``[programs, channels]`` partial sums for the bias."""
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
     b_grad_bias = tl.zeros([BT, BC], tl.float32)

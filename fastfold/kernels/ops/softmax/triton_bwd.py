@@ -61,10 +61,7 @@ def softmax_backward_kernel(
 def softmax_backward(
     grad: Tensor, out: Tensor, mask: Tensor | None, grad_scores: Tensor | None, need_bias: bool
 ) -> Tensor | None:
-    """Write the gradient of the scores to the contiguous ``grad_scores``, if given; return the bias's.
-
-    That is ``[B, H, Nq, Nk]`` in float32, if needed.
-    """
+    """Write the gradient of the scores to ``grad_scores``, if given; return the bias's ``[B, H, Nq, Nk]``."""
     batch, rows, heads, queries, keys = out.shape
     if out.numel() == 0:
         return out.new_zeros(batch, heads, queries, keys, dtype=torch.float32) if need_bias else None

@@ -33,11 +33,9 @@ def transition_backward_rows_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ADD_GRAD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the rows; write ``[programs, 2, C]`` partial sums for the parameters of the norm.
-
-    An activation on the wrong side of the ReLU makes a unit's gradient entirely wrong. So a second product (SPLIT) adds
-    the part of the normalised rows that rounding to the dtype of the weights removes.
-    """
+    """Compute the gradient of the rows; write ``[programs, 2, C]`` partial sums for the parameters of the norm."""
+    # An activation on the wrong side of the ReLU makes a unit's gradient entirely wrong. So a second product (SPLIT)
+    # adds the part of the normalised rows that rounding to the dtype of the weights removes.
     o_c = tl.arange(0, BC)
     m_c = o_c < C
     norm = (weights.norm_weight, weights.norm_bias)
@@ -90,11 +88,9 @@ def transition_backward_weights_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradients: a program owns BH hidden channels and a part of the rows.
-
-    It writes partial sums: ``[programs, hidden, C]`` for each weight (``w2`` transposed), and ``[programs, hidden]``
-    for the bias.
-    """
+    """Compute the weights' gradients: a program owns BH hidden channels and a part of the rows."""
+    # It writes partial sums: ``[programs, hidden, C]`` for each weight (``w2`` transposed), and ``[programs,
+    # hidden]`` for the bias.
     o_h = tl.program_id(0) * BH + tl.arange(0, BH)
     m_h = o_h < hidden
     o_c = tl.arange(0, BC)

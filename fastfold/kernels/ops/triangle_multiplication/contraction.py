@@ -160,10 +160,7 @@ def contract(
 
 
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
-    """Replace the factors ``[g, N, N]`` of a contraction by their gradients, from that of their product ``[g, N, N]``.
-
-    ``buffer [g, N, N]`` is working memory.
-    """
+    """Replace factors ``[g, N, N]`` by their gradients, from that of their product; ``buffer [g, N, N]`` is memory."""
     if outgoing:
         torch.bmm(grad, right, out=buffer)
         torch.bmm(grad.mT, left, out=right)

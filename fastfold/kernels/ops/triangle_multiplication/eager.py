@@ -27,20 +27,16 @@ from fastfold.kernels.common.scratch import (
     share_of,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.centring import Norm, centred
-from fastfold.kernels.cpu.linear import Least, Linear, product_dtype
+from fastfold.kernels.cpu.linear import Least, Linear, Norm, centred, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 
 
 class FactorWeights(NamedTuple):
-    """Parameters of the first half as its passes use them, or their gradients.
-
-    The rows of ``projections [4 c, c_z]`` are projection and gate of ``left``, then projection and gate of ``right``.
-    """
+    """Parameters of the first half as its passes use them, or their gradients."""
 
     norm: Norm
-    projections: Tensor
-    projections_bias: Tensor
+    projections: Tensor  #: ``[4 c, c_z]``, projection and gate of ``left``, then of ``right``
+    projections_bias: Tensor  #: ``[4 c, 1]``
 
 
 class UpdateWeights(NamedTuple):
@@ -136,11 +132,6 @@ def _normalise(
     return out.to(dtype), (mean, rstd)
 
 
-def _projections(b_x: Tensor, linear: Linear, scratch: Scratch) -> tuple[Tensor, ...]:
-    """Compute projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
-    return linear.by_channel(b_x, "projections", scratch).chunk(2)
-
-
 def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scratch: Scratch) -> Tensor:
     """Compute output projection and output gate logits ``[n, 2 c_z]``."""
     out = scratch("output", len(b_x), 2 * b_x.shape[1])
@@ -191,9 +182,9 @@ class Forward:
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, *b_mask = parts
             b_x, _ = _normalise(b_z, norm, scratch.dtype)
-            for factor, b_projections in zip(
-                projections.chunk(2), _projections(b_x, linear, scratch), strict=True
-            ):
+            # Projection and gate logits [2 c, n] of left, and of right.
+            b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
+            for factor, b_projections in zip(projections.chunk(2), b_both, strict=True):
                 b_factor = out = factor[:, columns]
                 if out.dtype != scratch.dtype:
                     b_factor = scratch("factor", *out.shape)
@@ -317,7 +308,7 @@ class Backward(Forward):
             b_z = b_z.to(weights.projections.dtype)
             b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
             b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-            b_both = _projections(b_x, linear, scratch)
+            b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
             for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
                 b_grad = grad[:, columns]
                 for b_keep in b_mask:

@@ -132,10 +132,7 @@ def _factors_and_gradients(
     dropout: Tensor | None,
     outgoing: bool,
 ) -> Tensor:
-    """Return gradients of the factors ``[2 c, W, W]`` of one element.
-
-    ``grad_z`` becomes the gradient of the normalised ``z``.
-    """
+    """Return gradients of the factors ``[2 c, W, W]``; ``grad_z`` becomes the gradient of the normalised ``z``."""
     n, c = z.shape[-2], steps.channels
     w = steps.width(n)
     factors, product = (z.new_empty(k, w, w, dtype=steps.dtype) for k in (2 * c, c))

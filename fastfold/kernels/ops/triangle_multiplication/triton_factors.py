@@ -109,10 +109,9 @@ def project(
     group: int,
     split: bool = False,
 ) -> None:
-    """Fill ``projections [2 group, R', N']`` for rows ``z [R, N, c_z]`` of one batch element, with zeros past them.
-
-    With ``split`` a second product adds the part of a normalised row that rounding to the dtype of the weights removes.
-    """
+    """Fill ``projections [2 group, R', N']`` for rows ``z [R, N, c_z]`` of one batch element, with zeros past them."""
+    # With ``split`` a second product adds the part of a normalised row that rounding to the dtype of the weights
+    # removes.
     rows, n, c_z = z.shape
     size, width = projections.shape[1] * projections.shape[2], projections.shape[2]
     config = configuration("triangle_project", z, c_z)
@@ -155,10 +154,8 @@ def triangle_project_backward_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ADD_GRAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turn ``grad_z`` from the output gate's share for the normalised ``z`` into the gradient of ``z``.
-
-    Write ``[programs, 2, CZ]`` partial sums for the parameters of the norm.
-    """
+    """Turn ``grad_z`` from the output gate's share for the normalised ``z`` into the gradient of ``z``."""
+    # Write ``[programs, 2, CZ]`` partial sums for the parameters of the norm.
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
     norm = (weights.norm_weight, weights.norm_bias)
@@ -242,11 +239,9 @@ def triangle_project_weights_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradients.
-
-    A program owns BH rows of projection and gate, and a part of the positions. It writes partial sums:
-    ``[programs, 2 C, CZ]`` for each weight, and ``[programs, 2, 2 C]`` for the biases.
-    """
+    """Compute the weights' gradients."""
+    # A program owns BH rows of projection and gate, and a part of the positions. It writes partial sums: ``[programs,
+    # 2 C, CZ]`` for each weight, and ``[programs, 2, 2 C]`` for the biases.
     o_h = tl.program_id(0) * BH + tl.arange(0, BH)
     m_h = o_h < 2 * C
     o_z = tl.arange(0, BZ)

@@ -101,10 +101,8 @@ class Backward(Forward):
         self.share = share_of(summands, self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
-        """Return numbers of channels: all for the contraction, and an eighth for gradients.
-
-        Gradients of a small product take all channels too.
-        """
+        """Return numbers of channels: all for the contraction, and an eighth for gradients."""
+        # Gradients of a small product take all channels too.
         few = self.channels * n * n < SMALL_PRODUCT
         return max(1, self.channels), max(1, self.channels if few else triton.cdiv(self.channels, 8))
 

@@ -47,10 +47,8 @@ def triangle_output_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the update: a program owns BM positions with all channels.
-
-    It reads all of ``z`` at its positions before it writes ``out``.
-    """
+    """Compute the update: a program owns BM positions with all channels."""
+    # It reads all of ``z`` at its positions before it writes ``out``.
     o_m, m_m, o_i, o_j, m_pair = pair_positions(tl.program_id(0), size, rows, n, width, BM)
     o_c = tl.arange(0, BC)
     o_z = tl.arange(0, BZ)
@@ -147,10 +145,8 @@ def triangle_output_backward_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``.
-
-    Write ``[programs, 2, C]`` partial sums for the parameters of the norm of the product.
-    """
+    """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``."""
+    # Write ``[programs, 2, C]`` partial sums for the parameters of the norm of the product.
     o_c = tl.arange(0, BC)
     m_c = o_c < C
     o_z = tl.arange(0, BZ)
@@ -247,11 +243,9 @@ def triangle_output_weights_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradients.
-
-    A program owns BO rows of output projection and gate, and a part of the positions. It writes partial sums
-    ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
-    """
+    """Compute the weights' gradients."""
+    # A program owns BO rows of output projection and gate, and a part of the positions. It writes partial sums
+    # ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
     o_o = tl.program_id(0) * BO + tl.arange(0, BO)
     m_o = o_o < CZ
     o_c = tl.arange(0, BC)
