@@ -23,10 +23,10 @@ from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
 from fastfold.kernels.ops.outer_product_mean import triton_bwd as outer_product_bwd
 from fastfold.kernels.ops.outer_product_mean import triton_fwd as outer_product_fwd
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
-from fastfold.kernels.ops.pair_bias.op import PairBiasParams
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 from fastfold.kernels.ops.pair_bias.triton_bwd import pair_bias_backward
 from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
-from fastfold.kernels.ops.residual_update.op import UpdateOperands
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 from fastfold.kernels.ops.residual_update.triton_bwd import update_backward
 from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 from fastfold.kernels.ops.softmax.triton_bwd import softmax_backward

@@ -11,7 +11,8 @@ from benchmarks.kernels.launches import cpu_passes_for_gpu, steps_of
 from benchmarks.kernels.variants import all_variants
 from fastfold import kernels
 from fastfold.kernels.common.backend import VARIABLE, interpreted
-from fastfold.kernels.ops.residual_update.op import UpdateOperands, fill_update
+from fastfold.kernels.ops.residual_update.op import fill_update
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 from tests.helpers.address_checks import outside, visited
 from tests.helpers.grid_launches import GridLaunch, launches_of
 

@@ -35,8 +35,6 @@ def add_to_residual(
 def is_requested(x: Tensor, backend: str | None) -> bool:
     """Return True if a triangle operator on ``x`` uses cuEquivariance.
 
-    ``x`` has any shape; ``backend`` is as for :func:`~fastfold.kernels.common.backend.choose_backend`.
-
     Raises:
         ConfigError: The package is not installed, ``x`` is not on an NVIDIA GPU, or its dtype is not supported.
     """

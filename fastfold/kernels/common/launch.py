@@ -28,7 +28,6 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     """Return a function that launches a kernel on the device of its first tensor.
 
     Triton launches on the current device, whatever the device of the tensors. All launches go through this function.
-
     The grid is the number of programs along each axis.
 
     Raises:

@@ -123,8 +123,7 @@ def block_positions(channels: int) -> int:
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield blocks ``[n, c_t]`` of at most ``size`` positions of tensors ``[*, c_t]`` with equal leading axes.
 
-    Strides may be any. The positions are in row-major order. Nothing is copied: leading axes that cannot be merged
-    without a copy are walked by index, the outermost first.
+    Strides may be any, and nothing is copied. The positions are in row-major order.
     """
     if all(map(_is_mergeable, tensors)):
         flat = [t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
@@ -132,7 +131,7 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
             yield tuple(flat)
         else:
             yield from zip(*(t.split(size) for t in flat), strict=True)
-    else:
+    else:  # the outermost axis by index
         for parts in zip(*(t.unbind(0) for t in tensors), strict=True):
             yield from position_blocks(size, *parts)
 

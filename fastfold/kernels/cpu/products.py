@@ -49,13 +49,11 @@ def _by_onednn(chosen: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(settings[not chosen])
 
 
-@contextmanager
-def small_products() -> Iterator[None]:
-    """Give products to MKL again, inside :func:`exact_products`."""
+def small_products() -> AbstractContextManager[None]:
+    """Return a context that gives products to MKL again, inside :func:`exact_products`."""
     # For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than
     # MKL takes to compute it.
-    with _by_onednn(False) if _ONEDNN_MULTIPLIES.get() else nullcontext():
-        yield
+    return _by_onednn(False) if _ONEDNN_MULTIPLIES.get() else nullcontext()
 
 
 BFLOAT16_UNITS = (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512_BF16"))
@@ -86,11 +84,9 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """Lay a weight out as oneDNN multiplies it, once for many calls of :func:`onednn_linear`.
+    """Lay a weight ``[N, K]`` out as oneDNN multiplies it, once for many calls of :func:`onednn_linear`.
 
-    The product is the same bit for bit. Without this, every call packs the weight again.
-
-    The weight is ``[N, K]``; most calls have ``rows`` rows.
+    The product is the same bit for bit. Most calls have ``rows`` rows.
     """
     found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     return found

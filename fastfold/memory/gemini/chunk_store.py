@@ -8,7 +8,7 @@ chunk is not on the device keeps its shape, and raises an error when it is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -249,14 +249,9 @@ class ChunkStore:
                 for slot in chunk.slots:
                     slot.parameter.grad = None
 
-    @contextmanager
-    def work(self) -> Iterator[None]:
-        """Run operators on host copies, in any tier."""
-        if self.fixed:
-            yield
-        else:
-            with self.device.host_work():
-                yield
+    def work(self) -> AbstractContextManager[None]:
+        """Return a context in which operators run on host copies, in any tier."""
+        return nullcontext() if self.fixed else self.device.host_work()
 
     @contextmanager
     def params_on_host(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:

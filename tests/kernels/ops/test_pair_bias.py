@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels import reference
-from fastfold.kernels.ops.pair_bias.op import PairBiasParams
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 from tests.helpers.kernel_checks import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastfold.errors import InputError
 from fastfold.kernels import reference, residual_update
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.ops.residual_update.op import UpdateOperands
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 from fastfold.kernels.ops.residual_update.triton_bwd import update_backward
 from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 from tests.helpers.kernel_checks import (

@@ -13,7 +13,8 @@ from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, aligned, a
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project, projections
 from fastfold.kernels.ops.layer_norm.op import layer_norm
-from fastfold.kernels.ops.residual_update.op import UpdateOperands, fill_update
+from fastfold.kernels.ops.residual_update.op import fill_update
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 # Positions of a block: a quarter of the tensor, but enough to fill a GPU and never a large part of memory.
 _MIN_POSITIONS, _MAX_POSITIONS = 2**16, 2**17

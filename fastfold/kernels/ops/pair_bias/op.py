@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,16 +25,9 @@ from fastfold.kernels.common.scratch import (
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
 EPS = 1e-5
-
-
-class PairBiasParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.pair_bias`, in the order of its arguments, or their gradients."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    weight: Tensor
 
 
 def pair_bias_definition(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from fastfold.kernels.common.layout import padded, rows_of
 from fastfold.kernels.common.normalised_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics, statistics_backward
-from fastfold.kernels.ops.pair_bias.op import PairBiasParams
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES
 
 PROGRAMS = 512

@@ -14,7 +14,7 @@ from fastfold.kernels.common.layout import padded, rows_of
 from fastfold.kernels.common.normalised_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics
-from fastfold.kernels.ops.pair_bias.op import PairBiasParams
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
 SIZES = ["count", "size_1", "size_2", "head_stride"]  #: Sizes that kernels are not specialised on
 

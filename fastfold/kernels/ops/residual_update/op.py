@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,16 +12,7 @@ from fastfold.kernels.common.backend import rows_backend
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
-
-
-class UpdateOperands(NamedTuple):
-    """Operands of :func:`fastfold.kernels.residual_update`, in the order of its arguments."""
-
-    x: Tensor
-    residual: Tensor | None
-    bias: Tensor | None
-    gate: Tensor | None
-    dropout: Tensor | None
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 
 def residual_update_definition(

@@ -10,7 +10,7 @@ from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import Rows, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
-from fastfold.kernels.ops.residual_update.op import UpdateOperands
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 SIZES = ["count", "size_1", "size_2"]  #: Sizes that kernels are not specialised on
 
