@@ -13,8 +13,9 @@ import argparse
 import re
 from dataclasses import dataclass
 
+from benchmarks.kernels.compilation import no_gpu
 from benchmarks.kernels.machine_code import Instruction, listing
-from fastfold.kernels.aot import all_variants, no_gpu
+from benchmarks.kernels.variants import all_variants
 
 HOPPER = 90
 """Compute capability with asynchronous products."""

@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.kernels.block import block_config
 from benchmarks.kernels.cases import C_M, C_Z
+from benchmarks.kernels.recording import launches_replaced
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.precision import parameters_to
-from fastfold.kernels.common.backend import VARIABLE, launches_replaced
+from fastfold.kernels.common.backend import VARIABLE
 
 TABLE = Path(__file__).parent.parent / "results" / "dispatches.csv"
 SHAPES = ((32, 64), (37, 100), (128, 256))

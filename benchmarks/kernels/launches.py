@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import fastfold.kernels.common.backend
+from benchmarks.kernels.recording import as_chip, launches_replaced
 from fastfold import kernels
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.kernels.common.backend import launches_replaced
-from fastfold.kernels.common.tuning import as_chip
 
 LENGTHS = {"16": 48, "8": 40, "odd": 37}
 """Residues of each class: a multiple of 16, of 8 only, and an odd number."""
@@ -54,7 +53,7 @@ class Launch:
         return str(self.kernel.__name__).removesuffix("_kernel")
 
     def compile(self) -> Any:
-        """Compile for the GPU that :func:`~fastfold.kernels.aot.no_gpu` simulates."""
+        """Compile for the GPU that :func:`~benchmarks.kernels.compilation.no_gpu` simulates."""
         return self.kernel.run(*self.arguments, grid=(1,), warmup=True, **self.options)
 
 
@@ -65,7 +64,7 @@ def recorded(
 
     Args:
         dtype: Dtype of all tensors.
-        chip: Key of :data:`~fastfold.kernels.common.tuning.CHIPS`.
+        chip: Key of :data:`~benchmarks.kernels.variants.CHIPS`.
         residues: N.
         depth: Sequences of the alignment.
         steps: Names of the steps to record; all if empty.

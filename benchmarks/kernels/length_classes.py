@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.kernels.compilation import needs_of, no_gpu
 from benchmarks.kernels.launches import DEPTHS, LENGTHS, Launch, recorded
 from benchmarks.kernels.machine_code import Region, listing, product_loops
 from benchmarks.kernels.repeats import repeats_of
 from benchmarks.kernels.trifast_kernels import TRIFAST, trifast_launches
-from fastfold.kernels.aot import needs_of, no_gpu
-from fastfold.kernels.common.kernel_variant import BLOCKS
+from benchmarks.kernels.variants import BLOCKS
 from fastfold.kernels.common.tuning import TF32X3
 from fastfold.utils.atomic_files import write_atomic
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.recording import without_launches
 from benchmarks.simulation.caching_allocator import CachingAllocator
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy
@@ -23,7 +24,6 @@ from fastfold.inference.folding.network import NetworkPasses, run_network
 from fastfold.inference.planning.memory_model import CONTEXT_CUDA, FIXED_CUDA, WORKSPACE_CUDA, nccl_bytes
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.planning.time_model import Costs
-from fastfold.kernels.common.backend import without_launches
 from fastfold.memory import DeviceFull, HostBuffers, SimulatedDevice
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.planner.fake_run import fake_mesh

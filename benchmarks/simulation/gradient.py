@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.recording import without_launches
 from benchmarks.simulation.caching_allocator import CachingAllocator
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
@@ -22,7 +23,6 @@ from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.gradients import GradientRun, SavedInputs
 from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.inference.planning.memory_model import CONTEXT_CUDA, WORKSPACE_CUDA, nccl_bytes
-from fastfold.kernels.common.backend import without_launches
 from fastfold.memory import SimulatedDevice
 from fastfold.memory.devices.tiers import Tier
 from fastfold.parallel import ParallelPlan, alphafold

@@ -16,7 +16,7 @@ from fastfold.evoformer.attention import (
 )
 from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
-from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
+from fastfold.kernels.ops.gated_attention.op import gated_attention_flops
 
 
 class MSARowAttention(PolicyModule):

@@ -10,7 +10,7 @@ from fastfold import kernels
 from fastfold.evoformer.attention import Attention, bias_bytes, bias_for_blocks, self_attention
 from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
-from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
+from fastfold.kernels.ops.gated_attention.op import gated_attention_flops
 
 
 class TriangleAttention(PolicyModule):

@@ -15,10 +15,9 @@ from fastfold.kernels.ops.residual_update.op import residual_update
 from fastfold.kernels.ops.softmax.op import softmax
 from fastfold.kernels.ops.transition.eager import TransitionParams
 from fastfold.kernels.ops.transition.op import transition
-from fastfold.kernels.ops.triangle_multiplication.factors_op import triangle_factors
+from fastfold.kernels.ops.triangle_multiplication.halves_op import triangle_factors, triangle_update
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
-from fastfold.kernels.ops.triangle_multiplication.update_op import triangle_update
 
 __all__ = [
     "FactorParams",

@@ -13,14 +13,14 @@ from fastfold.kernels.ops.pair_bias.op import pair_bias_definition as pair_bias
 from fastfold.kernels.ops.residual_update.op import residual_update_definition as residual_update
 from fastfold.kernels.ops.softmax.op import softmax_definition as softmax
 from fastfold.kernels.ops.transition.op import transition_definition as transition
-from fastfold.kernels.ops.triangle_multiplication.factors_op import (
+from fastfold.kernels.ops.triangle_multiplication.halves_op import (
     triangle_factors_definition as triangle_factors,
+)
+from fastfold.kernels.ops.triangle_multiplication.halves_op import (
+    triangle_update_definition as triangle_update,
 )
 from fastfold.kernels.ops.triangle_multiplication.op import (
     triangle_multiplication_definition as triangle_multiplication,
-)
-from fastfold.kernels.ops.triangle_multiplication.update_op import (
-    triangle_update_definition as triangle_update,
 )
 
 __all__ = [

@@ -33,16 +33,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Operator:
-    """Operator that can run in several ways.
-
-    ``resident`` is bytes held while it runs, with any of its candidates; there is at least one. ``unit`` is that of
-    block sizes.
-    """
+    """Operator that can run in several ways."""
 
     name: str
-    resident: int
-    candidates: tuple[Candidate, ...]
-    unit: str = "rows"
+    resident: int  #: Bytes held while it runs, with any of its candidates
+    candidates: tuple[Candidate, ...]  #: At least one
+    unit: str = "rows"  #: Unit of block sizes
 
     @property
     def smallest(self) -> int:
@@ -135,13 +131,10 @@ def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Cost of blocks, a line fitted to measurements.
+    """Cost of blocks, a line fitted to measurements."""
 
-    ``work`` is the seconds of the operator itself, for any number of blocks.
-    """
-
-    work: float
-    per_block: float
+    work: float  #: Seconds of the operator itself, for any number of blocks
+    per_block: float  #: Seconds for each block
 
     def seconds(self, blocks: float) -> float:
         """Return the seconds for a number of blocks."""

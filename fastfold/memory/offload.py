@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fastfold.memory.devices.region import Region, smallest_gap
-from fastfold.memory.devices.tiers import NvmeTier
+from fastfold.memory.devices.tiers import NvmeTier, Region, smallest_gap
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 """Function from ``(elements, dtype)`` to a flat tensor in the host's memory, with any content."""
@@ -30,11 +29,9 @@ def host_memory(elements: int, dtype: torch.dtype) -> Tensor:
 
 
 def pin(buffer: Tensor, device: torch.device) -> bool:
-    """Pin host memory with the driver of a GPU; return False and log a warning if that fails.
-
-    PyTorch's allocator of pinned memory rounds sizes up to powers of two, up to twice the size. Therefore pageable
-    memory is registered with the driver. Without pinning, copies are correct but synchronous.
-    """
+    """Pin host memory with the driver of a GPU; return False and log a warning if that fails."""
+    # PyTorch's allocator of pinned memory rounds sizes up to powers of two, up to twice the size. Therefore pageable
+    # memory is registered with the driver. Without pinning, copies are correct but synchronous.
     if not buffer.nbytes:
         return False
     status = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
@@ -155,10 +152,7 @@ class HostBuffers:
 
 
 def disk_buffers(folder: str | os.PathLike[str] | None = None) -> HostBuffers:
-    """Return buffers in anonymous files on a disk (:class:`~fastfold.memory.devices.tiers.NvmeTier`).
-
-    The system's folder of temporary files is the default.
-    """
+    """Return buffers in anonymous files on a disk, by default in the system's folder of temporary files."""
     tier = NvmeTier(folder)
     found = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "an offloaded tensor"))
     found._pins = False  # the driver cannot pin mapped files
@@ -286,10 +280,7 @@ class StreamedRows:
         self._turn = 1 - self._turn
 
     def read(self, buffers: tuple[Tensor, Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yield each block of rows with its content ``[c, rows, N]``, valid until the next iteration.
-
-        Each of the two buffers on the device is for a block.
-        """
+        """Yield each block of rows with its content ``[c, rows, N]``, valid until the next; a buffer is for a block."""
         if not self.blocks:
             return
         ready = self._fetch(0, buffers)

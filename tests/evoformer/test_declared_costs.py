@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.kernels.recording import without_launches
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.embedders.input import InputEmbedder
 from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
@@ -18,7 +19,6 @@ from fastfold.evoformer.execution import ExecutionPolicy, LayerSizes, PolicyModu
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.kernels.common.backend import without_launches
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config

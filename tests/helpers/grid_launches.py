@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef
 
-from fastfold.kernels.common.backend import launches_replaced
+from benchmarks.kernels.recording import launches_replaced
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from benchmarks.kernels.launches import cpu_passes_for_gpu, steps_of
+from benchmarks.kernels.variants import all_variants
 from fastfold import kernels
-from fastfold.kernels.aot import all_variants
 from fastfold.kernels.common.backend import VARIABLE, interpreted
 from fastfold.kernels.ops.residual_update.op import fill_update
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands

@@ -16,17 +16,18 @@ import triton
 
 import fastfold.kernels
 from benchmarks.kernels.ahead_of_time import former_rows, unknown_defect
+from benchmarks.kernels.compilation import build
+from benchmarks.kernels.variants import CHIPS, ROW_WIDTHS, KernelVariant, Needs, all_variants
 from fastfold.errors import ConfigError
-from fastfold.kernels.aot import all_variants, build
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.common.kernel_variant import KernelVariant, Needs
-from fastfold.kernels.common.tuning import CHIPS, FALLBACK, configurations
+from fastfold.kernels.common.tuning import FALLBACK, configurations
 from tests.conftest import REPOSITORY
 
 # A process of its own, because this one runs Triton's interpreter.
 BUILD = """
 import dataclasses, json, sys
-from fastfold.kernels.aot import all_variants, build
+from benchmarks.kernels.compilation import build
+from benchmarks.kernels.variants import all_variants
 first_only, spills_allowed, known = json.loads(sys.argv[1])
 kernels = set()
 for variant in all_variants():
@@ -68,7 +69,7 @@ OLDEST = "FASTFOLD_OLDEST_TRITON"
 def _build(first_only: bool) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", BUILD, json.dumps([first_only, _spills_allowed(), _known_spills()])]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -174,6 +175,7 @@ def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
             wanted[variant.name, f"sm_{architecture}"] = how
     assert len({variant.kernel.__name__ for variant in variants}) == 25
     assert len(variants) == 923
+    assert tuple(2**power for power in range(4, 13)) == ROW_WIDTHS
     assert len(wanted) == sum(len(variant.architectures) for variant in variants), "two have one name"
     assert found == wanted, "run benchmarks/kernels/ahead_of_time.py --match the kernels that changed"
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.kernels.recording import as_chip
+from benchmarks.kernels.variants import CHIPS
 from fastfold import kernels
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.backend import VARIABLE, interpreted
 from fastfold.kernels.common.triton_math import precision, products_suffix
 from fastfold.kernels.common.tuning import (
-    CHIPS,
     FALLBACK,
     FLOAT32_VARIABLE,
     TF32X3,
-    as_chip,
     float32_products,
     launch_config,
 )

@@ -23,7 +23,7 @@ from benchmarks.kernels.length_classes import (
     worse,
 )
 from benchmarks.kernels.machine_code import parse, product_loops
-from fastfold.kernels.aot import all_variants
+from benchmarks.kernels.variants import all_variants
 from fastfold.kernels.common.tuning import configurations
 from tests.conftest import REPOSITORY
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -74,10 +72,8 @@ def is_traced() -> bool:
 
 
 def runs_directly(x: Tensor) -> bool:
-    """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold on a CPU.
-
-    The first call of a custom operator through the dispatcher imports PyTorch's compiler, which takes seconds.
-    """
+    """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold on a CPU."""
+    # The first call of a custom operator through the dispatcher imports PyTorch's compiler, which takes seconds.
     # The compiler cannot trace the other questions.
     if is_traced():
         return False
@@ -85,69 +81,22 @@ def runs_directly(x: Tensor) -> bool:
 
 
 def rows_backend(x: Tensor, backend: str | None) -> Literal["triton", "torch"]:
-    """Choose the implementation of an operator whose programs hold whole rows of ``x``.
-
-    Rows longer than :data:`~fastfold.kernels.common.layout.MAX_ROW_LENGTH` are left to PyTorch.
-    """
+    """Choose the implementation of an operator whose programs hold whole rows of ``x``; PyTorch for long rows."""
     chosen = choose_backend(x, backend)
     return chosen if x.shape[-1] <= MAX_ROW_LENGTH else "torch"
 
 
 def products_backend(x: Tensor, channels: int, backend: str | None) -> Literal["triton", "torch"]:
-    """Choose the implementation of an operator on ``x`` whose products hold ``channels``.
-
-    More than :data:`~fastfold.kernels.common.layout.MAX_CHANNELS` are left to PyTorch.
-    """
+    """Choose the implementation of an operator on ``x`` whose products hold ``channels``; PyTorch for many."""
     chosen = choose_backend(x, backend)
     return chosen if channels <= MAX_CHANNELS else "torch"
-
-
-@contextmanager
-def without_launches() -> Iterator[None]:
-    """Run Triton's path on ``meta`` tensors without launching its kernels, for the whole process.
-
-    This counts the allocations of a GPU on any machine.
-
-    Raises:
-        ConfigError: Triton is not installed.
-    """
-    if not _TRITON_INSTALLED:
-        raise ConfigError(
-            "cannot count the allocations of Triton's path: the package triton is not installed"
-        )
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "triton"
-    try:
-        with launches_replaced(lambda kernel, grid: lambda *arguments, **options: None):
-            yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
-
-
-@contextmanager
-def launches_replaced(launcher: Callable[[Any, Any], Callable[..., Any]]) -> Iterator[None]:
-    """Replace ``kernel[grid]`` by ``launcher(kernel, grid)``, for the whole process."""
-    from triton.runtime.jit import KernelInterface
-
-    before = KernelInterface.__getitem__
-    KernelInterface.__getitem__ = launcher
-    try:
-        yield
-    finally:
-        KernelInterface.__getitem__ = before
 
 
 _refused: dict[torch.device, str] = {}
 
 
 def leave_to_pytorch(device: torch.device, reason: str) -> None:
-    """Choose PyTorch for all later tensors of a device whose GPU is too small for a kernel.
-
-    The reason is that with which an explicit request for Triton is refused.
-    """
+    """Choose PyTorch, for a reason, for all later tensors of a device whose GPU is too small for a kernel."""
     _refused[device] = reason
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,25 +22,18 @@ PACKAGE = "cuequivariance_torch"
 _EPS = 1e-5
 
 
-class Addition(NamedTuple):
-    """Residual and dropout factors of an operator, and its place for the result; each may be None."""
-
-    residual: Tensor | None
-    dropout: Tensor | None
-    out: Tensor | None
-
-    def __call__(self, update: Tensor) -> Tensor:
-        """Return the residual plus the update, or fill ``out`` with it."""
-        if self.dropout is not None:
-            update = update * self.dropout
-        result = update if self.residual is None else self.residual + update
-        return result if self.out is None else self.out.copy_(result)
+def add_to_residual(
+    update: Tensor, residual: Tensor | None, dropout: Tensor | None, *, out: Tensor | None
+) -> Tensor:
+    """Return the residual plus the update times the dropout's factors, or fill ``out`` with it."""
+    if dropout is not None:
+        update = update * dropout
+    result = update if residual is None else residual + update
+    return result if out is None else out.copy_(result)
 
 
 def is_requested(x: Tensor, backend: str | None) -> bool:
     """Return True if a triangle operator on ``x`` uses cuEquivariance.
-
-    ``x`` has any shape; ``backend`` is as for :func:`~fastfold.kernels.common.backend.choose_backend`.
 
     Raises:
         ConfigError: The package is not installed, ``x`` is not on an NVIDIA GPU, or its dtype is not supported.
@@ -61,10 +54,7 @@ def is_requested(x: Tensor, backend: str | None) -> bool:
 
 
 def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: Any, heads: int) -> Tensor:
-    """Compute the update of :func:`fastfold.kernels.gated_attention` with a pair bias.
-
-    Shapes are those of the operator, for ``x [*, R, N, c]``.
-    """
+    """Compute the update of :func:`fastfold.kernels.gated_attention` with a pair bias, for ``x [*, R, N, c]``."""
     w = parameters
     rows, length = x.shape[-3:-1]
     normed = layer_norm(x, x.shape[-1:], w.norm_weight, w.norm_bias, _EPS)
@@ -87,10 +77,7 @@ def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: An
 
 
 def triangle_multiplication(z: Tensor, mask: Tensor, parameters: Any, outgoing: bool) -> Tensor:
-    """Compute the update of :func:`fastfold.kernels.triangle_multiplication`.
-
-    Shapes are those of the operator, for ``z [*, N, N, c_z]``.
-    """
+    """Compute the update of :func:`fastfold.kernels.triangle_multiplication` for ``z [*, N, N, c_z]``."""
     w = parameters
 
     def in_order(weight: Tensor) -> Tensor:

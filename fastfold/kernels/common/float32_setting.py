@@ -9,10 +9,8 @@ import torch
 
 
 def float32_setting() -> str:
-    """Return ``highest`` if float32 products must be exact, else ``high`` or ``medium``.
-
-    PyTorch's own getter raises an error if a backend's ``fp32_precision`` is set, which PyTorch recommends.
-    """
+    """Return ``highest`` if float32 products must be exact, else ``high`` or ``medium``."""
+    # PyTorch's own getter raises an error if a backend's ``fp32_precision`` is set, which PyTorch recommends.
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -21,10 +19,8 @@ def float32_setting() -> str:
 
 @contextmanager
 def exact_on_gpu() -> Iterator[None]:
-    """Make cuDNN's float32 convolutions exact, and keep sums of 16-bit products in float32.
-
-    PyTorch rounds both by default. Products of float32 stay as :func:`float32_setting` says.
-    """
+    """Make cuDNN's float32 convolutions exact, and keep sums of 16-bit products in float32."""
+    # PyTorch rounds both by default. Products of float32 stay as `float32_setting` says.
     convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     before = (
         convolutions.fp32_precision,

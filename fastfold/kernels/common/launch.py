@@ -19,17 +19,15 @@ ASSEMBLER_VARIABLE = "TRITON_PTXAS_PATH"
 
 
 class LaunchRefused(ConfigError):
-    """Error of a GPU with too little shared memory or too few registers for a kernel; PyTorch is chosen afterwards.
+    """Error of a GPU with too little shared memory or too few registers for a kernel; PyTorch is chosen afterwards."""
 
-    The operator may have written a part of its result in place, so only its caller can start again.
-    """
+    # The operator may have written a part of its result in place, so only its caller can start again.
 
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     """Return a function that launches a kernel on the device of its first tensor.
 
     Triton launches on the current device, whatever the device of the tensors. All launches go through this function.
-
     The grid is the number of programs along each axis.
 
     Raises:
@@ -65,11 +63,10 @@ def _tensors(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
 
 @functools.cache
 def choose_assembler(device: torch.device) -> None:
-    """Give Triton its newest assembler if the device is a Hopper GPU, for the whole process.
-
-    Triton before 3.9 takes the older one in its wheel for compute capability 9.0. That one is reported to reuse
-    registers of an asynchronous product too early, so the newer one is chosen if the driver can load its machine code.
-    """
+    """Give Triton its newest assembler if the device is a Hopper GPU, for the whole process."""
+    # Triton before 3.9 takes the older one in its wheel for compute capability 9.0. That one is reported to reuse
+    # registers of an asynchronous product too early, so the newer one is chosen if the driver can load its machine
+    # code.
     if device.type != "cuda" or torch.version.hip is not None or os.environ.get(ASSEMBLER_VARIABLE):
         return
     if torch.cuda.get_device_capability(device)[0] != 9:
@@ -82,11 +79,9 @@ def choose_assembler(device: torch.device) -> None:
 
 
 def is_better(newer: str, older: str, driver: tuple[int, int]) -> bool:
-    """Return True if an assembler is newer than another, and the driver can load its machine code.
-
-    A driver loads machine code of toolkits with its own major version or an older one. All are versions of CUDA, such
-    as ``13.1``.
-    """
+    """Return True if an assembler is newer than another, and the driver can load its machine code."""
+    # A driver loads machine code of toolkits with its own major version or an older one. All are versions of CUDA,
+    # such as ``13.1``.
     return _numbers(newer) > _numbers(older) and _numbers(newer)[0] <= driver[0]
 
 

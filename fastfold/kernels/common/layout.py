@@ -24,9 +24,6 @@ returns the mean of their values."""
 MAX_HEADS = 16
 """Maximum number of heads of a pair bias: 32 heads with 128 channels of float32 exceed a program's registers."""
 
-ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  #: Lengths to which these rows are padded
-
-
 _ALIGNMENT = 8
 """Elements; if rows of 16-bit matrices begin at multiples of this number, they are read by 16 bytes at a time."""
 
@@ -98,12 +95,10 @@ def rows_of(*tensors: Tensor, channels_apart: tuple[int, ...] = ()) -> Rows:
         for i, t in enumerate(tensors)
     )
     sizes, strides = _merge(tensors)
-    if len(sizes) > MAX_AXES:
-        tensors = tuple(t if i in channels_apart else t.contiguous() for i, t in enumerate(tensors))
-        sizes, strides = _merge(tensors)
-    if len(sizes) > MAX_AXES:
-        tensors = tuple(t.contiguous() for t in tensors)
-        sizes, strides = _merge(tensors)
+    for kept in (channels_apart, ()):
+        if len(sizes) > MAX_AXES:
+            tensors = tuple(t if i in kept else t.contiguous() for i, t in enumerate(tensors))
+            sizes, strides = _merge(tensors)
     padding = MAX_AXES - len(sizes)
     full = [1] * padding + sizes
     unused = [(0,) * len(tensors)] * padding

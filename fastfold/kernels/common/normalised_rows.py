@@ -1,13 +1,9 @@
 """Parts of Triton kernels that normalise the rows of a tensor and multiply them by weights."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,9 +11,6 @@ from torch import Tensor
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.triton_math import cast, dot, products_suffix
 from fastfold.kernels.common.tuning import LaunchConfig, launch_config
-
-WIDTHS = (16, 32, 64, 128, 256)
-"""Padded channels that configurations ship for; no wider, because a program holds whole rows in its registers."""
 
 PROGRAMS = 1024
 """Maximum number of programs that write a partial sum; equal on every GPU, so that sums are too."""
@@ -27,34 +20,21 @@ WEIGHT_PROGRAMS = 512
 
 
 def configuration(kernel: str, x: Tensor, channels: int, suffix: str = "") -> LaunchConfig:
-    """Return the launch configuration for data like ``x`` with ``channels``.
+    """Return the launch configuration for data like ``x``; chunks of channels (``BK``) are at most ``channels``.
 
-    Keys are ``16bit_128`` or ``32bit_64``, with a suffix.
+    Keys are ``16bit_128`` or ``32bit_64``, with a suffix; bfloat16 and float16 share their entries.
     """
-    config = launch_config(
-        kernel, configuration_key(x.dtype, channels) + suffix + products_suffix(x), x.device
-    )
-    return shrunk(config, channels)
-
-
-def configuration_key(dtype: torch.dtype, channels: int) -> str:
-    """Return the table's key; bfloat16 and float16 share their entries."""
-    return f"{dtype.itemsize * 8}bit_{padded(channels)}"
-
-
-def shrunk(config: LaunchConfig, channels: int) -> LaunchConfig:
-    """Limit the chunks of channels (``BK``) of a configuration to the width of the rows."""
+    width = padded(channels)
+    key = f"{x.dtype.itemsize * 8}bit_{width}{suffix}{products_suffix(x)}"
+    config = launch_config(kernel, key, x.device)
     blocks = dict(config.blocks)
     if "BK" in blocks:
-        blocks["BK"] = min(blocks["BK"], padded(channels))
+        blocks["BK"] = min(blocks["BK"], width)
     return replace(config, blocks=blocks)
 
 
 def splits(rows: int, block: int, programs: int) -> int:
-    """Return the number of parts that the rows are cut into, a power of two.
-
-    ``programs`` is the size of the grid's other axis.
-    """
+    """Return the parts of the rows, a power of two, for a grid with ``programs`` along its other axis."""
     parts = max(1, WEIGHT_PROGRAMS // programs)
     return min(triton.next_power_of_2(triton.cdiv(rows, block)), triton.next_power_of_2(parts))
 
@@ -101,10 +81,7 @@ def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
 
 @triton.jit
 def split_dot(x, w, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
-    """Compute ``x [M, K] @ w [K, N]`` for ``x`` in float32, rounded to the dtype of ``w``.
-
-    With SPLIT a second product adds the part of ``x`` that rounding removed.
-    """
+    """Compute ``x [M, K] @ w [K, N]`` with ``x`` rounded to the dtype of ``w``; SPLIT adds the removed part."""
     b_cast = cast(x, w.dtype)
     b_out = dot(b_cast, w, PRECISION)
     if SPLIT:
@@ -120,25 +97,11 @@ def rows_product(
 ):  # fmt: skip
     """Compute products ``[BM, BH]`` of rows ``[BM, C]`` with BH columns of weights, accumulated in float32.
 
-    Args:
-        b_rows: ``[BM, BC]``, the rows. Used if BK is BC: one product over all channels.
-        p_x: ``[BM]``, pointers to the rows. Used if BK is not BC: the rows are read again in chunks of BK channels,
-            because products of float32 without tensor cores hold their operands in registers.
-        x_c: Stride of the channels.
-        b_statistics: Mean and reciprocal standard deviation ``[BM]`` of the rows.
-        norm: Pointers to scale and shift of the normalisation of rows that are read again.
-        p_w: ``[BH]``, pointers to the columns of the weights.
-        w_c: Stride of the channels in the weights.
-        m_m: ``[BM]``, true for rows that exist.
-        m_h: ``[BH]``, true for columns that exist.
-        C: Channels.
-        BM: Rows.
-        BC: Channels, padded.
-        BH: Columns of weights.
-        BK: Channels at a time.
-        NORMALISE: True to normalise rows that are read again.
-        SPLIT: True to add the part that rounding removes from the rows, by a second product.
-        PRECISION: ``input_precision``.
+    If BK is BC, one product takes all channels of ``b_rows [BM, BC]``. Otherwise the rows at ``p_x [BM]``, with stride
+    ``x_c`` of the channels, are read again in chunks of BK channels, because products of float32 without tensor cores
+    hold their operands in registers. With NORMALISE these are normalised by ``b_statistics``, scale and shift ``norm``.
+    ``p_w [BH]`` points to the columns of the weights, with stride ``w_c`` of the channels. For SPLIT see
+    :func:`split_dot`.
     """
     if BK == BC:
         o_c = tl.arange(0, BC)
@@ -168,10 +131,7 @@ def projected(
     C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute outputs ``o_h [BH]`` of a linear layer ``weight [*, C]`` with bias for normalised rows.
-
-    See :func:`rows_product` for the arguments.
-    """
+    """Compute outputs ``o_h [BH]`` of a linear layer ``weight [*, C]`` with bias for normalised rows."""
     KC: tl.constexpr = BK if BK < BC else BC
     b_out = rows_product(
         b_rows, p_x, x_c, b_statistics, norm, p_weight + o_h * C, 1, m_m, m_h,

@@ -63,10 +63,9 @@ def needed_names(names: Iterable[str], needs: Iterable[bool]) -> frozenset[str]:
 def cast_grads(
     grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needs: Sequence[bool]
 ) -> list[Tensor]:
-    """Return gradients in the dtypes of their inputs; empty tensors replace gradients that are not needed.
-
-    Gradients that are needed have any floating dtype. Each result has its own memory, as results of an operator must.
-    """
+    """Return gradients in the dtypes of their inputs; empty tensors replace gradients that are not needed."""
+    # Gradients that are needed have any floating dtype. Each result has its own memory, as results of an operator
+    # must.
     return [
         x.new_empty(0) if g is None or not need else _ensure_own_storage(g.to(x.dtype))
         for g, x, need in zip(grads, inputs, needs, strict=True)

@@ -62,16 +62,10 @@ class Scratch:
         return self(name, *x.shape).copy_(x)
 
     def transpose(self, name: str, x: Tensor) -> Tensor:
-        """Copy ``x.t()`` into the buffer ``name``, contiguous; rows of the matrix ``x`` may be far apart.
-
-        Reading a column directly would take one cache line from every row, most often all for the same place in the
-        cache. A contiguous copy comes first, because PyTorch transposes matrices without gaps tile by tile.
-        """
+        """Copy ``x.t()`` into the buffer ``name``, contiguous; rows of the matrix ``x`` may be far apart."""
+        # Reading a column directly would take one cache line from every row, most often all for the same place in the
+        # cache. A contiguous copy comes first, because PyTorch transposes matrices without gaps tile by tile.
         return self.copy(name, self.copy(f"{name} before", x).t())
-
-    def drop(self, name: str) -> None:
-        """Free the buffer ``name``."""
-        self._buffers.pop((name, self.dtype, self.device), None)
 
 
 def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
@@ -81,10 +75,8 @@ def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
 
 
 def share_of(summands: int, dtype: torch.dtype) -> float:
-    """Return a factor of sums of products with which float16 holds them wherever it holds their mean.
-
-    The factor is a power of two, so it is exact. It is 1 for dtypes that hold large numbers.
-    """
+    """Return a factor of sums of products with which float16 holds them wherever it holds their mean."""
+    # The factor is a power of two, so it is exact. It is 1 for dtypes that hold large numbers.
     return 1.0 if dtype != torch.float16 else 0.5 ** max(0, summands - 1).bit_length()
 
 
@@ -112,10 +104,7 @@ def refuse_gradients(*tensors: Tensor | None) -> None:
 
 
 def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor | None) -> None:
-    """Write ``residual + dropout * update`` of one block to ``out``; overwrites ``update``.
-
-    ``out`` may be ``residual``.
-    """
+    """Write ``residual + dropout * update`` of one block to ``out``, maybe the residual; overwrites ``update``."""
     if dropout is not None:
         update.mul_(dropout)
     if residual is None:
@@ -125,19 +114,16 @@ def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor
 
 
 def block_positions(channels: int) -> int:
-    """Return the number of positions per block, for a widest buffer of ``channels``.
-
-    At most 1,024: the gradients of a normalisation's parameters are summed position by position within a block, and
-    rounding errors grow with the length of that sum.
-    """
+    """Return the number of positions per block, for a widest buffer of ``channels``."""
+    # At most 1,024: the gradients of a normalisation's parameters are summed position by position within a block, and
+    # rounding errors grow with the length of that sum.
     return max(1, min(1024, BLOCK_ELEMENTS // channels))
 
 
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield blocks ``[n, c_t]`` of at most ``size`` positions of tensors ``[*, c_t]`` with equal leading axes.
 
-    Strides may be any. The positions are in row-major order. Nothing is copied: leading axes that cannot be merged
-    without a copy are walked by index, the outermost first.
+    Strides may be any, and nothing is copied. The positions are in row-major order.
     """
     if all(map(_is_mergeable, tensors)):
         flat = [t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
@@ -145,25 +131,21 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
             yield tuple(flat)
         else:
             yield from zip(*(t.split(size) for t in flat), strict=True)
-    else:
+    else:  # the outermost axis by index
         for parts in zip(*(t.unbind(0) for t in tensors), strict=True):
             yield from position_blocks(size, *parts)
 
 
 def _is_mergeable(x: Tensor) -> bool:
-    """Return True if the leading axes of ``x`` can be merged without a copy.
-
-    The strides decide, so that the check can be compiled.
-    """
+    """Return True if the leading axes of ``x`` can be merged without a copy."""
+    # The strides decide, so that the check can be compiled.
     leading = [(n, step) for n, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if n != 1]
     return x.numel() == 0 or all(step == n * inner for (_, step), (n, inner) in pairwise(leading))
 
 
 def at_positions(x: Tensor, block: slice) -> Tensor:
-    """Copy the positions ``block``, in row-major order, of ``x [A, B, c]`` to ``[n, c]``; any strides.
-
-    For tensors without such a view, such as one that is expanded along an axis.
-    """
+    """Copy the positions ``block``, in row-major order, of ``x [A, B, c]`` to ``[n, c]``; any strides."""
+    # For tensors without such a view, such as one that is expanded along an axis.
     positions = torch.arange(block.start, block.stop, device=x.device)
     columns = x.shape[1]
     return x[positions.div(columns, rounding_mode="floor"), positions % columns]
@@ -172,10 +154,7 @@ def at_positions(x: Tensor, block: slice) -> Tensor:
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply layer normalisation to one block; return mean and reciprocal standard deviation, too.
-
-    ``x`` and the parameters have an exact dtype.
-    """
+    """Normalise a block of an exact dtype; return mean and reciprocal standard deviation, too."""
     return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 

@@ -1,8 +1,5 @@
 """Products and roundings of Triton kernels; results are the same compiled and in Triton's interpreter."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -22,11 +19,9 @@ LOG2E = tl.constexpr(1.4426950408889634)  #: Factor that turns an exponent of e 
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr, start=None):
-    """Compute ``a [M, K] @ b [K, N]`` in float32, plus ``start [M, N]`` if given; operands share a dtype.
-
-    Triton's interpreter multiplies the bit patterns of bfloat16 as integers. There the operands become float32 first;
-    results are equal, because products of bfloat16 are exact in float32.
-    """
+    """Compute ``a [M, K] @ b [K, N]`` in float32, plus ``start [M, N]`` if given; operands share a dtype."""
+    # Triton's interpreter multiplies the bit patterns of bfloat16 as integers. There the operands become float32
+    # first; results are equal, because products of bfloat16 are exact in float32.
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, start, input_precision=PRECISION)
@@ -34,12 +29,10 @@ def dot(a, b, PRECISION: tl.constexpr, start=None):
 
 @triton.jit
 def dot_plus(a, b, c, PRECISION: tl.constexpr):
-    """Compute ``a [M, K] @ b [K, N] + c [M, N]`` in float32, for a freshly loaded ``c``.
-
-    Tensor cores start from ``c``. Products without tensor cores would wait for it and hold their operands in registers
-    meanwhile. There ``c`` is added after the product, by ``fma``: the compiler would turn a plain sum back into a
-    start value.
-    """
+    """Compute ``a [M, K] @ b [K, N] + c [M, N]`` in float32, for a freshly loaded ``c``."""
+    # Tensor cores start from ``c``. Products without tensor cores would wait for it and hold their operands in
+    # registers meanwhile. There ``c`` is added after the product, by ``fma``: the compiler would turn a plain sum
+    # back into a start value.
     if PRECISION == "ieee" and a.dtype == tl.float32:
         return tl.fma(dot(a, b, PRECISION), tl.full(c.shape, 1.0, tl.float32), c)
     else:
@@ -48,10 +41,8 @@ def dot_plus(a, b, c, PRECISION: tl.constexpr):
 
 @triton.jit
 def plus(a, b):
-    """Compute ``a + b`` in their dtype.
-
-    Triton's interpreter adds the bit patterns of bfloat16. There the sum is float32.
-    """
+    """Compute ``a + b`` in their dtype."""
+    # Triton's interpreter adds the bit patterns of bfloat16. There the sum is float32.
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return a + b
@@ -59,10 +50,8 @@ def plus(a, b):
 
 @triton.jit
 def cast(x, DTYPE: tl.constexpr):
-    """Convert ``x`` to another floating dtype, rounded to nearest, ties to even.
-
-    GPUs round this way. Triton's interpreter truncates to bfloat16, so there the bits are rounded first.
-    """
+    """Convert ``x`` to another floating dtype, rounded to nearest, ties to even."""
+    # GPUs round this way. Triton's interpreter truncates to bfloat16, so there the bits are rounded first.
     if INTERPRETED and x.dtype == tl.float32 and tl.bfloat16 == DTYPE:
         b_bits = x.to(tl.uint32, bitcast=True)
         b_bits = (b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & 0xFFFF0000
@@ -72,11 +61,9 @@ def cast(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def sigmoid(x):
-    """Compute the logistic function in float32, by few instructions; results below 2^-126 become 0.
-
-    ``triton.language.sigmoid`` handles subnormal numbers in exponentials and quotients, which costs most of its
-    instructions. The hardware's tanh would be shorter still, but its error is 2^-12.
-    """
+    """Compute the logistic function in float32, by few instructions; results below 2^-126 become 0."""
+    # ``triton.language.sigmoid`` handles subnormal numbers in exponentials and quotients, which costs most of its
+    # instructions. The hardware's tanh would be shorter still, but its error is 2^-12.
     if INTERPRETED:
         return tl.sigmoid(x)
     else:
@@ -96,10 +83,7 @@ def precision(x: Tensor, config: LaunchConfig | None = None) -> str:
 
 
 def products_suffix(x: Tensor) -> str:
-    """Return ``_tf32x3`` if products of ``x`` may be made in that way, else an empty string.
-
-    Keys of the table of configurations end with it.
-    """
+    """Return the end of a configuration's key: ``_tf32x3`` if products of ``x`` may be made in that way."""
     exact = x.dtype == torch.float32 and float32_setting() == "highest"
     return f"_{TF32X3}" if exact and float32_products(x.device) == TF32X3 else ""
 

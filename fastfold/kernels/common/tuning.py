@@ -11,9 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -35,25 +32,6 @@ FALLBACK = "any"  #: Class of all chips without entries of their own
 
 
 @dataclass(frozen=True)
-class ChipClass:
-    """GPUs that share their entries in the table."""
-
-    architectures: tuple[int, ...]  #: Compute capabilities that the entries are built for
-    #: Bytes of shared memory that a program may use (CUDA programming guide, table of compute capabilities)
-    shared: int
-
-
-CHIPS = {
-    "sm_80": ChipClass((80,), 163 * 1024),
-    "sm_90": ChipClass((90,), 227 * 1024),
-    "sm_100": ChipClass((100,), 227 * 1024),
-    "rtx": ChipClass((86, 89, 120), 99 * 1024),
-    FALLBACK: ChipClass((80, 86, 89, 90, 100, 120), 99 * 1024),
-}
-"""Classes of chips by name; entries of the last serve all others too, so they fit into the smallest shared memory."""
-
-
-@dataclass(frozen=True)
 class LaunchConfig:
     """Launch configuration of a kernel."""
 
@@ -67,10 +45,8 @@ class LaunchConfig:
 
     @property
     def launch(self) -> dict[str, int | bool]:
-        """Keyword arguments of a launch.
-
-        Fused multiply-adds are requested by name, because Triton's default changes after 3.9.
-        """
+        """Keyword arguments of a launch."""
+        # Fused multiply-adds are requested by name, because Triton's default changes after 3.9.
         return {
             **self.blocks,
             "num_warps": self.num_warps,
@@ -80,10 +56,8 @@ class LaunchConfig:
 
 
 def chip_class(device: torch.device) -> str:
-    """Return a key of :data:`CHIPS`.
-
-    ``sm_80`` is A100, ``sm_90`` H100 and H200, ``sm_100`` B200; ``rtx`` or ``any`` are all others.
-    """
+    """Return the name of a class of GPUs that share their entries in the table."""
+    # ``sm_80`` is A100, ``sm_90`` H100 and H200, ``sm_100`` B200; ``rtx`` or ``any`` are all others.
     if device.type != "cuda" or torch.version.hip is not None:
         return FALLBACK
     major, minor = torch.cuda.get_device_capability(device)
@@ -102,11 +76,10 @@ def float32_products(device: torch.device) -> str:
     Raises:
         ConfigError: The variable has another value, or asks a GPU without TF32 for ``tf32x3``.
     """
-    recording = _RECORDING.get()
-    name = (recording.float32 if recording else None) or os.environ.get(FLOAT32_VARIABLE) or "auto"
+    name = os.environ.get(FLOAT32_VARIABLE) or "auto"
     if name not in ("auto", TF32X3, "ieee"):
         raise ConfigError(f"{FLOAT32_VARIABLE}: expected auto, {TF32X3} or ieee, found {name!r}")
-    chip = recording.chip if recording else chip_class(device)
+    chip = chip_class(device)
     if name == "auto":
         return "ieee" if chip == FALLBACK else TF32X3
     if name == TF32X3 and chip == FALLBACK and device.type == "cuda":
@@ -123,41 +96,12 @@ def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
     Raises:
         KeyError: The table has no entry for the kernel at all.
     """
-    entries, recording = configurations()[kernel], _RECORDING.get()
-    for chip in (recording.chip if recording else chip_class(device), FALLBACK):
+    entries = configurations()[kernel]
+    for chip in (chip_class(device), FALLBACK):
         for name in (key, key.removesuffix(f"_{TF32X3}"), FALLBACK):
             if name in entries.get(chip, {}):
-                if recording:
-                    recording.origins[kernel] = chip
                 return entries[chip][name]
     raise KeyError(f"no configuration of {kernel} for {key}")
-
-
-@dataclass
-class _Recording:
-    """Class of chips that replaces every device's, its float32 arithmetic, and the class of each kernel's entry."""
-
-    chip: str
-    float32: str | None
-    origins: dict[str, str] = field(default_factory=dict)
-
-
-_RECORDING: ContextVar[_Recording | None] = ContextVar("recording", default=None)
-
-
-@contextmanager
-def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, str]]:
-    """Use the configurations of a class of :data:`CHIPS` on every device, in this thread.
-
-    ``float32`` is a result of :func:`float32_products`, by default that of the class. Yields, for each kernel, the
-    class of the entry that was last found: this one, or ``any``.
-    """
-    recording = _Recording(chip, float32)
-    token = _RECORDING.set(recording)
-    try:
-        yield recording.origins
-    finally:
-        _RECORDING.reset(token)
 
 
 @functools.cache

@@ -42,11 +42,7 @@ def forward_positions(channels: int, positions: int) -> int:
 
 
 def for_blocks(
-    work: Callable[..., None],
-    blocks: Iterable[tuple[Any, ...]],
-    scratch: Scratch,
-    *,
-    lanes: int = MAX_LANES,
+    work: Callable[..., None], blocks: Iterable[tuple[Any, ...]], scratch: Scratch, *, lanes: int = MAX_LANES
 ) -> None:
     """Call ``work(scratch, *block)`` for each block; on a CPU with several threads, for several blocks at once.
 

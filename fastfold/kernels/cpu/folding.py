@@ -51,10 +51,9 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
 
 
 class FoldedRows:
-    """Writer of the result's rows, block by block; arguments as of ``eager.Rows``.
+    """Writer of the result's rows, block by block; arguments as of ``eager.Rows``."""
 
-    A row's folded weights are a matrix ``[(s e), c_z]`` that the right side, ``[J, (s e)]``, is multiplied by.
-    """
+    # A row's folded weights are a matrix ``[(s e), c_z]`` that the right side, ``[J, (s e)]``, is multiplied by.
 
     def __init__(
         self,

@@ -43,10 +43,6 @@ class Int8Weight(nn.Module):
         whole = join_words(self.words.float(), self.rows, 0)
         return whole.mul_(self.scale[:, None]).to(self.dtype)
 
-    def lookup(self, index: Tensor) -> Tensor:
-        """Return rows ``[*, K]`` of the matrix in its original dtype, for ``index [*]``; for one word."""
-        return (self.words[index].float() * self.scale[index].unsqueeze(-1)).to(self.dtype)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8Weight:
         scale = self.scale
         super()._apply(fn, recurse)
@@ -130,8 +126,9 @@ class Int8Embedding(_Int8Layer):
         self.num_embeddings, self.embedding_dim = stored.rows, stored.words.shape[1]
 
     def forward(self, index: Tensor) -> Tensor:
-        """Return the rows ``[*, K]`` of ``index [*]``."""
-        return self.stored.lookup(index)
+        """Return the rows ``[*, K]`` of ``index [*]``, in the original dtype."""
+        stored = self.stored
+        return (stored.words[index].float() * stored.scale[index].unsqueeze(-1)).to(stored.dtype)
 
 
 def _check_use(x: Tensor) -> None:

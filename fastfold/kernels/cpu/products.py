@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -30,12 +30,10 @@ def exact_products(device: torch.device) -> Iterator[None]:
     For GPUs see :func:`~fastfold.kernels.common.float32_setting.exact_on_gpu`.
     """
     if device.type == "cuda":
-        with exact_on_gpu():
-            yield
-    elif device.type == "cpu" and multiplied_by_onednn():
-        with _by_onednn(True):
-            yield
+        setting: AbstractContextManager[None] = exact_on_gpu()
     else:
+        setting = _by_onednn(True) if device.type == "cpu" and multiplied_by_onednn() else nullcontext()
+    with setting:
         yield
 
 
@@ -51,15 +49,11 @@ def _by_onednn(chosen: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(settings[not chosen])
 
 
-@contextmanager
-def small_products() -> Iterator[None]:
-    """Give products to MKL again, inside :func:`exact_products`.
-
-    For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than MKL
-    takes to compute it.
-    """
-    with _by_onednn(False) if _ONEDNN_MULTIPLIES.get() else nullcontext():
-        yield
+def small_products() -> AbstractContextManager[None]:
+    """Return a context that gives products to MKL again, inside :func:`exact_products`."""
+    # For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than
+    # MKL takes to compute it.
+    return _by_onednn(False) if _ONEDNN_MULTIPLIES.get() else nullcontext()
 
 
 BFLOAT16_UNITS = (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512_BF16"))
@@ -90,11 +84,9 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """Lay a weight out as oneDNN multiplies it, once for many calls of :func:`onednn_linear`.
+    """Lay a weight ``[N, K]`` out as oneDNN multiplies it, once for many calls of :func:`onednn_linear`.
 
-    The product is the same bit for bit. Without this, every call packs the weight again.
-
-    The weight is ``[N, K]``; most calls have ``rows`` rows.
+    The product is the same bit for bit. Most calls have ``rows`` rows.
     """
     found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     return found
@@ -113,10 +105,8 @@ def onednn_bytes() -> int:
 
 @functools.cache
 def _onednn_is_better() -> bool:
-    """Return True if oneDNN is exact and faster on this processor.
-
-    The processor decides, not a measurement, so that a fold gives the same bits every time.
-    """
+    """Return True if oneDNN is exact and faster on this processor."""
+    # The processor decides, not a measurement, so that a fold gives the same bits every time.
     return (
         torch.backends.mkldnn.is_available()
         and _vendor() == "AuthenticAMD"

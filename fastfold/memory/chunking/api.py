@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastfold.memory.chunking.chunked_module import ChunkedModule
+from fastfold.memory.chunking.chunked_module import ChunkedModule, ChunkPlan, regions_of
 from fastfold.memory.chunking.graph import Graph, Layout, export_graph
-from fastfold.memory.chunking.plan import ChunkPlan, regions_of
 from fastfold.memory.chunking.program import Program
 from fastfold.memory.chunking.search import Chosen, Search
 from fastfold.memory.chunking.steps import Step, measure_memory, without_contents

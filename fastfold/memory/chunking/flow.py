@@ -6,7 +6,7 @@ not return, are not chunked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +69,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
-    """Return the parts of arguments for a part of a result along ``dim``; None without a rule.
-
-    The dimension is counted from 0; for several results it is that of each of them.
-    """
+    """Return the parts of arguments for a part of each result along ``dim``, from 0; None without a rule."""
     call = Call(graph, operation)
     if operation.name == "getitem":
         return Cut({("self",): dim})
@@ -88,14 +85,22 @@ def broadcast(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | N
     return own if own >= 0 and shape[own] == out[dim] else None
 
 
+def broadcast_dims(
+    tensors: Iterable[tuple[Path, tuple[int, ...]]], out: tuple[int, ...], dim: int
+) -> dict[Path, int]:
+    """Return the dimension of each tensor that becomes ``dim`` when broadcast to ``out``, by place, if it has one."""
+    found = {path: broadcast(shape, out, dim) for path, shape in tensors}
+    return {path: own for path, own in found.items() if own is not None}
+
+
+def output_channels(call: Call) -> Cut:
+    """Return the parts of a layer's weight and bias for a part of its output channels."""
+    return Cut({("weight",): 0, ("bias",): 0} if call.is_tensor("bias") else {("weight",): 0})
+
+
 def elementwise(call: Call, dim: int) -> Cut | None:
     """Apply the rule of tensors that broadcast against each other."""
-    dims = {}
-    for path, shape in call.tensors():
-        own = broadcast(shape, call.out, dim)
-        if own is not None:
-            dims[path] = own
-    return Cut(dims)
+    return Cut(broadcast_dims(call.tensors(), call.out, dim))
 
 
 def place(dim: int, rank: int) -> int:
@@ -119,7 +124,10 @@ rule("clone", "alias", "contiguous", "detach", "to", "_to_copy", "lift_fresh_cop
 rule("zeros_like", "ones_like", "full_like")(elementwise)
 
 
-@rule("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod")
+@rule(
+    *("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod"),
+    *("slice", "split", "split_with_sizes", "chunk", "narrow"),
+)
 def _along_one(call: Call, dim: int) -> Cut | None:
     return None if place(call["dim"], len(call.out)) == dim else Cut({("self",): dim})
 
@@ -202,8 +210,5 @@ def _convolution(call: Call, dim: int) -> Cut | None:
     if dim == 0:
         return Cut({("input",): 0})
     if dim == 1 and call["groups"] == 1 and not call["transposed"]:
-        dims: dict[Path, int] = {("weight",): 0}
-        if call.is_tensor("bias"):
-            dims["bias",] = 0
-        return Cut(dims)
+        return output_channels(call)
     return None

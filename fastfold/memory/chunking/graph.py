@@ -65,30 +65,21 @@ class Layout:
 
 @dataclass(frozen=True)
 class Source:
-    """Value that exists before the first operation.
+    """Value that exists before the first operation."""
 
-    Its kind is ``parameter``, ``buffer``, ``constant`` or ``input``. The position is the place among the inputs; -1 for
-    other kinds.
-    """
-
-    kind: str
+    kind: str  #: ``parameter``, ``buffer``, ``constant`` or ``input``
     name: str
-    position: int = -1
+    position: int = -1  #: Place among the inputs; -1 for other kinds
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Call of an operator.
+    """Call of an operator."""
 
-    ``index`` is the number of the value that it computes. The target is the operator, or ``operator.getitem`` for one
-    of several results. ``given`` has arguments by name, with :class:`Ref` for values, and ``named`` the names of
-    keyword arguments.
-    """
-
-    index: int
-    target: Any
-    given: Mapping[str, Any]
-    named: frozenset[str]
+    index: int  #: Number of the value that it computes
+    target: Any  #: The operator, or ``operator.getitem`` for one of several results
+    given: Mapping[str, Any]  #: Arguments by name, with :class:`Ref` for values
+    named: frozenset[str]  #: Names of keyword arguments
 
     @property
     def name(self) -> str:
@@ -163,19 +154,18 @@ def export_graph(
         program = torch.export.export(module, args, dict(kwargs), strict=False)
         program = program.run_decompositions(dict(decompositions))
     except Exception as error:  # the type differs between versions of PyTorch
-        raise ConfigError(_no_export(module, error)) from error
-    return _graph(program, args, kwargs)
-
-
-def _no_export(module: nn.Module, error: Exception) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    name = type(module).__name__
-    if "data-dependent" in str(error):
-        return (
-            f"{name} branches on the values of its tensors ({first[:200]}): call autochunk on its parts without that "
-            "branch, or use torch.where"
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        name, problem = (
+            type(module).__name__,
+            f"torch.export cannot export {type(module).__name__}: {first[:300]}",
         )
-    return f"torch.export cannot export {name}: {first[:300]}"
+        if "data-dependent" in str(error):
+            problem = (
+                f"{name} branches on the values of its tensors ({first[:200]}): call autochunk on its parts without "
+                "that branch, or use torch.where"
+            )
+        raise ConfigError(problem) from error
+    return _graph(program, args, kwargs)
 
 
 def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
@@ -272,19 +262,13 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> Operation:
         if seen and name in given:
             named.add(name)
     found = Operation(index, target, given, frozenset(named))
-    _check_not_random(found)
-    return found
-
-
-def _check_not_random(operation: Operation) -> None:
-    if torch.Tag.nondeterministic_seeded not in operation.target.tags:
-        return
-    rate = _RANDOM_IF_ASKED.get(operation.name)
-    if rate is None or operation.given.get(rate, 0.0):
+    rate = _RANDOM_IF_ASKED.get(found.name)
+    if torch.Tag.nondeterministic_seeded in target.tags and (rate is None or given.get(rate, 0.0)):
         raise ConfigError(
-            f"the module draws random numbers ({operation.name}), which would differ in chunks: call eval() first, or "
+            f"the module draws random numbers ({found.name}), which would differ in chunks: call eval() first, or "
             "pass the random numbers as an input"
         )
+    return found
 
 
 def _layouts(node: torch.fx.Node) -> Layout | tuple[Layout, ...]:

@@ -7,12 +7,13 @@ the cheapest region that brings the peak under the budget.
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fastfold.memory.chunking.graph import Layout
-from fastfold.memory.chunking.regions import Cuts, Flow, dissolved, flow_back, make_loop
+from fastfold.memory.chunking.flow import Cut, find_cut
+from fastfold.memory.chunking.graph import Graph, Layout
 from fastfold.memory.chunking.steps import (
     Loop,
     Memory,
@@ -31,14 +32,122 @@ _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "sca
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Result of a search.
+class Flow:
+    """Values that can be computed in chunks, up to one end value."""
 
-    ``target`` is the bytes that they should fit.
+    end: int
+    length: int  #: Length of the chunked dimension of ``end``
+    dims: dict[int, int]  #: Chunked dimension of each value
+    cuts: dict[int, Cut]  #: Parts of arguments for a chunk of each value
+
+
+CutOf = Callable[[int, int], Cut | None]  #: Function from a value and a dimension to the rule's result
+
+
+def cuts_of(graph: Graph) -> CutOf:
+    """Return a cached :func:`~fastfold.memory.chunking.flow.find_cut` for the operations of a graph's values."""
+    return functools.cache(lambda value, dim: find_cut(graph, graph.operation(value), dim))
+
+
+def dissolved(steps: Sequence[Step]) -> list[int]:
+    """Return the operations of some steps, each once, including those inside loops."""
+    return list(
+        dict.fromkeys(
+            value for step in steps for value in ((step,) if isinstance(step, int) else step.members)
+        )
+    )
+
+
+def flow_back(graph: Graph, cut_of: CutOf, span: Sequence[Step], end: int, dim: int) -> Flow | None:
+    """Follow a dimension of a value back as far as possible.
+
+    A value needed along two dimensions, or as a whole, is computed before the loop, and so are its inputs. Steps of
+    ``span`` may take part, but loops do not; ``end`` is the chunked value of one of them.
     """
+    layout = graph.layouts[end]
+    if not isinstance(layout, Layout):
+        return None
+    wanted: dict[int, set[int | None]] = {end: {dim}}
+    found = Flow(end, layout.shape[dim], {}, {})
+    for step in reversed(span):
+        if not isinstance(step, int) or step not in wanted:
+            continue
+        dims = wanted[step]
+        own = next(iter(dims))
+        if len(dims) > 1 or own is None:
+            continue
+        cut = cut_of(step, own)
+        if cut is None:
+            continue
+        found.dims[step], found.cuts[step] = own, cut
+        for path, index in graph.operation(step).values():
+            wanted.setdefault(index, set()).add(cut.dims.get(path))
+    return found if end in found.dims else None
+
+
+def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[int]) -> list[Step]:
+    """Convert the part of consecutive steps that belongs to a flow to a loop.
+
+    The steps of ``span`` are consecutive; later steps or the caller use the values ``needed``.
+
+    Returns:
+        Steps that the loop uses, the loop, and the remaining steps. A value that is also needed as a whole is computed
+        twice. The steps are unchanged if a loop is not possible.
+    """
+    members = _used(graph, [step for step in span if isinstance(step, int) and step in flow.dims], flow.end)
+    cuts = {member: flow.cuts[member] for member in members}
+    read: dict[int, set[int | None]] = {}
+    for member in members:
+        for path, index in graph.operation(member).values():
+            if index not in cuts:
+                read.setdefault(index, set()).add(cuts[member].dims.get(path))
+    before = _demanded(graph, span, read)
+    present = {value for step in before for value in computed_values(step)}
+    skipped = cuts.keys() | present
+    after = _demanded(graph, [step for step in span if skipped.isdisjoint(computed_values(step))], needed)
+    wanted = set(needed).union(*(used_values(graph, step) for step in after))
+    outputs = tuple(m for m in members if m == flow.end or (m in wanted and m not in present))
+    if not all(isinstance(graph.layouts[output], Layout) for output in outputs):
+        return list(span)  # several results cannot be assembled at once
+    loop = Loop(
+        members=tuple(members),
+        dims={member: flow.dims[member] for member in members},
+        cuts=cuts,
+        outputs=outputs,
+        length=flow.length,
+        read={value: frozenset(dims) for value, dims in read.items()},
+    )
+    return [*before, loop, *after]
+
+
+def _demanded(graph: Graph, span: Sequence[Step], values: Iterable[int]) -> list[Step]:
+    """Return the steps from which some values are computed."""
+    wanted = set(values)
+    found: list[Step] = []
+    for step in reversed(span):
+        if not wanted.isdisjoint(computed_values(step)):
+            found.append(step)
+            wanted.update(used_values(graph, step))
+    return found[::-1]
+
+
+def _used(graph: Graph, inside: list[int], end: int) -> list[int]:
+    """Return the operations from which the end value is computed."""
+    wanted = {end}
+    found: list[int] = []
+    for value in reversed(inside):
+        if value in wanted:
+            found.insert(0, value)
+            wanted.update(graph.operation(value).inputs)
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Result of a search."""
 
     profile: Profile
-    target: int
+    target: int  #: Bytes that the steps should fit
 
     @property
     def fits(self) -> bool:
@@ -51,27 +160,20 @@ _Rank = tuple[int, float, int]
 
 @dataclass(frozen=True)
 class _Region:
-    """Context of a region.
+    """Context of a region."""
 
-    ``start`` has the live values before it, and ``needed`` those used after it. ``once`` is the work of its operations
-    without repetition.
-    """
-
-    start: State
-    needed: set[int]
+    start: State  #: Live values before it
+    needed: set[int]  #: Values used after it
     target: int
-    once: float
+    once: float  #: Work of its operations without repetition
 
 
 class Search:
-    """Search for regions of one graph.
-
-    With ``donate`` inputs may be overwritten.
-    """
+    """Search for regions of one graph; with ``donate`` inputs may be overwritten."""
 
     def __init__(self, memory: Memory, *, donate: bool) -> None:
         self.memory, self.donate = memory, donate
-        self._cuts = Cuts(memory.graph)
+        self._cut_of = cuts_of(memory.graph)
         self._known_work: dict[int, float] = {}
         self._whole: tuple[Step, ...] = tuple(operation.index for operation in memory.graph.operations)
 
@@ -118,7 +220,7 @@ class Search:
         for end in range(top, last + 1):
             flat = dissolved(steps[first : end + 1])
             for value, dim in self._ends(steps[end]):
-                flow = flow_back(self.memory.graph, self._cuts, flat, value, dim)
+                flow = flow_back(self.memory.graph, self._cut_of, flat, value, dim)
                 if flow is None:
                     continue
                 for begin in self._beginnings(steps, current, flow, range(first, end + 1), top):
@@ -183,7 +285,7 @@ class Search:
                 place = next((n for n, step in enumerate(span) if step == value), None)
                 if length < 2 or place is None:
                     continue
-                flow = flow_back(self.memory.graph, self._cuts, span[: place + 1], value, dim)
+                flow = flow_back(self.memory.graph, self._cut_of, span[: place + 1], value, dim)
                 if flow is None:
                     continue
                 later = set(region.needed).union(

@@ -165,13 +165,6 @@ class State:
     #: By owner, bytes that are released with it; none for inputs, which the caller owns
     bytes_of: Mapping[int, int]
 
-    @staticmethod
-    def first(memory: Memory) -> State:
-        """Return the state before the first step: the inputs, without parameters and buffers."""
-        sources = memory.graph.sources
-        live = sum(memory.nbytes[i] for i, source in enumerate(sources) if source.kind == "input")
-        return State(live, {index: index for index in range(len(sources))}, {})
-
 
 @dataclass(frozen=True)
 class Profile:
@@ -203,7 +196,9 @@ def profile(
     ``donate`` inputs may be overwritten, and with ``states`` the state before each step is recorded.
     """
     graph, sources = memory.graph, len(memory.graph.sources)
-    start = State.first(memory) if start is None else start
+    if start is None:
+        inputs = (i for i, source in enumerate(graph.sources) if source.kind == "input")
+        start = State(sum(memory.nbytes[i] for i in inputs), {i: i for i in range(sources)}, {})
     needed = graph.output_indices() if needed is None else needed
     live, bytes_of = start.live, dict(start.bytes_of)
     root, last = _lifetimes(memory, steps, start, needed)

@@ -3,15 +3,74 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fastfold.memory.devices.fetches import Fetches
 from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.planner.schedule import BudgetError
+
+# Bytes that may be in staging buffers at a time.
+_WAITING = 1 << 28
+
+
+class Fetches:
+    """Queue of copies that start and finish in the same order.
+
+    A copy that is added to its target, or whose target is not pinned, goes through a staging buffer. When the staging
+    buffers exceed their limit, the oldest copy is finished.
+    """
+
+    def __init__(self) -> None:
+        # Function that waits until a copy is in its target, and bytes of its staging buffer.
+        self._queue: deque[tuple[Callable[[], object], int]] = deque()
+        self._waiting = 0
+
+    def put(
+        self,
+        target: Tensor,
+        *,
+        staged: Tensor | None = None,
+        add: bool,
+        event: torch.cuda.Event | None,
+        to: Tier,
+    ) -> None:
+        """Add a queued copy.
+
+        A copy without ``staged`` goes to ``target`` directly; one without ``event`` has ended.
+        """
+
+        def write() -> None:
+            if event is not None:
+                event.synchronize()
+            if staged is not None:
+                with torch.no_grad():
+                    if add:
+                        target.add_(staged)
+                    else:
+                        to.write(target, staged)
+
+        # A sum must wait until its target is written.
+        begun = None if add or staged is None else to.in_thread(write)
+        size = 0 if staged is None else staged.nbytes
+        self._queue.append((write if begun is None else begun.result, size))
+        self._waiting += size
+        while self._waiting > _WAITING and len(self._queue) > 1:
+            self._finish()
+
+    def finish(self) -> None:
+        """Finish all copies."""
+        while self._queue:
+            self._finish()
+
+    def _finish(self) -> None:
+        wait, size = self._queue.popleft()
+        self._waiting -= size
+        wait()
 
 
 class DeviceFull(RuntimeError):
@@ -25,15 +84,12 @@ class DeviceFull(RuntimeError):
         self.wanted, self.used, self.budget = wanted, used, budget
 
 
+@dataclass(eq=False)
 class EarlyCopy:
-    """Tensor that is being copied to a device before it is used.
+    """Tensor that is being copied to a device before it is used."""
 
-    ``tensor`` is None after it was taken or cancelled. On a GPU, ``event`` is at the end of the copy.
-    """
-
-    def __init__(self, tensor: Tensor, event: torch.cuda.Event | None = None) -> None:
-        self.tensor: Tensor | None = tensor
-        self.event = event
+    tensor: Tensor | None  #: None after it was taken or cancelled
+    event: torch.cuda.Event | None = None  #: On a GPU, the end of the copy
 
 
 class Device(Tier):
@@ -93,8 +149,11 @@ class Device(Tier):
         """Return the tensor that :meth:`send` copied, on the device again."""
         with self.host_work():
             waiting = host_copy.as_strided(tuple(shape), tuple(stride))
-        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
-        return back.copy_(waiting)
+        with torch.no_grad():
+            copy = self._begin(waiting)
+        assert copy.tensor is not None
+        self._wait_for(copy)
+        return copy.tensor
 
     def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
         """Copy a tensor to its place on the host; the copy is complete after :meth:`settle`.
@@ -128,6 +187,11 @@ class Device(Tier):
         back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)
         return EarlyCopy(back.copy_(waiting))
 
+    def _wait_for(self, copy: EarlyCopy) -> None:
+        """Make operators queued later wait for the end of a copy."""
+        if copy.event is not None:
+            torch.cuda.current_stream(self.device).wait_event(copy.event)
+
     def take(self, copy: EarlyCopy) -> Tensor | None:
         """Return the tensor for later operators; None if it was cancelled."""
         tensor, copy.tensor = copy.tensor, None
@@ -136,6 +200,7 @@ class Device(Tier):
         self._early_copies.remove(copy)
         self._discharge(tensor.nbytes)
         self.hold(tensor)
+        self._wait_for(copy)
         return tensor
 
     def call_off(self) -> None:
@@ -255,17 +320,6 @@ class CudaDevice(Device):
         tensor.record_stream(self._stream)
         return copy
 
-    def bring(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-        """Copy on the side stream, after :meth:`send`; operators queued later wait for it."""
-        main = torch.cuda.current_stream(self.device)
-        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
-        self._stream.wait_stream(main)
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            back.copy_(host_copy.as_strided(tuple(shape), tuple(stride)), non_blocking=True)
-        main.wait_stream(self._stream)
-        back.record_stream(self._stream)
-        return back
-
     def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
         """Copy on a separate stream, through pinned memory if the target is not pinned or is added to."""
         direct = target.is_pinned() and not add
@@ -288,13 +342,6 @@ class CudaDevice(Device):
         # After a cancellation, the memory is not reused before the copy ends.
         back.record_stream(self._stream)
         return EarlyCopy(back, event)
-
-    def take(self, copy: EarlyCopy) -> Tensor | None:
-        """Return the tensor; only operators queued later wait for its contents."""
-        tensor = super().take(copy)
-        if tensor is not None and copy.event is not None:
-            torch.cuda.current_stream(self.device).wait_event(copy.event)
-        return tensor
 
     def other_bytes(self) -> int:
         """Return the bytes that PyTorch has allocated, without chunks."""

@@ -12,7 +12,6 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO
 
 import torch
 from torch import Tensor
@@ -44,7 +43,12 @@ def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             # If the disk filled up later, a write to the map would kill the process.
-            _reserve(file, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:  # macOS
+                for start in range(0, size, _PIECE):
+                    file.write(bytes(min(_PIECE, size - start)))
+                file.flush()
             return mmap.mmap(file.fileno(), size), os.dup(file.fileno()) if keep else -1
     except OSError as error:
         raise OutputError(
@@ -53,22 +57,11 @@ def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap
         ) from error
 
 
-def _reserve(file: IO[bytes], size: int) -> None:
-    """Allocate the blocks of a new file; on macOS by writing zeros."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
-    for start in range(0, size, _PIECE):
-        file.write(bytes(min(_PIECE, size - start)))
-    file.flush()
-
-
 class DiskFile:
     """Reserved file that is handed out in parts, from its beginning.
 
-    The file is removed with this object, and when the process ends in any way.
-
-    The size in bytes is the sum of all parts rounded up to multiples of :data:`PAGE`.
+    The file is removed with this object, and when the process ends in any way. Its size in bytes is the sum of all
+    parts rounded up to multiples of :data:`PAGE`.
 
     Raises:
         OutputError: The disk is full.

@@ -1,10 +1,7 @@
 """Simulated accelerator on the CPU, for testing placement policies without a GPU.
 
-It has a hard budget, counts every tensor that an operator makes, and fills freed memory with NaN. Transfers over PCIe
-are counted in bytes, not in time.
-
-On the device ``meta``, tensors have sizes without memory. This allows programs that are too large for the machine.
-Where the program reads a number, it reads 1.
+Transfers over PCIe are counted in bytes, not in time. On the device ``meta``, tensors have sizes without memory. This
+allows programs that are too large for the machine. Where the program reads a number, it reads 1.
 """
 
 from __future__ import annotations
@@ -164,8 +161,8 @@ class _Meter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._simulated.device.type == "meta" and _is_question(func, args, kwargs):
-            return _answer(func, args[0])
+        if self._simulated.device.type == "meta" and (answer := _answer(func, args, kwargs)) is not None:
+            return answer
         definition = OPDEFS.get(func._schema.name)
         if definition is not None:
             with self:
@@ -186,18 +183,12 @@ def _is_composite(func: Any) -> bool:
     return bool(func._can_decompose())
 
 
-def _is_question(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if the program reads the values of a tensor without memory."""
-    if func is torch.ops.aten._local_scalar_dense.default:
-        return bool(args[0].is_meta)
-    to_host = kwargs.get("device") == torch.device("cpu")
-    return func is torch.ops.aten._to_copy.default and to_host and bool(args[0].is_meta)
-
-
-def _answer(func: Any, tensor: Tensor) -> Any:
-    if func is torch.ops.aten._local_scalar_dense.default:
-        return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
-    return torch.ones(tensor.shape, dtype=tensor.dtype)
+def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the values that the program reads of a tensor without memory; None if it reads none."""
+    if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+        return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
+    to_host = func is torch.ops.aten._to_copy.default and kwargs.get("device") == torch.device("cpu")
+    return torch.ones(args[0].shape, dtype=args[0].dtype) if to_host and args[0].is_meta else None
 
 
 def _poison(buffer: Tensor) -> None:

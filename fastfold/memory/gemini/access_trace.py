@@ -55,20 +55,16 @@ def pass_key(
 
 @dataclass(frozen=True)
 class Trace:
-    """Recorded cycle.
+    """Recorded cycle."""
 
-    Each pass has a key, a number of input elements and a first access. ``before`` is bytes of other tensors at the
-    beginning of each access. ``spans`` are saved tensors of the forward pass, which can be offloaded; those in ``kept``
-    were not, and count as other memory.
-    """
-
-    keys: tuple[PassKey, ...]
-    elements: tuple[int, ...]
-    starts: tuple[int, ...]
+    keys: tuple[PassKey, ...]  #: Identity of each pass
+    elements: tuple[int, ...]  #: Number of input elements of each pass
+    starts: tuple[int, ...]  #: First access of each pass
     accesses: tuple[Access, ...]
-    before: tuple[int, ...]
+    before: tuple[int, ...]  #: Bytes of other tensors at the beginning of each access
+    #: Saved tensors of the forward pass, which can be offloaded
     spans: Mapping[SpanKey, Span] = field(default_factory=dict)
-    kept: frozenset[SpanKey] = frozenset()
+    kept: frozenset[SpanKey] = frozenset()  #: Spans that were not offloaded, and count as other memory
 
 
 class Recorder:
@@ -148,10 +144,8 @@ class TraceBook:
         return len(self._traces)
 
     def expect(self, keys: Sequence[PassKey], elements: Sequence[int]) -> Trace | None:
-        """Return the latest cycle with these first passes and at least these sizes; None if there is none.
-
-        A pass with more elements than recorded may need more memory, so it is recorded again.
-        """
+        """Return the latest cycle with these first passes and at least these sizes; None if there is none."""
+        # A pass with more elements than recorded may need more memory, so it is recorded again.
         count = len(keys)
         if any(key.opaque for key in keys):
             return None
@@ -161,10 +155,8 @@ class TraceBook:
         return None
 
     def keep(self, trace: Trace) -> Trace:
-        """Store a cycle as the latest, with the largest memory ever recorded at each access, and return it.
-
-        If nothing has changed, the earlier object stays.
-        """
+        """Store a cycle as the latest, with the largest memory ever recorded at each access, and return it."""
+        # If nothing has changed, the earlier object stays.
         if any(key.opaque for key in trace.keys):
             return trace
         if len(self._traces) >= REMEMBERED:

@@ -46,10 +46,9 @@ class Ledger(Protocol):
 
 
 class _Saved:
-    """Tensor saved by autograd, on the device or as a host copy; one without a key in the step is never moved.
+    """Tensor saved by autograd, on the device or as a host copy; one without a key in the step is never moved."""
 
-    It is detached from its graph, because the graph refers to its saved tensors: a cycle would keep both alive.
-    """
+    # It is detached from its graph, because the graph refers to its saved tensors: a cycle would keep both alive.
 
     def __init__(self, tensor: Tensor, key: SpanKey | None = None, host_copy: Tensor | None = None) -> None:
         self.key, self.host_copy = key, host_copy

@@ -8,7 +8,7 @@ chunk is not on the device keeps its shape, and raises an error when it is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,9 @@ class ChunkStore:
         self._versions: dict[int, list[int]] = {}
         self._away: list[list[Tensor]] = []
         self._here: dict[int, list[Tensor]] = {}
-        self._where = {slot.parameter: (chunk, slot) for chunk in chunks for slot in chunk.slots}
+        self._where: dict[Tensor, tuple[Chunk, Slot]] = {
+            slot.parameter: (chunk, slot) for chunk in chunks for slot in chunk.slots
+        }
         with device.host_work(), torch.no_grad():
             for chunk in chunks:
                 self._settle(chunk)
@@ -102,10 +104,6 @@ class ChunkStore:
         """Return the chunk of a managed parameter; None for others."""
         found = self._where.get(parameter)
         return None if found is None else found[0]
-
-    def place_of(self, parameter: Tensor) -> tuple[Chunk, Slot]:
-        """Return the chunk of a managed parameter, and its slot."""
-        return self._where[parameter]  # type: ignore[index]
 
     @property
     def on_host(self) -> bool:
@@ -200,7 +198,7 @@ class ChunkStore:
             gradient = parameter.grad
         if gradient is None:  # only terms of the loss outside of modules used it
             return
-        chunk, slot = self.place_of(parameter)
+        chunk, slot = self._where[parameter]
         if chunk.state is not ChunkState.COMPUTE and not self.fixed:
             raise RuntimeError(
                 f"the backward pass used {slot.name} while it was not on the device: its module returns tensors in "
@@ -214,7 +212,7 @@ class ChunkStore:
 
     def _copy_of(self, slot: Slot) -> Tensor:
         """Return a copy of a parameter on the device, for a term of the loss outside of modules."""
-        chunk, _ = self.place_of(slot.parameter)
+        chunk, _ = self._where[slot.parameter]
         if chunk.index in self._resident:
             self.wait(chunk.index)
             return slot.view(self._copies[chunk.index]).clone()
@@ -251,14 +249,9 @@ class ChunkStore:
                 for slot in chunk.slots:
                     slot.parameter.grad = None
 
-    @contextmanager
-    def work(self) -> Iterator[None]:
-        """Run operators on host copies, in any tier."""
-        if self.fixed:
-            yield
-        else:
-            with self.device.host_work():
-                yield
+    def work(self) -> AbstractContextManager[None]:
+        """Return a context in which operators run on host copies, in any tier."""
+        return nullcontext() if self.fixed else self.device.host_work()
 
     @contextmanager
     def params_on_host(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:

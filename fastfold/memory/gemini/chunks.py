@@ -101,10 +101,7 @@ class Chunk:
     def manage(
         self, readable: bool, read: Callable[[Slot], Tensor], add_gradient: Callable[[Slot, Tensor], None]
     ) -> None:
-        """Refuse reads of the parameters, or of ``readable`` ones' gradients, while no operator uses them.
-
-        For the functions see :class:`fastfold.memory.gemini.managed_parameter.Place`.
-        """
+        """Refuse reads of the parameters, or of ``readable`` ones' gradients, while no operator uses them."""
         self._places = [
             Place(
                 slot.name,
@@ -138,11 +135,7 @@ class Chunk:
         return self.numel * self.dtype.itemsize
 
     def become(self, state: ChunkState) -> None:
-        """Change the state.
-
-        Raises:
-            IllegalTransition: The change is not allowed.
-        """
+        """Change the state; raise :class:`IllegalTransition` if the change is not allowed."""
         if state not in _LEGAL[self.state]:
             raise IllegalTransition(f"chunk {self.index} cannot go from {self.state.name} to {state.name}")
         self.state = state
@@ -225,15 +218,10 @@ def build_chunks(model: nn.Module, largest: int | None = None) -> list[Chunk]:
                 room = size
             packed[-1] += unit
             room -= taken
-        chunks += [
-            _chunk(len(chunks) + i, members, min(size, sum(sizes))) for i, members in enumerate(packed)
-        ]
+        for members in packed:
+            slots, offset = [], 0
+            for name, parameter in members:
+                slots.append(Slot(name, parameter, offset))
+                offset += round_up(parameter.numel(), dtype)
+            chunks.append(Chunk(len(chunks), slots, min(size, sum(sizes))))
     return chunks
-
-
-def _chunk(index: int, members: Sequence[tuple[str, nn.Parameter]], numel: int) -> Chunk:
-    slots, offset = [], 0
-    for name, parameter in members:
-        slots.append(Slot(name, parameter, offset))
-        offset += round_up(parameter.numel(), parameter.dtype)
-    return Chunk(index, slots, numel)

@@ -13,13 +13,64 @@ from fastfold.errors import ConfigError
 from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import ChunkState
-from fastfold.memory.gemini.saved_choice import choose_kept, reserve
-from fastfold.memory.planner.early import early_returns
-from fastfold.memory.planner.planner import plan, with_spans
-from fastfold.memory.planner.schedule import Access, NextUse, Plan, Span, Step, choose_evictions
+from fastfold.memory.planner.planner import choose_spans, early_returns, plan, with_spans
+from fastfold.memory.planner.schedule import (
+    Access,
+    Chunk,
+    NextUse,
+    Plan,
+    Span,
+    Step,
+    choose_evictions,
+    smallest_budget,
+)
 
 # A loop that never steps the optimizer must not be recorded endlessly.
 _MAX_ACCESSES = 100_000
+
+
+def choose_kept(
+    trace: Trace, sizes: Mapping[Chunk, int], budget: int, *, early: bool, volatile: frozenset[Chunk]
+) -> frozenset[SpanKey]:
+    """Choose the saved tensors that stay, in competition with the chunks.
+
+    All were offloaded in the recorded cycle. ``early`` leaves room for early returns (:func:`reserve`). Device copies
+    of ``volatile`` chunks are invalid at the end of a cycle.
+    """
+    kept = _choose_spans(trace, sizes, budget, volatile)
+    room = reserve(trace, kept, trace.accesses, sizes, budget) if early else 0
+    return _choose_spans(trace, sizes, budget - room, volatile) if room else kept
+
+
+def reserve(
+    trace: Trace,
+    kept: frozenset[SpanKey],
+    accesses: Sequence[Access],
+    sizes: Mapping[Chunk, int],
+    budget: int,
+) -> int:
+    """Return the bytes to leave free so that an offloaded tensor can return before its use.
+
+    That is the size of the largest offloaded tensor for which every operator has room: offloading one more tensor costs
+    less than waiting for all of them. The accesses include the tensors that stay; sizes and budget are in bytes.
+    """
+    room = budget - smallest_budget(accesses, sizes)
+    away = [span.size for key, span in trace.spans.items() if key[0] == "saved" and key not in kept]
+    return max((size for size in away if size <= room), default=0)
+
+
+def _choose_spans(
+    trace: Trace, sizes: Mapping[Chunk, int], budget: int, volatile: frozenset[Chunk]
+) -> frozenset[SpanKey]:
+    keys = sorted(trace.spans)
+    spans = [trace.spans[key] for key in keys]
+    kept = frozenset(keys[i] for i in choose_spans(trace.accesses, sizes, budget, spans, volatile=volatile))
+    # A block's saved tensors are useful only with its inputs.
+    return kept - {
+        key
+        for key in kept
+        if key[0] == "block" and any(k[:2] == ("saved", key[1]) and k not in kept for k in keys)
+    }
 
 
 class _Cycle:

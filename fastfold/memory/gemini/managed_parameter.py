@@ -58,20 +58,15 @@ _STRIDES = {Tensor.stride, Tensor.is_contiguous}
 
 @dataclass(frozen=True)
 class Place:
-    """Properties of a managed parameter.
-
-    The stride is that of the plain parameter. ``readable`` says that its values can always be read. The functions tell
-    if there is a gradient on the host, return a copy on the device, and add a gradient on the device to the one on the
-    host.
-    """
+    """Properties of a managed parameter."""
 
     name: str
     shape: torch.Size
-    stride: tuple[int, ...]
-    readable: bool
-    has_gradient: Callable[[], bool]
-    read: Callable[[], Tensor]
-    add_gradient: Callable[[Tensor], None]
+    stride: tuple[int, ...]  #: Stride of the plain parameter
+    readable: bool  #: True if its values can always be read
+    has_gradient: Callable[[], bool]  #: Returns True if there is a gradient on the host
+    read: Callable[[], Tensor]  #: Returns a copy on the device
+    add_gradient: Callable[[Tensor], None]  #: Adds a gradient on the device to the one on the host
 
 
 class _Copy(torch.autograd.Function):

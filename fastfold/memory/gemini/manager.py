@@ -24,16 +24,14 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.memory.devices.disk_file import PAGE
 from fastfold.memory.gemini.activations import SavedTensors
-from fastfold.memory.gemini.budget import check_budget, check_host, kept_bytes
-from fastfold.memory.gemini.checks import check_model, check_step
+from fastfold.memory.gemini.checks import check_budget, check_host, check_model, check_step, kept_bytes
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import build_chunks
 from fastfold.memory.gemini.config import GeminiConfig
 from fastfold.memory.gemini.distributed import Ranks
 from fastfold.memory.gemini.executor import Residency
-from fastfold.memory.gemini.module_hooks import ModuleHooks
+from fastfold.memory.gemini.module_hooks import ModuleHooks, StateHooks
 from fastfold.memory.gemini.optimizer.step import OptimizerStep
-from fastfold.memory.gemini.state_hooks import StateHooks
 
 
 class Gemini:

@@ -1,14 +1,16 @@
-"""Hooks that report the running module: forward, recomputed, and in the backward pass."""
+"""Hooks of a managed model: they report the running module, and move parameters to the host for state dicts."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -118,10 +120,8 @@ class ModuleHooks(NotCopied):
             self._moving = False
 
     def use(self, parameter: nn.Parameter) -> None:
-        """Add the chunk of a parameter used by a function to the innermost running module.
-
-        This covers modules that use their children's parameters directly.
-        """
+        """Add the chunk of a parameter used by a function to the innermost running module."""
+        # This covers modules that use their children's parameters directly.
         chunk = self.store.chunk_of(parameter)
         if chunk is None or self._moving or not self._stack or chunk.index in self.residency.pinned:
             return
@@ -179,3 +179,53 @@ class _Watch(TorchFunctionMode):
                     if func == _DATA:
                         self._hooks.store.note_change(leaf)
         return func(*args, **(kwargs or {}))
+
+
+class StateHooks(NotCopied):
+    """Hooks of all modules that move parameters to the host while a state dict is made or loaded.
+
+    ``on_host`` returns a context in which parameters are plain tensors on the host. ``loaded`` is called after the
+    optimizer has loaded a state dict.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        on_host: Callable[[], AbstractContextManager[None]],
+        loaded: Callable[[], None] | None,
+    ) -> None:
+        self._on_host, self._loaded = on_host, loaded
+        self._entered: list[AbstractContextManager[None]] = []
+        self._handles: list[Any] = []
+        for module in model.modules():
+            if next(module.parameters(), None) is not None:
+                self._handles += [
+                    module.register_state_dict_pre_hook(self._enter),
+                    # PyTorch sets an attribute on this hook.
+                    module.register_state_dict_post_hook(partial(self._leave)),
+                    module.register_load_state_dict_pre_hook(self._enter),
+                    module.register_load_state_dict_post_hook(self._leave),
+                ]
+        if optimizer is not None:
+            self._handles += [
+                optimizer.register_load_state_dict_pre_hook(self._enter),
+                optimizer.register_load_state_dict_post_hook(self._leave_optimizer),
+            ]
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, *_: Any) -> None:
+        self._entered.append(self._on_host())
+        self._entered[-1].__enter__()
+
+    def _leave(self, *_: Any) -> None:
+        self._entered.pop().__exit__(None, None, None)
+
+    def _leave_optimizer(self, *_: Any) -> None:
+        assert self._loaded is not None
+        self._loaded()
+        self._leave()

@@ -25,16 +25,12 @@ _RESTARTS = 16
 
 @dataclass(frozen=True)
 class ResidencyInterval:
-    """Interval between two uses of a chunk.
-
-    It starts at the first access after the first use, counted over the whole period, which is cyclic, and has the
-    length until the next use. The size is in bytes.
-    """
+    """Interval between two uses of a chunk."""
 
     chunk: int
-    start: int
-    length: int
-    size: int
+    start: int  #: First access after the first use, counted over the whole period, which is cyclic
+    length: int  #: Number of accesses until the next use
+    size: int  #: Bytes
 
 
 def residency_intervals(
@@ -173,32 +169,30 @@ class IntervalPacking:
 
     def _bring(self, wanted: int) -> bool:
         """Keep an interval in exchange for cheaper ones, if possible."""
-        leaving = self._exchange(wanted, self.intervals[wanted].size, _DEPTH)
-        if leaving is None:
-            return False
-        self._add(wanted)
-        return True
+        if self._exchange(wanted, self.intervals[wanted].size, _DEPTH):
+            self._add(wanted)
+            return True
+        return False
 
-    def _exchange(self, wanted: int, worth: int, depth: int) -> list[int] | None:
-        """Remove kept intervals worth less than ``worth`` bytes so that the wanted one fits; None if impossible."""
+    def _exchange(self, wanted: int, worth: int, depth: int) -> bool:
+        """Remove kept intervals worth less than ``worth`` bytes so that the wanted one fits; False if impossible."""
         least, where = self._tightest(wanted)
         if self._work > _WORK:
-            return None
+            return False
         if least >= self.intervals[wanted].size:
-            return []
+            return True
         if depth == 0:
-            return None
+            return False
         candidates = sorted(
             (i for i in self._cover[where] if self.intervals[i].size < worth),
             key=lambda i: (self.intervals[i].size, -self.intervals[i].length, i),
         )
         for index in candidates:
             self._remove(index)
-            more = self._exchange(wanted, worth - self.intervals[index].size, depth - 1)
-            if more is not None:
-                return [index, *more]
+            if self._exchange(wanted, worth - self.intervals[index].size, depth - 1):
+                return True
             self._add(index)
-        return None
+        return False
 
     def _release(self, index: int, orders: Sequence[Mapping[int, int]]) -> bool:
         """Remove one interval if others that then fit save more."""

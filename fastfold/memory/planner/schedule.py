@@ -58,18 +58,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Residency at every access of an endlessly repeated schedule.
+    """Residency at every access of an endlessly repeated schedule."""
 
-    Cycle ``i`` is ``cycles[i]`` up to the end of the list, and then ``cycles[start:]`` repeats. There is one
-    :class:`Step` per access in a cycle. Budget and sizes of chunks are in bytes, as are the other tensors at each
-    access.
-    """
-
-    cycles: tuple[tuple[Step, ...], ...]
-    start: int
-    budget: int
-    sizes: Mapping[Chunk, int]
-    others: tuple[int, ...]
+    cycles: tuple[tuple[Step, ...], ...]  #: Steps of each cycle, one for each access
+    start: int  #: Number of the cycle from which the list repeats after its end
+    budget: int  #: Bytes on the device
+    sizes: Mapping[Chunk, int]  #: Bytes of each chunk
+    others: tuple[int, ...]  #: Bytes of other tensors at each access
 
     def cycle(self, index: int) -> tuple[Step, ...]:
         """Return the steps of a cycle, counted from 0."""
@@ -103,10 +98,9 @@ class Plan:
 
 
 class NextUse:
-    """Distance to the next access of a chunk, in an endlessly repeated schedule.
+    """Distance to the next access of a chunk, in an endlessly repeated schedule."""
 
-    The device copies of ``volatile`` chunks are invalid after a cycle, because the optimizer has changed them.
-    """
+    # The device copies of ``volatile`` chunks are invalid after a cycle, because the optimizer has changed them.
 
     def __init__(self, trace: Sequence[Access], volatile: frozenset[Chunk] = frozenset()) -> None:
         self.length = len(trace)

@@ -17,9 +17,9 @@ from fastfold.evoformer.attention import Attention, kernel_parameters
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
-from fastfold.kernels.ops.gated_attention.begin_op import gated_attention_begin
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
-from fastfold.kernels.ops.gated_attention.gradients import gradients_of_parameters
+from fastfold.kernels.ops.gated_attention.op import gated_attention_begin
+from fastfold.kernels.ops.gated_attention.passes import gradients_of_parameters
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops

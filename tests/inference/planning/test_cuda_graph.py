@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import fastfold
+from benchmarks.kernels.recording import without_launches
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
 from fastfold.evoformer.embedders.templates import TemplateEmbedder
@@ -30,7 +31,6 @@ from fastfold.inference.planning import cuda_graph
 from fastfold.inference.planning.cuda_graph import PassGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import FoldMemory, plan_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, Planner
-from fastfold.kernels.common.backend import without_launches
 from tests.helpers.command_line import ORACLES, CommandLine
 from tests.helpers.host_reads import HostRead
 from tests.helpers.networks import random_model

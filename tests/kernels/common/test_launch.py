@@ -14,9 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastfold.kernels
+from benchmarks.kernels.recording import launches_replaced
 from fastfold.errors import ConfigError
 from fastfold.kernels.common import backend
-from fastfold.kernels.common.backend import launches_replaced
 from fastfold.kernels.common.launch import LaunchRefused, launch
 from tests.kernels.test_operators import NAMES, case_of
 

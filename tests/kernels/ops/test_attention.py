@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.recording import launches_replaced
+from benchmarks.kernels.variants import all_variants
 from fastfold.errors import InputError
 from fastfold.kernels import attention, reference
-from fastfold.kernels.common.backend import launches_replaced
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.ops.attention import eager, triton_bwd_kernels
+from fastfold.kernels.ops.attention import eager, triton_bwd
 from fastfold.kernels.ops.attention.triton_bwd import BackwardOperands, Gradients, attend_backward_triton
 from fastfold.kernels.ops.attention.triton_fwd import attend_triton, triton_operands
 from tests.helpers.kernel_checks import (
@@ -276,8 +277,7 @@ def test_heads_too_wide_for_a_program_are_left_to_pytorch() -> None:
 def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() -> None:
     """Every kernel, dtype and width of a head has one on every class of chips, and a variant of it."""
     forward = pytest.importorskip("fastfold.kernels.ops.attention.triton_fwd")
-    backward = pytest.importorskip("fastfold.kernels.ops.attention.triton_bwd")
-    names = {x.name for x in forward.variants() + backward.variants()}
+    names = {x.name for x in all_variants()}
     for kernel in ("forward", "ungate", "grad_q", "grad_kv", "grad_bias"):
         for channels in (8, 16, 32, 64, 128):
             for dtype, triton_type in {
@@ -392,7 +392,7 @@ def test_the_gradient_of_a_bias_is_the_sum_of_parts_of_its_rows() -> None:
     delta = (out * grad_out).sum(-1).permute(0, 3, 1, 2).contiguous()
     of = read.strides
     found = torch.full((2, 1, heads, queries, 4), torch.nan, device=DEVICE)
-    triton_bwd_kernels.attention_grad_bias_kernel[(2 * heads,)](
+    triton_bwd.attention_grad_bias_kernel[(2 * heads,)](
         *(
             BackwardOperands(read.q, read.k, read.v, read.bias, read.hidden, grad_out, lse, delta),
             found,

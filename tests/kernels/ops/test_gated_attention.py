@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.recording import without_launches
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.kernels import attention_bias, reference
-from fastfold.kernels.common.backend import without_launches
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
 from tests.helpers.kernel_checks import (

@@ -9,10 +9,8 @@ import torch
 
 from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
-from fastfold.kernels.ops.gated_attention.begin_op import gated_attention_begin
-from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
-from fastfold.kernels.ops.gated_attention.gradients import gradients_of_parameters
-from fastfold.kernels.ops.gated_attention.passes import row_blocks
+from fastfold.kernels.ops.gated_attention.op import gated_attention_begin, gated_attention_flops
+from fastfold.kernels.ops.gated_attention.passes import gradients_of_parameters, row_blocks
 from tests.helpers.kernel_checks import BACKENDS
 from tests.helpers.named_operators import gated_attention
 from tests.kernels.ops.test_gated_attention import NAMES, on_device, operands

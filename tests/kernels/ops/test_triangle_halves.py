@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.parameters import in_dtype
-from fastfold.kernels.ops.triangle_multiplication import (
-    eager,
-    eager_weights,
-    passes,
-    triton_factors_bwd,
-    triton_factors_fwd,
-    triton_update_bwd,
-    triton_update_fwd,
-)
+from fastfold.kernels.ops.triangle_multiplication import eager, passes, triton_factors, triton_update
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
 from tests.helpers.kernel_checks import BACKENDS, DEVICE, relative_error
 
@@ -79,28 +71,26 @@ def test_parameters_are_grouped_by_the_half_that_reads_them() -> None:
         for name, value in half._asdict().items():
             full = name.replace("norm_", f"{renamed}_") if name in ("norm_weight", "norm_bias") else name
             assert value is values[full]
-    assert whole.update.norm_out == (values["norm_out_weight"], values["norm_out_bias"])
-    assert whole.update.output[2:] == (values["out_gate_weight"], values["out_gate_bias"])
 
 
 def test_arranged_weights_hold_a_factor_s_projection_before_its_gate() -> None:
     """And their gradients come back in the order of the parameters."""
     p = _factor_params()
-    found = eager_weights.arrange_factors(p, torch.float32)
+    found = eager.arrange_factors(p, torch.float32)
     expected = [p.proj_weight[:C], p.gate_weight[:C], p.proj_weight[C:], p.gate_weight[C:]]
     assert torch.equal(found.projections, torch.cat(expected).float())
     assert torch.equal(found.projections_bias[:C, 0], p.proj_bias[:C].float())
     assert found.norm[0].dtype == torch.float32
-    for mine, given in zip(eager_weights.factor_gradients(found), p, strict=True):
+    for mine, given in zip(eager.factor_gradients(found), p, strict=True):
         assert torch.equal(mine, given.float())
-    some = eager_weights.of_channels(found, 3, 2)
+    some = eager.of_channels(found, 3, 2)
     assert torch.equal(some.projections, torch.cat([x[3:5] for x in expected]).float())
     assert torch.equal(some.projections_bias[2:4, 0], p.gate_bias[3:5].float())
-    assert eager_weights.of_channels(found, 0, C) is found
+    assert eager.of_channels(found, 0, C) is found
     update = _update_params()
-    half = eager_weights.arrange_update(update, torch.bfloat16)
+    half = eager.arrange_update(update, torch.bfloat16)
     assert (half.out.dtype, half.norm_out[1].dtype) == (torch.bfloat16, torch.float32)
-    for mine, given in zip(eager_weights.update_gradients(half), update, strict=True):
+    for mine, given in zip(eager.update_gradients(half), update, strict=True):
         assert torch.equal(mine, given.to(mine.dtype))
 
 
@@ -180,7 +170,7 @@ def test_the_halves_and_the_contraction_make_the_whole(backend: str, outgoing: b
 def test_kernels_of_the_first_half_fill_some_channels_and_add_to_a_gradient() -> None:
     z, mask, p = _small(Z), _small(MASK), _small(_factor_params())
     found = torch.full((4, R, N), torch.nan, device=DEVICE)
-    triton_factors_fwd.project(found, z, mask, p, 3, 2)
+    triton_factors.project(found, z, mask, p, 3, 2)
     exact = _factors(Z, MASK, _factor_params())
     assert relative_error(found, exact[[3, 4, C + 3, C + 4]]) < CLOSE
     grad, add, share = _normal(2 * C, R, N, seed=5), _normal(R, N, C_Z, seed=6), _normal(R, N, C_Z, seed=7)
@@ -188,12 +178,12 @@ def test_kernels_of_the_first_half_fill_some_channels_and_add_to_a_gradient() ->
     normed = _norm(leaf, parameters.norm_weight, parameters.norm_bias)
     (expected,) = torch.autograd.grad([_factors(leaf, MASK, parameters), normed], leaf, [grad, share])
     grad_z = _small(share)
-    triton_factors_bwd.projection_backward(_small(grad), z, mask, _small(add), grad_z, p)
+    triton_factors.projection_backward(_small(grad), z, mask, _small(add), grad_z, p)
     assert relative_error(grad_z, expected + add) < CLOSE
     leaves = [x.requires_grad_() for x in parameters[2:]]
     of_weights = torch.autograd.grad(_factors(Z, MASK, parameters), leaves, grad)
     for mine, theirs in zip(
-        triton_factors_bwd.projection_weights_backward(_small(grad), z, mask, p), of_weights, strict=True
+        triton_factors.projection_weights_backward(_small(grad), z, mask, p), of_weights, strict=True
     ):
         assert relative_error(mine, theirs) < CLOSE
 
@@ -205,8 +195,8 @@ def test_a_gradient_beyond_float16_where_nothing_is_used_is_no_matter() -> None:
     found = []
     for _ in range(2):
         of_z = torch.zeros_like(z)
-        of_weights = triton_factors_bwd.projection_weights_backward(grad, z, mask, p)
-        of_norm = triton_factors_bwd.projection_backward(grad, z, mask, None, of_z, p)
+        of_weights = triton_factors.projection_weights_backward(grad, z, mask, p)
+        of_norm = triton_factors.projection_backward(grad, z, mask, None, of_z, p)
         found.append([*of_weights, *of_norm, of_z])
         grad[:, mask == 0] = torch.inf
     for one, other in zip(*found, strict=True):
@@ -216,16 +206,16 @@ def test_a_gradient_beyond_float16_where_nothing_is_used_is_no_matter() -> None:
 def test_kernels_of_the_second_half_leave_gradients_where_their_inputs_were() -> None:
     z, product, p = _small(Z), _small(PRODUCT), _small(_update_params())
     out = _small(_normal(R, N, C_Z, seed=9))
-    triton_update_fwd.write_update(out, product, z, p, out, None)
+    triton_update.write_update(out, product, z, p, out, None)
     assert relative_error(out, _normal(R, N, C_Z, seed=9) + _update(PRODUCT, Z, _update_params())) < CLOSE
     grad, leaf, parameters = _normal(R, N, C_Z, seed=5), PRODUCT.clone().requires_grad_(), _update_params()
-    leaves = [leaf, *(x.requires_grad_() for x in (*parameters.norm_out, *parameters.output))]
+    leaves = [leaf, *(x.requires_grad_() for x in parameters[2:])]
     expected = torch.autograd.grad(_update(leaf, Z, parameters), leaves, grad)
-    of_weights = triton_update_bwd.output_weights_backward(product, z, _small(grad), None, p)
+    of_weights = triton_update.output_weights_backward(product, z, _small(grad), None, p)
     for mine, theirs in zip(of_weights, expected[3:], strict=True):
         assert relative_error(mine, theirs) < CLOSE
     grad_x = torch.full_like(z, torch.nan)
-    norm = triton_update_bwd.output_backward(product, z, _small(grad), grad_x, None, p)
+    norm = triton_update.output_backward(product, z, _small(grad), grad_x, None, p)
     for mine, theirs in zip((product, *norm), expected[:3], strict=True):
         assert relative_error(mine, theirs) < CLOSE
     y = _norm(PRODUCT.permute(1, 2, 0), parameters.norm_out_weight, parameters.norm_out_bias)

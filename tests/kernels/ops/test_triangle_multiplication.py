@@ -190,7 +190,7 @@ def test_in_place(outgoing: bool, backend: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=16, BH=64, BO=64)
-    for module in ("triton_update_bwd", "triton_factors_bwd"):
+    for module in ("triton_update", "triton_factors"):
         monkeypatch.setattr(f"fastfold.kernels.ops.triangle_multiplication.{module}.PROGRAMS", 2)
     monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
     check_against_definition(

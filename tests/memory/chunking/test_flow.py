@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.memory.chunking import flow_products, flow_shapes
+from fastfold.memory.chunking import flow_rules
 from fastfold.memory.chunking.flow import Cut, find_cut
 from fastfold.memory.chunking.graph import Graph, export_graph
 from fastfold.memory.chunking.program import Program
@@ -152,7 +152,7 @@ def test_parts_make_up_the_whole(name: str) -> None:
 
 def test_rules_are_registered_once_for_each_operator() -> None:
     with pytest.raises(AssertionError, match="linear"):
-        flow_products.rule("linear")(flow_shapes.rule)  # type: ignore[arg-type]
+        flow_rules.rule("linear")(flow_rules.rule)  # type: ignore[arg-type]
 
 
 def test_a_diagonal_and_an_equation_without_a_result_are_not_cut() -> None:

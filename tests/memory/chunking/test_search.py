@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastfold.memory.chunking.regions import Cuts, dissolved, flow_back, make_loop
-from fastfold.memory.chunking.search import Search
+from fastfold.memory.chunking.search import Search, cuts_of, dissolved, flow_back, make_loop
 from fastfold.memory.chunking.steps import Loop, measure_memory
 from tests.memory.chunking.test_flow import graph_of
 
@@ -22,7 +21,7 @@ def test_a_flow_stops_where_a_value_is_needed_as_a_whole() -> None:
     graph = graph_of(lambda x: x.exp() @ x.sin().t(), _X)
     names = {operation.index: operation.name for operation in graph.operations}
     whole = list(names)
-    flow = flow_back(graph, Cuts(graph), whole, whole[-1], 0)
+    flow = flow_back(graph, cuts_of(graph), whole, whole[-1], 0)
     assert flow is not None
     assert sorted(names[value] for value in flow.dims) == ["aten::exp", "aten::matmul"]
     before, transposed, loop = make_loop(graph, whole, flow, graph.output_indices())

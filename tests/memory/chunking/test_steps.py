@@ -9,7 +9,7 @@ from torch import Tensor
 from fastfold.memory.chunking.api import _measured_peak
 from fastfold.memory.chunking.graph import Graph
 from fastfold.memory.chunking.program import Program
-from fastfold.memory.chunking.regions import Cuts, flow_back, make_loop
+from fastfold.memory.chunking.search import cuts_of, flow_back, make_loop
 from fastfold.memory.chunking.steps import (
     Loop,
     computed_values,
@@ -31,7 +31,7 @@ def _chain(x: Tensor) -> Tensor:
 def _looped(graph: Graph, chunks: int, donate: bool) -> tuple[Loop, int, int]:
     """All of a graph as a loop along its first dimension, with its counted and measured peak."""
     whole = [operation.index for operation in graph.operations]
-    flow = flow_back(graph, Cuts(graph), whole, whole[-1], 0)
+    flow = flow_back(graph, cuts_of(graph), whole, whole[-1], 0)
     assert flow is not None
     (loop,) = make_loop(graph, whole, flow, graph.output_indices())
     assert isinstance(loop, Loop)
@@ -67,7 +67,7 @@ def test_memory_is_not_reused_where_a_value_is_read_in_another_way_or_later() ->
     """The whole of x goes into every chunk, so that the first chunk must not overwrite it."""
     graph = graph_of(lambda x: x.exp() @ x.t() @ x, _X)
     whole = [operation.index for operation in graph.operations]
-    flow = flow_back(graph, Cuts(graph), whole, whole[-1], 0)
+    flow = flow_back(graph, cuts_of(graph), whole, whole[-1], 0)
     assert flow is not None
     steps = make_loop(graph, whole, flow, graph.output_indices())
     found = profile(measure_memory(graph), steps, donate=True)

@@ -261,7 +261,7 @@ def test_what_is_fetched_is_in_its_place_when_all_is_settled():
 
 
 def test_not_much_waits_to_be_put_in_its_place(monkeypatch):
-    monkeypatch.setattr("fastfold.memory.devices.fetches._WAITING", 40)
+    monkeypatch.setattr("fastfold.memory.devices.device._WAITING", 40)
     device, places = SimulatedDevice(1 << 20), [torch.zeros(4) for _ in range(5)]
     for place in places:
         device.fetch(torch.ones(4), place, Tier(), add=False)

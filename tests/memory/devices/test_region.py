@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fastfold.memory.devices.region import Region, smallest_gap
+from fastfold.memory.devices.tiers import Region, smallest_gap
 
 
 def test_a_part_is_free_when_nobody_holds_it() -> None:

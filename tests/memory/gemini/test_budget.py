@@ -10,8 +10,8 @@ from torch import nn
 
 from fastfold.memory import BudgetError, NvmeTier, SimulatedDevice
 from fastfold.memory.devices.disk_file import PAGE
-from fastfold.memory.gemini import budget
-from fastfold.memory.gemini.budget import check_budget, check_host, kept_bytes
+from fastfold.memory.gemini import checks
+from fastfold.memory.gemini.checks import check_budget, check_host, kept_bytes
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import Chunk, build_chunks
 
@@ -57,7 +57,7 @@ def test_budgets_that_cannot_work_name_the_smallest_that_does() -> None:
 def test_parameters_that_are_on_the_host_already_need_no_room_there(monkeypatch: pytest.MonkeyPatch) -> None:
     _, chunks = _model()
     here = sum(slot.parameter.nbytes for chunk in chunks for slot in chunk.slots)
-    monkeypatch.setattr(budget, "host_available_bytes", lambda: 100)
+    monkeypatch.setattr(checks, "host_available_bytes", lambda: 100)
     check_host(here + 100, chunks)
     with pytest.raises(BudgetError, match="take 101 more bytes of the host's memory; 100 are available"):
         check_host(here + 101, chunks)

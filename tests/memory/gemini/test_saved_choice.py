@@ -6,7 +6,7 @@ import pytest
 
 from fastfold.memory import Access, Span, smallest_budget, with_spans
 from fastfold.memory.gemini.access_trace import SpanKey, Trace
-from fastfold.memory.gemini.saved_choice import choose_kept, reserve
+from fastfold.memory.gemini.executor import choose_kept, reserve
 
 SIZES = {0: 10, 1: 10, 2: 10}
 SPANS: dict[SpanKey, Span] = {("saved", -1, i): Span(size, i, 5 - i) for i, size in enumerate((8, 6, 4))}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.memory import Access, Span, plan
-from fastfold.memory.planner.early import early_returns
+from fastfold.memory.planner.planner import early_returns
 from tests.memory.planner.test_planner import problems
 
 Problem = tuple[list[Access], dict[int, int], int, frozenset[int]]

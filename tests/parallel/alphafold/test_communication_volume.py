@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from benchmarks.block_communication import block_communication, fastfold_elements
+from benchmarks.kernels.recording import without_launches
 from benchmarks.parallel import mean_over_ranks
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.inference.planning.report import inference_elements
-from fastfold.kernels.common.backend import without_launches
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.axial.shards import AxialShards

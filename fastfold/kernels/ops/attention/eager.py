@@ -15,17 +15,13 @@ from fastfold.kernels.cpu.products import small_products
 
 
 class Operands(NamedTuple):
-    """Inputs of attention: the arguments of :func:`fastfold.kernels.attention`, with the mask inverted.
-
-    Shapes are the same, with or without leading axes. ``masked [*, R, Nk]`` is true for keys to leave out; None if
-    there are none.
-    """
+    """Inputs of :func:`fastfold.kernels.attention` in its shapes, with or without leading axes."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor | None
-    masked: Tensor | None
+    masked: Tensor | None  #: ``[*, R, Nk]``, true for keys to leave out; None if there are none
     gate: Tensor | None
 
     def batch(self, index: tuple[int, ...]) -> Operands:
@@ -37,11 +33,9 @@ class Operands(NamedTuple):
 def prepare(
     bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return ``bias`` and ``masked`` of :class:`Operands`.
-
-    PyTorch's flash kernel needs a bias without gaps that does not require a gradient, even if none is recorded;
-    otherwise PyTorch would hold all scores. A bias from a pair tensor has gaps, because its heads are innermost.
-    """
+    """Return ``bias`` and ``masked`` of :class:`Operands`."""
+    # PyTorch's flash kernel needs a bias without gaps that does not require a gradient, even if none is recorded;
+    # otherwise PyTorch would hold all scores. A bias from a pair tensor has gaps, because its heads are innermost.
     masked = None if mask is None else mask == 0
     return (
         None if bias is None else bias.detach().to(dtype).contiguous(),
@@ -94,10 +88,7 @@ def attend(
 
 
 def row_step(q: Tensor, k: Tensor) -> int:
-    """Return the number of rows per block of :func:`attend_backward`.
-
-    The scores of one head, and keys and values, fit the cache.
-    """
+    """Return the rows per block of :func:`attend_backward`; a head's scores, keys and values fit the cache."""
     _, queries, heads, channels = q.shape
     return max(1, BLOCK_ELEMENTS // 4 // max(1, k.shape[1] * max(queries, heads * channels // 2)))
 

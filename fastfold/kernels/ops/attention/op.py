@@ -56,10 +56,7 @@ def _forward(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output ``[*, R, Nq, H, D]``, and the sums of exponentials for Triton's backward pass.
-
-    PyTorch has an empty tensor instead of the sums.
-    """
+    """Compute the output ``[*, R, Nq, H, D]``, and sums of exponentials for Triton; PyTorch has an empty tensor."""
     q, k, v = qkv
     if _is_empty(q, k):
         return q.new_zeros(q.shape), _empty_lse(q, backend).zero_()

@@ -1,11 +1,7 @@
 """Attention in Triton, forward: one pass over the keys with a running softmax; no score reaches memory."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import batched, innermost, padded, strides
 from fastfold.kernels.common.triton_math import LOG2E, cast, dot, dot_plus, plus, precision, products_suffix
@@ -31,11 +26,9 @@ SHORT = 16  #: Maximum number of queries per row for the configuration ``short``
 
 @triton.jit
 def program_row(n_blocks, rows, heads):
-    """Return the block of this program, and in int64 its row, head and batch element.
-
-    Blocks run fastest, then rows: concurrent programs share the data that they walk over, and all rows of a head find
-    its bias in the cache.
-    """
+    """Return the block of this program, and in int64 its row, head and batch element."""
+    # Blocks run fastest, then rows: concurrent programs share the data that they walk over, and all rows of a head
+    # find its bias in the cache.
     i_p = tl.program_id(0)
     i_r = (i_p // n_blocks % rows).to(tl.int64)
     i_h = (i_p // n_blocks // rows % heads).to(tl.int64)
@@ -91,11 +84,9 @@ def hidden_of(hidden, strides, i_b, i_r, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def further(p_x, offset, GIVEN: tl.constexpr):
-    """Advance pointers by ``offset``; unused without a tensor.
-
-    Kernels begin with the remaining keys or queries that fill no whole block. After the loop over whole blocks, the
-    remainder's operands would occupy registers during the loop.
-    """
+    """Advance pointers by ``offset``; unused without a tensor."""
+    # Kernels begin with the remaining keys or queries that fill no whole block. After the loop over whole blocks, the
+    # remainder's operands would occupy registers during the loop.
     if GIVEN:
         return p_x + offset
     else:
@@ -104,19 +95,14 @@ def further(p_x, offset, GIVEN: tl.constexpr):
 
 @triton.jit
 def row_part(o_k, keys):
-    """Compute the mask of key slots in a row padded to a multiple of 16.
-
-    :func:`aligned` pads rows so, because whole multiples of 16 keep loads wide.
-    """
+    """Compute the mask of key slots in a row padded to a multiple of 16."""
+    # `aligned` pads rows so, because whole multiples of 16 keep loads wide.
     return o_k < tl.cdiv(keys, 16) * 16
 
 
 @triton.jit
 def scaled(x, scale):
-    """Multiply ``x`` by the factor of the scores, in its dtype.
-
-    So products can start from the bias.
-    """
+    """Multiply ``x`` by the factor of the scores, in its dtype, so that products can start from the bias."""
     return cast(x.to(tl.float32) * scale, x.dtype)
 
 
@@ -127,20 +113,8 @@ def scores(
 ):  # fmt: skip
     """Compute scores ``[BQ, BK]`` of scaled queries ``[BQ, BD]`` and keys ``[BK, BD]``.
 
-    Scores past the last key are minus infinity.
-
-    Args:
-        b_q: Queries.
-        b_k: Keys.
-        p_bias: ``[BQ, 1]``, pointers to the biases of the queries and the first of these keys.
-        p_hidden: Pointer to the mask's addend for the first of these keys.
-        o_k: ``[BK]``, keys counted from the first.
-        m_q: True for queries that exist.
-        left: Number of keys from the first on.
-        HAS_BIAS: True if there is a bias.
-        HAS_MASK: True if keys may be masked.
-        CUT: True if the block is larger than ``left``.
-        PRECISION: ``input_precision``.
+    ``p_bias [BQ, 1]`` and ``p_hidden`` point to the biases and the mask's addend of the first of these keys. ``left``
+    keys exist; if the block is larger (CUT), scores past them are minus infinity.
     """
     m_row = row_part(o_k, left)
     if HAS_MASK:
@@ -188,10 +162,7 @@ def attention_forward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention.
-
-    A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`.
-    """
+    """Compute attention: a program owns queries of one row and head, and walks over the keys."""
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
@@ -251,17 +222,13 @@ def attention_forward_kernel(
 
 
 class TritonOperands(NamedTuple):
-    """Operands of the kernels with one leading axis, or their strides; any strides, but channels innermost.
-
-    Their shapes are those of :func:`fastfold.kernels.attention`. ``bias`` is as :func:`aligned` lays it out, ``hidden``
-    as :func:`hidden_keys` makes it.
-    """
+    """Operands of the kernels with one leading axis, or their strides; any strides, but channels innermost."""
 
     q: Any
     k: Any
     v: Any
-    bias: Any
-    hidden: Any
+    bias: Any  #: As :func:`aligned` lays it out
+    hidden: Any  #: Result of :func:`hidden_keys`
     gate: Any
 
     @property
@@ -278,10 +245,8 @@ class TritonOperands(NamedTuple):
 
 
 def aligned(bias: Tensor) -> Tensor:
-    """Lay out ``bias [*, Nq, Nk]`` with adjacent keys and room for a multiple of 16; copy it if necessary.
-
-    All rows of an attention read it, in pieces of 16 bytes, and one compiled kernel serves all lengths.
-    """
+    """Lay out ``bias [*, Nq, Nk]`` with adjacent keys and room for a multiple of 16; copy it if necessary."""
+    # All rows of an attention read it, in pieces of 16 bytes, and one compiled kernel serves all lengths.
     keys = bias.shape[-1]
     room = -(-keys // 16) * 16
     if bias.stride(-1) == 1 and bias.stride(-2) % 16 == 0 and (keys == room or _has_room(bias, room)):
@@ -299,10 +264,7 @@ def _has_room(bias: Tensor, room: int) -> bool:
 
 
 def hidden_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return addends of scores: 0 for keys to use, minus infinity for others.
-
-    Rows are laid out as by :func:`aligned`.
-    """
+    """Return addends of scores, laid out as by :func:`aligned`: 0 for keys to use, minus infinity for others."""
     keys = mask.shape[-1]
     added = mask.new_zeros(*mask.shape[:-1], -(-keys // 16) * 16, dtype=dtype)
     if keys % 16:
@@ -356,31 +318,3 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
         **chosen.launch,
     )
     return lse
-
-
-CHANNELS = (8, 16, 32, 64, 128)  #: Channels of a head that configurations ship for
-
-
-def example_operands(new: NewTensor, channels: int, queries: int) -> TritonOperands:
-    """Return operands with bias, mask and gate; only their shapes count."""
-    x, gate = new(1, 2, 32, 4, channels), new(1, 2, queries, 4, channels)
-    return TritonOperands(gate, x, x, new(1, 4, queries, 32), new(1, 2, 32), gate)
-
-
-def attention_variants(launch: Callable[[TritonOperands], object]) -> list[KernelVariant]:
-    """Record a launch for many queries, and for few if they have their own configuration."""
-
-    def of(queries: int, suffix: str) -> list[KernelVariant]:
-        return recorded_variants(
-            lambda new, channels: launch(example_operands(new, channels, queries)), "D", CHANNELS, suffix
-        )
-
-    plain = of(2 * SHORT, "")
-    known = {(x.name, str(x.options)) for x in plain}
-    short = of(SHORT, "short ")
-    return plain + [x for x in short if (x.name.replace("short ", ""), str(x.options)) not in known]
-
-
-def variants() -> list[KernelVariant]:
-    """Record the forward kernel for every dtype, channels and shipped configuration."""
-    return attention_variants(lambda x: attend_triton(torch.empty_like(x.q), x, 1.0))

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, normalise, normalise_backward
-from fastfold.kernels.cpu.centring import centred, mean_of, sample
-from fastfold.kernels.cpu.linear import Least, Linear, reduced
+from fastfold.kernels.cpu.linear import Least, Linear, centred, mean_of, reduced, sample
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of this module's interface
 
@@ -52,21 +51,16 @@ class GatedAttentionParams(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Parameters as the passes use them, or their gradients.
-
-    ``merged [3 H D or 4 H D, c]`` has rows for queries, keys, values and gates. ``bias`` belongs to the gates and is
-    ``[H D]``, or None. In weights :func:`centred_on` data, ``bias`` belongs to all rows, and ``attended [H D]``
-    estimates the output projection's input that all positions have in common. ``positions`` is the number of positions
-    to project, if known.
-    """
+    """Parameters as the passes use them, or their gradients."""
 
     norm: tuple[Tensor, Tensor]
-    merged: Tensor
-    bias: Tensor | None
+    merged: Tensor  #: ``[3 H D or 4 H D, c]``, rows for queries, keys, values and gates
+    bias: Tensor | None  #: ``[H D]`` of the gates or None; of all rows in weights :func:`centred_on` data
     output: Tensor
     output_bias: Tensor
+    #: ``[H D]``, estimate of the output projection's input that all positions have in common
     attended: Tensor | None = None
-    positions: int = 0
+    positions: int = 0  #: Number of positions to project, if known
 
 
 def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
@@ -150,10 +144,7 @@ class RowBlock(NamedTuple):
 
 
 class Forward:
-    """Forward pass of blocks of rows.
-
-    Weights are those of :func:`arrange`.
-    """
+    """Forward pass of blocks of rows, with the weights of :func:`arrange`."""
 
     def __init__(self, weights: Weights, heads: int) -> None:
         self._weights, self._heads = weights, heads
@@ -168,10 +159,7 @@ class Forward:
         self._output = Linear(weights.output, output_bias, least=least, positions=weights.positions)
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
-        """Compute projections ``[r, N, 3 or 4, H, D]`` of a block, which need only ``x [r, N, c]``.
-
-        ``scratch`` has the buffers, in the dtype of the products.
-        """
+        """Compute projections ``[r, N, 3 or 4, H, D]`` of a block ``x [r, N, c]``, in the dtype of ``scratch``."""
         weights = self._weights
         normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
         return project(normed, self._projections, weights, self._heads, scratch)

@@ -1,8 +1,14 @@
-"""Gated self-attention as one operator: norm, merged projections, attention, gate, output."""
+"""Gated self-attention as one operator: norm, merged projections, attention, gate, output.
+
+It is also an operator in two parts, for callers that wait for the bias: projections of the first block of rows, which
+need only ``x``, and the rest.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,19 +17,15 @@ from torch.nn.functional import linear
 
 from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
+from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import like_first
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
 from fastfold.kernels.ops.gated_attention import passes
-from fastfold.kernels.ops.gated_attention.cost import forward_cost
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock
-from fastfold.kernels.ops.gated_attention.gradients import (
-    arrange_gradients,
-    backward_cost,
-    compute_gradients,
-    fake_gradients,
-)
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centred_on
+from fastfold.kernels.ops.gated_attention.passes import blocks_of, row_blocks
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 
 
@@ -64,20 +66,72 @@ def _forward(
     )
 
 
+_BEGIN_LAUNCHES = 2  #: Kernels of a beginning: norm and product
+
+
+def gated_attention_flops(
+    rows: int, length: int, channels: int, width: int | None = None, *, gated: bool = True
+) -> tuple[float, float, float]:
+    """Return operations of :func:`fastfold.kernels.gated_attention`: projections, attention and output.
+
+    Rows are those of all batch elements, the width the channels of all heads, by default those of ``x``.
+    """
+    width = channels if width is None else width
+    one = 2.0 * rows * length * channels * width
+    return (3 + gated) * one, 4.0 * rows * length**2 * width, one
+
+
+def _flops(call: Arguments) -> tuple[float, float, float]:
+    """Return the operations of a call of any operator of gated attention, with or without gate."""
+    *rows, length, channels = call["x"].shape
+    p = GatedAttentionParams.of(call["parameters"])
+    width, gated = len(p.query_weight), p.gate_weight is not None
+    return gated_attention_flops(math.prod(rows), length, channels, width, gated=gated)
+
+
+def _scores(call: Arguments) -> float:
+    """Return the number of scores of a call; each has an exponential."""
+    *rows, length, _ = call["x"].shape
+    return float(math.prod(rows) * length**2 * call["heads"])
+
+
+def _cost(call: Arguments) -> OperatorCost:
+    # Queries, keys, values, gate and attended values of a block of rows go through memory.
+    return OperatorCost(
+        sum(_flops(call)), 10 * size_in_bytes(call["x"]), launches=6, exponentials=_scores(call)
+    )
+
+
+def _without_beginning(call: Arguments, whole: OperatorCost) -> OperatorCost:
+    """Subtract the projections of the first block from a call's cost, if ``begun`` has them."""
+    if not call["begun"]:
+        return whole
+    done = 2.0 * call["begun"][-1].numel() * call["x"].shape[-1]
+    return replace(whole, flops=whole.flops - done, launches=whole.launches - _BEGIN_LAUNCHES)
+
+
+def _backward_cost(call: Arguments) -> OperatorCost:
+    projections, attention, output = _flops(call)
+    flops = 3 * projections + 3.5 * attention + 2 * output
+    traffic = 25 * size_in_bytes(call["x"])
+    whole = OperatorCost(flops, traffic, launches=14, exponentials=_scores(call))
+    return _without_beginning(call, whole)
+
+
 _gated_attention = define_operator(
     "gated_attention",
     _forward,
     Backward(
-        compute_gradients,
+        passes.compute_gradients,
         ("x", "bias", "parameters"),
-        fake=fake_gradients,
-        cost=backward_cost,
+        fake=passes.fake_gradients,
+        cost=_backward_cost,
         residual="residual",
         constants={"begun": []},
-        arrange=arrange_gradients,
+        arrange=passes.arrange_gradients,
     ),
     fake=like_first,
-    cost=forward_cost,
+    cost=_cost,
 )
 
 
@@ -146,7 +200,7 @@ def gated_attention(
         refuse_gradients(x, bias, residual, *parameters)
     if bias is not None and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
-        return cuequivariance.Addition(residual, dropout, out)(update)
+        return cuequivariance.add_to_residual(update, residual, dropout, out=out)
     backend = attention_backend(x, len(parameters.query_weight) // heads, backend)
     if out is None:
         added, group = None if residual is x else residual, parameters.present()
@@ -155,3 +209,89 @@ def gated_attention(
     operands = RowBlock(x, bias, mask, residual, dropout)
     scratch = scratch or Scratch()
     return passes.forward(out, operands, parameters, heads=heads, backend=backend, scratch=scratch)
+
+
+@without_autocast
+def _compute_beginning(
+    x: Tensor, parameters: Sequence[Tensor], *, heads: int, backend: str, backward: bool
+) -> list[Tensor]:
+    blocks, given = blocks_of(backend), GatedAttentionParams.of(parameters)
+    for _, rows in row_blocks(x, blocks.row_step):
+        if backward:
+            dtype = blocks.backward_dtype(x)
+            step = blocks.Backward(arrange(given, dtype), heads)
+            return step.begin(part(x, rows), Scratch().of(x, dtype))
+        weights = centred_on(x, arrange(given, x.dtype))
+        begun = blocks.Forward(weights, heads).begin(part(x, rows), Scratch().of(x))
+        return [begun.to(x.dtype)]
+    return []  # there are no rows
+
+
+def _begin_fake(
+    x: Tensor, parameters: Sequence[Tensor], *, heads: int, backend: str, backward: bool
+) -> list[Tensor]:
+    blocks, given = blocks_of(backend), GatedAttentionParams.of(parameters)
+    for _, rows in row_blocks(x, blocks.row_step):
+        first = part(x, rows)
+        dtype = blocks.backward_dtype(x) if backward else x.dtype
+        width = len(given.query_weight) // heads
+        projected = (*first.shape[:2], 3 if given.gate_weight is None else 4, heads, width)
+        shapes = [*(blocks.normalised_shapes(first) if backward else []), projected]
+        return [x.new_empty(shape, dtype=dtype) for shape in shapes]
+    return []
+
+
+def _begin_cost(call: Arguments) -> OperatorCost:
+    x = call["x"]
+    for _, rows in row_blocks(x, blocks_of(call["backend"]).row_step):
+        return OperatorCost(_flops(call)[0] * part(x, rows).numel() / x.numel(), launches=_BEGIN_LAUNCHES)
+    return OperatorCost(0.0)
+
+
+_begin = define_operator("gated_attention_begin", _compute_beginning, fake=_begin_fake, cost=_begin_cost)
+
+
+def gated_attention_begin(
+    x: Tensor, parameters: GatedAttentionParams, *, heads: int, backend: str, backward: bool = False
+) -> list[Tensor]:
+    """Compute the values of :func:`fastfold.kernels.gated_attention` for its first block of rows that need only ``x``.
+
+    No gradients are recorded. ``fastfold::gated_attention_begun`` continues from the result. With ``backward``, the
+    backward pass is begun, which ``fastfold::gated_attention_backward`` continues. The backend is ``triton`` or
+    ``torch``.
+
+    Returns:
+        Projections of the block; for the backward pass, the normalised block before them. Empty without rows.
+    """
+    found: list[Tensor] = _begin(x, parameters.present(), heads=heads, backend=backend, backward=backward)
+    return found
+
+
+def _continue(
+    x: Tensor,
+    begun: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    heads: int,
+    backend: str,
+) -> Tensor:
+    """Return ``x`` plus its update, continuing after :func:`gated_attention_begin`; records no gradients."""
+    return passes.forward(
+        torch.empty_like(x),
+        RowBlock(x, bias, mask, x, dropout),
+        GatedAttentionParams.of(parameters),
+        heads=heads,
+        backend=backend,
+        scratch=Scratch(),
+        begun=begun,
+    )
+
+
+def _begun_cost(call: Arguments) -> OperatorCost:
+    return _without_beginning(call, _cost(call))
+
+
+define_operator("gated_attention_begun", _continue, fake=like_first, cost=_begun_cost)

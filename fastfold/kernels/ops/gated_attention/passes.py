@@ -6,12 +6,13 @@ This module decides which tensors exist at a time; a backend, ``eager`` or ``tri
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.cost import Arguments
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
@@ -28,6 +29,7 @@ from fastfold.kernels.ops.gated_attention.eager import (
     Weights,
     arrange,
     centred_on,
+    gradients_of,
     zeros_like,
 )
 
@@ -39,30 +41,6 @@ _LANE = 4 * 12
 Index = tuple[int | slice, ...]
 
 
-class _RowForward(Protocol):
-    """Forward pass of blocks of rows."""
-
-    def begin(self, x: Tensor, scratch: Scratch) -> Tensor: ...
-    def __call__(
-        self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None
-    ) -> None: ...
-
-
-class _RowBackward(Protocol):
-    """Backward pass of blocks of rows."""
-
-    def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]: ...
-    def __call__(
-        self,
-        grad: Tensor,
-        rows: RowBlock,
-        grad_bias: Tensor | None,
-        totals: Weights | None,
-        scratch: Scratch,
-        begun: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, Weights]: ...
-
-
 class _Backend(Protocol):
     """Module with the passes of blocks of rows; :mod:`~.eager` describes arguments and results."""
 
@@ -70,10 +48,10 @@ class _Backend(Protocol):
         self, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor | None, Tensor | None]: ...
     def row_step(self, x: Tensor) -> int: ...
-    def Forward(self, weights: Weights, heads: int) -> _RowForward: ...
+    def Forward(self, weights: Weights, heads: int) -> eager.Forward: ...
     def backward_dtype(self, x: Tensor) -> torch.dtype: ...
     def normalised_shapes(self, x: Tensor) -> list[tuple[int, ...]]: ...
-    def Backward(self, weights: Weights, heads: int) -> _RowBackward: ...
+    def Backward(self, weights: Weights, heads: int) -> eager.Backward: ...
 
 
 def blocks_of(backend: str) -> _Backend:
@@ -130,33 +108,47 @@ def lanes_bytes(residues: int, channels: int) -> int:
     return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
 
 
+def _with_first(indices: Iterator[tuple[Index, Index]], begun: Sequence[Tensor]) -> Iterator[tuple[Any, ...]]:
+    """Add ``begun`` to the indices of the first block, and nothing to the others'."""
+    given = itertools.chain([begun], itertools.repeat(()))
+    return ((*index, own) for index, own in zip(indices, given, strict=False))
+
+
+def _most_lanes(x: Tensor, backend: str) -> int:
+    """Return the maximum number of blocks at a time."""
+    # A block has at least one row, so long rows enlarge its buffers; all cores then share one block.
+    return MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
+
+
 @without_autocast
-def backward(
+def compute_gradients(
     grad: Tensor,
-    operands: RowBlock,
-    parameters: GatedAttentionParams,
-    *,
+    x: Tensor,
     begun: Sequence[Tensor],
+    bias: Tensor | None,
+    mask: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    needs: Sequence[bool],
     heads: int,
     add_x: bool,
     backend: str,
-    need_bias: bool,
-) -> tuple[Tensor, Tensor | None, Weights]:
-    """Compute gradients of ``x [*, R, N, c]``, of the bias if given and needed, and of the parameters.
+) -> list[Tensor]:
+    """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
-    Gradients of bias and parameters are in the dtype of accumulation. Everything is recomputed from the inputs of
-    :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
-    :func:`~.begin_op.gated_attention_begin` for the backward pass or empty. With ``add_x``, ``x`` is also the residual.
+    Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
+    :func:`~.op.gated_attention_begin` for the backward pass or empty. With ``add_x``, ``x`` is also the residual.
+    Of ``needs`` only the bias's is read. The bias's gradient is in the dtype of accumulation.
     """
-    x, bias, mask, _, dropout = operands
-    blocks, exact = blocks_of(backend), accumulation_dtype(x)
+    given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    weights = arrange(parameters, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
+    weights = arrange(given, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
     step = blocks.Backward(weights, heads)
     # Triton's first block makes the totals.
     sums: list[Any] = [None, None if backend == "triton" else zeros_like(weights, exact)]
-    if bias is not None and need_bias:
+    if bias is not None and needs[1]:
         sums[0] = torch.zeros(bias.shape, dtype=exact, device=bias.device)
     grad_x = torch.empty_like(x)
 
@@ -169,19 +161,45 @@ def backward(
     blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)
     scratch = Scratch().of(x, blocks.backward_dtype(x))
     sum_blocks(block, blocks_and_begun, scratch, sums, lanes=_most_lanes(x, backend))
-    # Without rows, Triton has no totals.
-    return grad_x, sums[0], zeros_like(weights, exact) if sums[1] is None else sums[1]
+    grad_bias, totals = sums
+    if totals is None:  # without rows, Triton has no totals
+        totals = zeros_like(weights, exact)
+    found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
+    of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
+    return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
 
 
-def _with_first(indices: Iterator[tuple[Index, Index]], begun: Sequence[Tensor]) -> Iterator[tuple[Any, ...]]:
-    """Add ``begun`` to the indices of the first block, and nothing to the others'."""
-    given = itertools.chain([begun], itertools.repeat(()))
-    return ((*index, own) for index, own in zip(indices, given, strict=False))
+def fake_gradients(call: Arguments) -> list[Tensor]:
+    """Return uninitialised results of :func:`compute_gradients`."""
+    x, bias, p = call["x"], call["bias"], GatedAttentionParams.of(call["parameters"])
+    found = [torch.empty_like(x)]
+    if bias is not None and call["needs"][1]:
+        found.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
+    merged = (3 + (p.gate_weight is not None)) * len(p.query_weight), x.shape[-1]
+    firsts = [first for first in _flat(_first_of_each(p)) if first is not None]
+    return found + [first.new_empty(merged if first is p.query_weight else first.shape) for first in firsts]
 
 
-def _most_lanes(x: Tensor, backend: str) -> int:
-    """Return the maximum number of blocks at a time.
+def arrange_gradients(found: list[Tensor], call: Arguments) -> list[Tensor | None]:
+    """Return the gradients of ``x``, bias and parameters; views of the operator's results."""
+    rest = iter(found)
+    grad_x, grad_bias = next(rest), next(rest) if call["needs"][1] else None
+    return [grad_x, grad_bias, *gradients_of_parameters(rest, call["parameters"])]
 
-    A block has at least one row, so long rows enlarge its buffers; all cores then share one block.
-    """
-    return MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
+
+def gradients_of_parameters(found: Iterable[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Arrange the operator's results after those of ``x`` and bias as gradients of the parameters; views."""
+    p, rest = GatedAttentionParams.of(parameters), iter(found)
+    norm, merged = (next(rest), next(rest)), next(rest)
+    gate_bias = None if p.gate_bias is None else next(rest)
+    return gradients_of(Weights(norm, merged, gate_bias, next(rest), next(rest))).present()
+
+
+def _flat(weights: Weights) -> tuple[Tensor | None, ...]:
+    return (*weights.norm, weights.merged, weights.bias, weights.output, weights.output_bias)
+
+
+def _first_of_each(parameters: GatedAttentionParams) -> Weights:
+    """Return the parameters as :class:`Weights`, with the first parameter in the place of merged ones."""
+    p = parameters
+    return Weights((p.norm_weight, p.norm_bias), p.query_weight, p.gate_bias, p.output_weight, p.output_bias)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
 from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, aligned, attend_triton, hidden_keys
+from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project, projections
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
@@ -38,11 +39,10 @@ def row_step(x: Tensor) -> int:
     return max(1, min(_MAX_POSITIONS, max(_MIN_POSITIONS, rows * length // 4)) // max(1, length))
 
 
-class Forward:
-    """Forward pass of blocks of rows; arguments as of :class:`~fastfold.kernels.ops.gated_attention.eager.Forward`.
+class Forward(eager.Forward):
+    """Forward pass of blocks of rows."""
 
-    After the last product, bias, dropout and residual are one pass: the update is read and the result written once.
-    """
+    # After the last product, bias, dropout and residual are one pass: the update is read and the result written once.
 
     def __init__(self, weights: Weights, heads: int) -> None:
         self._weights, self._heads = weights, heads
@@ -89,7 +89,7 @@ def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
     return [(*x.shape[:-1], x.shape[-1] * (1 if x.dtype == torch.float32 else 2))]
 
 
-class Backward:
+class Backward(eager.Backward):
     """Gradients of blocks of rows, the parameters' in float32; arguments as of the PyTorch path."""
 
     def __init__(self, weights: Weights, heads: int) -> None:
@@ -148,35 +148,26 @@ class Backward:
             merged = merged.view(len(merged), 2, -1).sum(1)
         bias = weights.bias
         if bias is not None:
-            bias = _sum_of_rows(grad_projected[:, -len(bias) :])
+            bias = grad_projected[:, -len(bias) :].sum(0, dtype=torch.float32)
         found = Weights(
             norm=(grad_norm[0], grad_norm[1]),
             merged=merged,
             bias=bias,
             output=_product(grad.t(), flat),
-            output_bias=_sum_of_rows(grad),
+            output_bias=grad.sum(0, dtype=torch.float32),
         )
-        return grad_x, found if totals is None else _add_to(totals, found)
-
-
-def _sum_of_rows(x: Tensor) -> Tensor:
-    return x.sum(0, dtype=torch.float32)
-
-
-def _add_to(totals: Weights, block: Weights) -> Weights:
-    """Add the gradients of a block to the totals, in place."""
-    for total, x in zip((*totals.norm, *totals[1:]), (*block.norm, *block[1:]), strict=True):
-        if isinstance(total, Tensor) and isinstance(x, Tensor):
-            total.add_(x)
-    return totals
+        if totals is None:
+            return grad_x, found
+        for total, share in zip((*totals.norm, *totals[1:]), (*found.norm, *found[1:]), strict=True):
+            if isinstance(total, Tensor) and isinstance(share, Tensor):
+                total.add_(share)
+        return grad_x, totals
 
 
 def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
-    """Normalise a block to ``[r, N, c]``; for 16 bits ``[r, N, 2 c]``, rounded values and rounding remainders.
-
-    Rounding the normalised input causes the largest error of the backward pass, because queries, keys and values share
-    it; the second half of a longer product corrects it.
-    """
+    """Normalise a block to ``[r, N, c]``; for 16 bits ``[r, N, 2 c]``, rounded values and rounding remainders."""
+    # Rounding the normalised input causes the largest error of the backward pass, because queries, keys and values
+    # share it; the second half of a longer product corrects it.
     exact = layer_norm(x.float(), *weights.norm, EPS, backend="triton")
     if x.dtype == torch.float32:
         return exact

@@ -107,12 +107,7 @@ _layer_norm = define_operator(
 
 
 def layer_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float = 1e-5,
-    *,
-    backend: str | None = None,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5, *, backend: str | None = None
 ) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 

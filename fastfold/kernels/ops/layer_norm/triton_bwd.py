@@ -4,9 +4,6 @@ It recomputes the statistics from the input, which it must read anyway, and sums
 order: each program over its own rows, then one reduction over the programs.
 """
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -14,15 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
+from fastfold.kernels.common.layout import contiguous, padded, rows_of
+from fastfold.kernels.common.normalised_rows import PROGRAMS
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.layer_norm.triton_fwd import SIZES, statistics, statistics_backward
-
-PROGRAMS = 1024
-"""Maximum number of programs, so of rows of the partial sums; equal on every GPU, so that results are too."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -105,13 +99,3 @@ def layer_norm_backward(
     )
     grad_weight, grad_bias = (None if p is None else p.sum(0) for p in (partial_weight, partial_bias))
     return grad_x, grad_weight, grad_bias
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: for rows along two axes that do not merge."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        x = new(16, 32, c)[:, :16]
-        layer_norm_backward(x, x, new(c, dtype=torch.float32), 1e-5)
-
-    return recorded_variants(launch, "c", ROW_WIDTHS)

@@ -3,9 +3,6 @@
 A program holds whole rows, so mean, variance and result need one reading of the tensor.
 """
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -13,9 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
+from fastfold.kernels.common.layout import contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
 
@@ -81,13 +77,3 @@ def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
         **config.launch,
     )
     return out
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: for rows along two axes that do not merge."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        parameter = new(c, dtype=torch.float32)
-        layer_norm_forward(new(16, 32, c)[:, :16], parameter, parameter, 1e-5)
-
-    return recorded_variants(launch, "c", ROW_WIDTHS)

@@ -1,8 +1,5 @@
 """Outer product mean in Triton, backward: the gradients of the products exist for one tile at a time."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import itertools
@@ -13,10 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, part
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, splits
+from fastfold.kernels.common.normalised_rows import configuration, splits
 from fastfold.kernels.common.scratch import share_of
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, counts_of
@@ -24,7 +20,6 @@ from fastfold.kernels.ops.outer_product_mean.triton_fwd import (
     SIZES,
     Projections,
     columns_pointers,
-    example,
     masked,
     outer_products,
     reciprocal_norm,
@@ -54,10 +49,7 @@ def outer_product_mean_side_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr,
     BS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute one side's gradient: a program owns BS sequences of BI columns with BA channels.
-
-    It walks over the columns of the other side.
-    """
+    """Compute a side's gradient: a program owns BS sequences of BI columns, and walks over the other side's columns."""
     n_a = tl.cdiv(C, BA)
     i_a = tl.program_id(0) % n_a * BA
     i_i = tl.program_id(0) // n_a * BI
@@ -135,10 +127,8 @@ def outer_product_mean_weights_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradient: a program owns BA times BE columns and a part of the pairs.
-
-    It writes partial sums: ``[programs, CZ, C * C]`` and, for the bias, ``[programs, CZ]``.
-    """
+    """Compute the weights' gradient: a program owns BA times BE columns and a part of the pairs."""
+    # It writes partial sums: ``[programs, CZ, C * C]`` and, for the bias, ``[programs, CZ]``.
     n_e = tl.cdiv(C, BE)
     i_a = tl.program_id(0) // n_e * BA
     i_e = tl.program_id(0) % n_e * BE
@@ -219,18 +209,3 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
             for total, share in zip(totals, _weights(x, counts, eps, b_grad), strict=True):
                 total += share
     return [grad_left, grad_right, *totals]
-
-
-def variants() -> list[KernelVariant]:
-    """Record both kernels in every dtype and shipped configuration."""
-
-    def launch(new: NewTensor, c_z: int) -> None:
-        x, pair = example(new, c_z)
-        backward(pair, x, 1e-3, ("left", "weight"))
-
-    def launch_deep(new: NewTensor, c_z: int) -> None:
-        x, pair = example(new, c_z, SHALLOW + 16)
-        if x.left.dtype.itemsize == 2:
-            backward(pair, x, 1e-3, ("left",))
-
-    return recorded_variants(launch, "C", WIDTHS) + recorded_variants(launch_deep, "C", WIDTHS, "deep ")

@@ -1,8 +1,5 @@
 """Outer product mean in Triton: products of two columns exist in registers, for one tile of pairs and channels."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -12,18 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, part
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
+from fastfold.kernels.common.normalised_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
-from fastfold.kernels.ops.outer_product_mean.eager import (
-    OuterProductParams,
-    batch_indices,
-    counts_of,
-)
-
-OUTER_CHANNELS = 32  #: Channels of a column in the networks that configurations ship for
+from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of
 
 SIZES = ["sequences", "rows", "columns"]  #: Sizes that kernels are not specialised on
 
@@ -39,10 +29,7 @@ class Projections(NamedTuple):
 def columns_pointers(
     x, i_s, i_i, i_c, columns, C: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr
 ):
-    """Return pointers to a tile ``[BS, BI * BC]`` of ``x [S, I, C]``, sequences before columns with their channels.
-
-    Also return the mask ``[BI * BC]`` of columns and channels that exist.
-    """
+    """Return pointers to a tile ``[BS, BI * BC]`` of ``x [S, I, C]``, and the mask of columns and channels."""
     o_s = tl.cast(i_s, tl.int64) + tl.arange(0, BS)
     o_x = tl.arange(0, BI * BC)
     o_i, o_c = i_i + o_x // BC, i_c + o_x % BC
@@ -108,10 +95,8 @@ def outer_product_mean_forward_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outer product mean: a program owns BI times BJ pairs with all their channels.
-
-    Sums become means before they are rounded: float16 holds means wherever it holds the products.
-    """
+    """Compute the outer product mean: a program owns BI times BJ pairs with all their channels."""
+    # Sums become means before they are rounded: float16 holds means wherever it holds the products.
     i_i = tl.program_id(0) // tl.cdiv(columns, BJ) * BI
     i_j = tl.program_id(0) % tl.cdiv(columns, BJ) * BJ
     o_z = tl.arange(0, BZ)
@@ -185,23 +170,3 @@ def forward(
             PRECISION=precision(left, config),
             **config.launch,
         )
-
-
-def example(new: NewTensor, c_z: int, sequences: int = 32) -> tuple[OuterProductParams, Tensor]:
-    """Return inputs and a result with ``c_z`` channels; only their shapes count.
-
-    A mask's rows are not aligned.
-    """
-    x, mask = new(sequences, 20, OUTER_CHANNELS), new(sequences, 20)
-    weight = new(c_z, OUTER_CHANNELS**2)
-    return OuterProductParams(x, x, mask, mask, weight, new(c_z)), new(20, 20, c_z)
-
-
-def variants() -> list[KernelVariant]:
-    """Record the kernel in every dtype and shipped configuration."""
-
-    def launch(new: NewTensor, c_z: int) -> None:
-        x, pair = example(new, c_z)
-        forward(RightSide(masked(x.right, x.right_mask), *x[3:]), 1e-3, pair, x.left, x.left_mask, pair)
-
-    return recorded_variants(launch, "C", WIDTHS)

@@ -6,9 +6,6 @@ x̂ [t, c] before its scale w and shift b: M = gᵀ x̂ and s = Σ g. Then
     dW = M w + s b,   dw = Σ_h W M,   db = Σ_h W s.
 """
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -16,14 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import MAX_HEADS, rows_of
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
+from fastfold.kernels.common.layout import padded, rows_of
+from fastfold.kernels.common.normalised_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics, statistics_backward
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
-from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES, padded_blocks
+from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES
 
 PROGRAMS = 512
 """Maximum number of programs, so of terms of the second sum; equal on every GPU, so that results are too."""
@@ -95,7 +91,8 @@ def pair_bias_backward(
             PRECISION=precision(z, config),
             NEED_Z=need_z,
             NEED_PARAMETERS=need_parameters,
-            **padded_blocks(heads, channels),
+            BC=padded(channels),
+            BH=padded(heads),
             **config.launch,
         )
     if product is None or total is None:
@@ -103,15 +100,3 @@ def pair_bias_backward(
     product, sums, weight = product.sum(0), total.sum(0), weight.float()
     grad_weight = torch.addr(product * norm_weight.float(), sums, norm_bias.float())
     return [grad_z, (weight * product).sum(0), torch.mv(weight.t(), sums), grad_weight]
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: two axes of rows that do not merge, and heads that fill their block."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        norm, grad = new(c, dtype=torch.float32), new(MAX_HEADS - 1, 16, 17)
-        z = new(16, 32, c)[:, :17]
-        parameters = PairBiasParams(norm, norm, new(MAX_HEADS - 1, c))
-        pair_bias_backward(grad, z, parameters, 1e-5, need_z=True, need_parameters=True)
-
-    return recorded_variants(launch, "c", WIDTHS)

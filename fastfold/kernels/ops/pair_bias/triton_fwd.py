@@ -3,20 +3,15 @@
 The normalised pair tensor exists in registers only, so that the pair tensor is read once.
 """
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import MAX_HEADS, padded, rows_of
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
+from fastfold.kernels.common.layout import padded, rows_of
+from fastfold.kernels.common.normalised_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
@@ -56,11 +51,6 @@ def pair_bias_forward_kernel(
     tl.store(p_columns, cast(b_out, p_out.dtype.element_ty), mask=m_row[:, None] & m_head[None, :])
 
 
-def padded_blocks(heads: int, channels: int) -> dict[str, int]:
-    """Return block sizes of a kernel that holds all channels and all heads: powers of two."""
-    return {"BC": padded(channels), "BH": padded(heads)}
-
-
 def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, multiple: int = 1) -> Tensor:
     """Return the bias ``[*, H, A, B]`` of ``z [*, A, B, c]``.
 
@@ -80,18 +70,8 @@ def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, mult
         *(rows.count, channels, heads, *rows.sizes, *rows.strides, out.stride(-3), eps),
         AXES=rows.axes,
         PRECISION=precision(z, config),
-        **padded_blocks(heads, channels),
+        BC=padded(channels),
+        BH=padded(heads),
         **config.launch,
     )
     return out
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: two axes of rows that do not merge, and heads that fill their block."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        norm = new(c, dtype=torch.float32)
-        parameters = PairBiasParams(norm, norm, new(MAX_HEADS - 1, c))
-        pair_bias_forward(new(16, 32, c)[:, :17], parameters, 1e-5)
-
-    return recorded_variants(launch, "c", WIDTHS)

@@ -1,8 +1,5 @@
 """Triton kernel of the gradients of :func:`fastfold.kernels.residual_update`."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -10,15 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
+from fastfold.kernels.common.layout import contiguous, padded, rows_of
+from fastfold.kernels.common.normalised_rows import PROGRAMS
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.residual_update.triton_fwd import SIZES, load_rows, strides_of
-
-PROGRAMS = 1024
-"""Maximum number of programs, so of rows of the partial sums; equal on every GPU, so that results are too."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -28,10 +22,7 @@ def residual_update_backward_kernel(
     AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     NEED_BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of ``x`` and the gate, without gaps.
-
-    Write ``[programs, channels]`` partial sums for the bias.
-    """
+    """Compute gradients of ``x`` and the gate, without gaps, and ``[programs, channels]`` partial sums for the bias."""
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
     b_grad_bias = tl.zeros([BT, BC], tl.float32)
@@ -62,12 +53,7 @@ def residual_update_backward_kernel(
 
 
 def update_backward(
-    grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    gate: Tensor | None,
-    dropout: Tensor | None,
-    need_bias: bool,
+    grad: Tensor, x: Tensor, bias: Tensor | None, gate: Tensor | None, dropout: Tensor | None, need_bias: bool
 ) -> list[Tensor | None]:
     """Return contiguous gradients of ``x``, the bias (in float32) and the gate; None for missing ones."""
     channels = x.shape[-1]
@@ -95,13 +81,3 @@ def update_backward(
         **config.launch,
     )
     return [grad_x, None if partial is None else partial.sum(0), grad_gate]
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: for rows along two axes that do not merge."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        x = new(16, 32, c)[:, :16]
-        update_backward(x, x, new(c), x, x, need_bias=True)
-
-    return recorded_variants(launch, "c", ROW_WIDTHS)

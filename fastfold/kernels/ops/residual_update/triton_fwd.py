@@ -1,17 +1,13 @@
 """Triton kernel of :func:`fastfold.kernels.residual_update`: whole rows per program, every tensor passed once."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import ROW_WIDTHS, Rows, contiguous, padded, rows_of
+from fastfold.kernels.common.layout import Rows, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
@@ -86,13 +82,3 @@ def write_update(out: Tensor, operands: UpdateOperands) -> None:
     )
     if target is not out:  # its axes could not be walked, so the kernel has filled a copy
         out.copy_(target)
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: for rows along two axes that do not merge."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        x = new(16, 32, c)[:, :16]
-        write_update(x, UpdateOperands(x, x, new(c), x, x))
-
-    return recorded_variants(launch, "c", ROW_WIDTHS)

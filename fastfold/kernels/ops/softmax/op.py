@@ -116,10 +116,7 @@ def _backward_fake(call: Arguments) -> list[Tensor]:
 
 
 _softmax = define_operator(
-    "softmax",
-    _weights,
-    Backward(_compute_gradients, ("scores", "bias"), fake=_backward_fake),
-    fake=_fake,
+    "softmax", _weights, Backward(_compute_gradients, ("scores", "bias"), fake=_backward_fake), fake=_fake
 )
 
 

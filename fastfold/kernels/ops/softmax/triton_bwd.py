@@ -3,9 +3,6 @@
 A program walks over the rows R, so that the gradient of the bias is summed in a fixed order, without atomics.
 """
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -13,9 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import ROW_WIDTHS, innermost, padded, strides
+from fastfold.kernels.common.layout import innermost, padded, strides
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.softmax.triton_fwd import SIZES, query_block, readable, row_tile
@@ -65,10 +61,7 @@ def softmax_backward_kernel(
 def softmax_backward(
     grad: Tensor, out: Tensor, mask: Tensor | None, grad_scores: Tensor | None, need_bias: bool
 ) -> Tensor | None:
-    """Write the gradient of the scores to the contiguous ``grad_scores``, if given; return the bias's.
-
-    That is ``[B, H, Nq, Nk]`` in float32, if needed.
-    """
+    """Write the gradient of the scores to ``grad_scores``, if given; return the bias's ``[B, H, Nq, Nk]``."""
     batch, rows, heads, queries, keys = out.shape
     if out.numel() == 0:
         return out.new_zeros(batch, heads, queries, keys, dtype=torch.float32) if need_bias else None
@@ -89,13 +82,3 @@ def softmax_backward(
         **config.launch,
     )
     return None if partial is None else partial.sum(0)
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel."""
-
-    def launch(new: NewTensor, keys: int) -> None:
-        out = new(2, 16, 16, 16, keys)
-        softmax_backward(out, out, out[:, :, 0, 0], out, need_bias=True)
-
-    return recorded_variants(launch, "keys", ROW_WIDTHS)

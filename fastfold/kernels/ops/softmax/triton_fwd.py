@@ -4,9 +4,6 @@ A program holds whole rows of keys. Programs that share a block of the bias run 
 the cache.
 """
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -14,9 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
-from fastfold.kernels.common.layout import MASKED_LOGIT, ROW_WIDTHS, innermost, padded, strides
+from fastfold.kernels.common.layout import MASKED_LOGIT, innermost, padded, strides
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
 
@@ -96,13 +92,3 @@ def softmax_forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tens
         BK=padded(keys),
         **config.launch,
     )
-
-
-def variants() -> list[KernelVariant]:
-    """Record the shipped kernel."""
-
-    def launch(new: NewTensor, keys: int) -> None:
-        scores = new(2, 16, 16, 16, keys)
-        softmax_forward(scores, scores, scores[:, 0], scores[:, :, 0, 0])
-
-    return recorded_variants(launch, "keys", ROW_WIDTHS)

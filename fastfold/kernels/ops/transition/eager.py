@@ -20,8 +20,7 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.centring import centred, mean_of, sample
-from fastfold.kernels.cpu.linear import Linear, reduced
+from fastfold.kernels.cpu.linear import Linear, centred, mean_of, reduced, sample
 
 EPS = 1e-5
 

@@ -12,11 +12,7 @@ from torch.nn.functional import linear, relu
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.operator import Backward, define_operator
-from fastfold.kernels.common.parameters import (
-    cast_grads,
-    like_first,
-    needed_names,
-)
+from fastfold.kernels.common.parameters import cast_grads, like_first, needed_names
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.transition import eager

@@ -1,8 +1,5 @@
 """Transition in Triton, backward: everything except the input is recomputed, and sums have a fixed order."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -12,12 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
-    WIDTHS,
     configuration,
     load_normalised,
     normalised_backward,
@@ -29,7 +24,7 @@ from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, dot, precision
 from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
-from fastfold.kernels.ops.transition.triton_fwd import WHOLE, example_parameters
+from fastfold.kernels.ops.transition.triton_fwd import WHOLE
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -38,11 +33,9 @@ def transition_backward_rows_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ADD_GRAD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the rows; write ``[programs, 2, C]`` partial sums for the parameters of the norm.
-
-    An activation on the wrong side of the ReLU makes a unit's gradient entirely wrong. So a second product (SPLIT) adds
-    the part of the normalised rows that rounding to the dtype of the weights removes.
-    """
+    """Compute the gradient of the rows; write ``[programs, 2, C]`` partial sums for the parameters of the norm."""
+    # An activation on the wrong side of the ReLU makes a unit's gradient entirely wrong. So a second product (SPLIT)
+    # adds the part of the normalised rows that rounding to the dtype of the weights removes.
     o_c = tl.arange(0, BC)
     m_c = o_c < C
     norm = (weights.norm_weight, weights.norm_bias)
@@ -95,11 +88,9 @@ def transition_backward_weights_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradients: a program owns BH hidden channels and a part of the rows.
-
-    It writes partial sums: ``[programs, hidden, C]`` for each weight (``w2`` transposed), and ``[programs, hidden]``
-    for the bias.
-    """
+    """Compute the weights' gradients: a program owns BH hidden channels and a part of the rows."""
+    # It writes partial sums: ``[programs, hidden, C]`` for each weight (``w2`` transposed), and ``[programs,
+    # hidden]`` for the bias.
     o_h = tl.program_id(0) * BH + tl.arange(0, BH)
     m_h = o_h < hidden
     o_c = tl.arange(0, BC)
@@ -188,13 +179,3 @@ def backward(
             totals.add(w1=partial_w1.sum(0), b1=partial_b1.sum(0))
             totals.add(w2=partial_w2.sum(0).t().contiguous(), b2=b_grad.sum(0, dtype=torch.float32))
     return [grad_x, *totals.of(parameters, needed)]
-
-
-def variants() -> list[KernelVariant]:
-    """Record both kernels in every dtype and shipped configuration."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        x = new(16, c)
-        backward(x, x, example_parameters(new, c), True, ("x", "w1"))
-
-    return recorded_variants(launch, "C", WIDTHS)

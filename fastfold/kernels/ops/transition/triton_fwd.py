@@ -1,19 +1,14 @@
 """Transition in Triton: hidden channels exist in registers, for one block of rows and channels at a time."""
 
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
+from fastfold.kernels.common.normalised_rows import configuration, load_normalised, projected
 from fastfold.kernels.common.parameters import in_dtype
 from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, dot, precision
@@ -78,19 +73,3 @@ def forward(out: Tensor, x: Tensor, parameters: TransitionParams, residual: Tens
             PRECISION=precision(x, config),
             **config.launch,
         )
-
-
-def example_parameters(new: NewTensor, c: int) -> TransitionParams:
-    """Return parameters with ``c`` channels; only their shapes count."""
-    w1, b1, norm = new(4 * c, c), new(4 * c), new(c, dtype=torch.float32)
-    return TransitionParams(norm, norm, w1, b1, w1.t(), new(c))
-
-
-def variants() -> list[KernelVariant]:
-    """Record the kernel in every dtype and shipped configuration."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        x = new(16, c)
-        forward(x, x, example_parameters(new, c), x)
-
-    return recorded_variants(launch, "C", WIDTHS)

@@ -7,9 +7,9 @@ parts of the product, except for some of its rows, go to the host. They return i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ from torch import Tensor
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
+
+if TYPE_CHECKING:
+    from fastfold.kernels.ops.triangle_multiplication import eager, triton_launch
+
+    TriangleBackend = eager.Forward | triton_launch.Forward
 
 SMALL_PRODUCT = 2**24
 """Size of a product, in elements, below which the gradients of each factor take one launch."""
@@ -45,7 +50,7 @@ def contraction_bytes(
     """Return the device memory of :func:`multiply`, in bytes, without its arguments and its backend's memory.
 
     The target has ``n`` residues and ``c`` hidden channels; ``channels`` of them exist at a time. A ``streamed``
-    product is on the host, but for the share ``kept`` of its rows. ``width`` is :attr:`TriangleBackend.width`, by
+    product is on the host, but for the share ``kept`` of its rows. ``width`` is :meth:`~.eager.Forward.width`, by
     default ``n``.
     """
     w = width or n
@@ -65,68 +70,6 @@ def block_rows(n: int, c: int, channels: int) -> int:
 def narrow_group(channels: int, c: int) -> int:
     """Return the channels that fit the same memory if factors and product have half the bytes."""
     return min(c, 2 * channels + c // 2)
-
-
-class TriangleBackend(Protocol):
-    """Operations of a backend before and after the contraction, for one batch element."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of factors and product."""
-
-    @property
-    def share(self) -> float:
-        """Factor of the product that :meth:`write`, or a backward pass, expects."""
-
-    def width(self, n: int) -> int:
-        """Return the rows and columns W of factors for a pair of N, padded with zeros."""
-
-    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
-
-    def write(
-        self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
-    ) -> None:
-        """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, W]`` times its share.
-
-        For all rows, the product may have W of them.
-        """
-
-
-class TriangleGradients(TriangleBackend, Protocol):
-    """Operations of a backend in the backward pass of one batch element; it sums the gradients of the parameters.
-
-    Gradients of factors and product have their dtype, and are padded with zeros as they are.
-    """
-
-    @property
-    def channels(self) -> int:
-        """Hidden channels c."""
-
-    def contraction_groups(self, n: int) -> tuple[int, int]:
-        """Return the numbers of channels contracted at a time, forward and backward."""
-
-    def update_backward(
-        self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
-    ) -> None:
-        """Replace ``product [c, W, W]`` by its gradient, and write that of the normalised ``z`` to ``grad_z``.
-
-        The input is the product times its share; the gradient is that of the product without it.
-        """
-
-    def factors_backward(
-        self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
-    ) -> None:
-        """Turn ``grad_z`` into the gradient of ``z``, plus ``add``, from gradients of the factors ``[2 c, W, W]``."""
-
-    def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
-        """Return the gradient of ``z`` if only the update depends on it."""
-
-    def factor_grads(self) -> Sequence[Tensor | None]:
-        """Return gradients of the parameters of the first part; None for those not needed."""
-
-    def update_grads(self) -> Sequence[Tensor | None]:
-        """Return gradients of the parameters of the second part."""
 
 
 def multiply(
@@ -217,10 +160,7 @@ def contract(
 
 
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
-    """Replace the factors ``[g, N, N]`` of a contraction by their gradients, from that of their product ``[g, N, N]``.
-
-    ``buffer [g, N, N]`` is working memory.
-    """
+    """Replace factors ``[g, N, N]`` by their gradients, from that of their product; ``buffer [g, N, N]`` is memory."""
     if outgoing:
         torch.bmm(grad, right, out=buffer)
         torch.bmm(grad.mT, left, out=right)

@@ -7,6 +7,7 @@ everything from their inputs, and add to the gradients of the parameters.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,177 +27,87 @@ from fastfold.kernels.common.scratch import (
     share_of,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.centring import centred
-from fastfold.kernels.cpu.linear import Least, Linear, product_dtype
-from fastfold.kernels.ops.triangle_multiplication.eager_weights import (
-    FactorWeights,
-    Norm,
-    UpdateWeights,
-    arrange_factors,
-    arrange_update,
-    factor_gradients,
-    of_channels,
-    update_gradients,
-)
+from fastfold.kernels.cpu.linear import Least, Linear, Norm, centred, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
+
+
+class FactorWeights(NamedTuple):
+    """Parameters of the first half as its passes use them, or their gradients."""
+
+    norm: Norm
+    projections: Tensor  #: ``[4 c, c_z]``, projection and gate of ``left``, then of ``right``
+    projections_bias: Tensor  #: ``[4 c, 1]``
+
+
+class UpdateWeights(NamedTuple):
+    """Parameters of the second half, or their gradients; ``norm`` is that of the pair, as in the first."""
+
+    norm: Norm
+    norm_out: Norm
+    out: Tensor
+    out_bias: Tensor
+    gate: Tensor
+    gate_bias: Tensor
+
+
+def arrange_factors(parameters: FactorParams, dtype: torch.dtype) -> FactorWeights:
+    """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
+    exact = torch.promote_types(dtype, torch.float32)
+
+    def interleave(projection: Tensor, gate: Tensor) -> Tensor:
+        both = torch.stack([projection.unflatten(0, (2, -1)), gate.unflatten(0, (2, -1))], 1)
+        return both.flatten(0, 2).to(dtype)
+
+    return FactorWeights(
+        (parameters.norm_weight.to(exact), parameters.norm_bias.to(exact)),
+        interleave(parameters.proj_weight, parameters.gate_weight),
+        interleave(parameters.proj_bias[:, None], parameters.gate_bias[:, None]),
+    )
+
+
+def factor_gradients(grads: FactorWeights) -> tuple[Tensor, ...]:
+    """Split gradients into those of the parameters; inverse of :func:`arrange_factors`."""
+    projection, gate = (x.flatten(0, 1) for x in grads.projections.unflatten(0, (2, 2, -1)).unbind(1))
+    biases = grads.projections_bias.unflatten(0, (2, 2, -1)).unbind(1)
+    projection_bias, gate_bias = (x.flatten() for x in biases)
+    return *grads.norm, projection, projection_bias, gate, gate_bias
+
+
+def arrange_update(parameters: UpdateParams, dtype: torch.dtype) -> UpdateWeights:
+    """Arrange weights in ``dtype``, and both norms in the dtype of accumulation."""
+    p, exact = parameters, torch.promote_types(dtype, torch.float32)
+    return UpdateWeights(
+        (p.norm_weight.to(exact), p.norm_bias.to(exact)),
+        (p.norm_out_weight.to(exact), p.norm_out_bias.to(exact)),
+        out=p.out_weight.to(dtype),
+        out_bias=p.out_bias.to(dtype),
+        gate=p.out_gate_weight.to(dtype),
+        gate_bias=p.out_gate_bias.to(dtype),
+    )
+
+
+def update_gradients(grads: UpdateWeights) -> tuple[Tensor, ...]:
+    """Flatten gradients to those of the parameters; inverse of :func:`arrange_update`."""
+    return *grads.norm, *grads.norm_out, *grads[2:]
+
+
+def of_channels(weights: FactorWeights, first: int, count: int) -> FactorWeights:
+    """Return the parameters of ``count`` hidden channels from ``first`` on."""
+    c = len(weights.projections) // 4
+    if count == c:
+        return weights
+
+    def chosen(x: Tensor) -> Tensor:
+        return x.unflatten(0, (4, c))[:, first : first + count].flatten(0, 1)
+
+    return weights._replace(
+        projections=chosen(weights.projections), projections_bias=chosen(weights.projections_bias)
+    )
 
 
 def unless_ones(mask: Tensor) -> tuple[Tensor, ...]:
     """Return ``mask [R, N]`` as ``[R, N, 1]``, or nothing if it is one everywhere."""
     return () if bool((mask == 1).all()) else (mask[..., None],)
-
-
-def write_factors(
-    projections: Tensor, z: Tensor, masks: tuple[Tensor, ...], weights: FactorWeights, scratch: Scratch
-) -> None:
-    """Fill ``projections [2 c, R N]``, of any dtype, with both factors of the contraction, gated and masked."""
-    # A result that is rounded to bfloat16 gains nothing from 8 bits, which take longer.
-    least: Least = "bf16" if projections.dtype == torch.bfloat16 else "int8x2"
-    norm, bias = centred(z, weights.norm, EPS, weights.projections, weights.projections_bias.flatten())
-    linear = Linear(weights.projections, bias, least=least)
-
-    def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
-        b_z, *b_mask = parts
-        b_x, _ = _normalise(b_z, norm, scratch.dtype)
-        for factor, b_projections in zip(
-            projections.chunk(2), _projections(b_x, linear, scratch), strict=True
-        ):
-            b_factor = out = factor[:, columns]
-            if out.dtype != scratch.dtype:
-                b_factor = scratch("factor", *out.shape)
-            torch.ops.aten.glu(b_projections, 0, out=b_factor)
-            for b_keep in b_mask:
-                b_factor.mul_(b_keep.t())
-            if b_factor is not out:
-                out.copy_(b_factor)
-
-    size = forward_positions(len(weights.projections), z.shape[:-1].numel())
-    for_blocks(block, _blocks(size, z, *masks), scratch)
-
-
-def factors_backward(
-    grad_z: Tensor,
-    grad_factors: Tensor,
-    inputs: tuple[Tensor, tuple[Tensor, ...], Tensor | None],
-    weights: FactorWeights,
-    totals: FactorWeights,
-    scratch: Scratch,
-) -> None:
-    """Turn ``grad_z [R, N, c_z]``, other shares of the gradient of the normalised ``z``, into the gradient of ``z``.
-
-    The inputs are ``z [R, N, c_z]``, its mask (see :func:`unless_ones`), and ``[R, N, c_z]`` to add to the gradient.
-    ``grad_factors`` is ``[2 c, R N]``. The gradients of the parameters are added to ``totals``. Weights, buffers and
-    ``grad_z`` have the same exact dtype.
-    """
-    z, masks, add = inputs
-    adds = () if add is None else (add,)
-    linear = Linear(weights.projections, weights.projections_bias.flatten())
-
-    def block(scratch: Scratch, totals: FactorWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
-        b_z, b_grad_x, *rest = parts
-        b_add, b_mask = (None, rest) if add is None else (rest[0], rest[1:])
-        b_z = b_z.to(weights.projections.dtype)
-        b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
-        b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-        b_both = _projections(b_x, linear, scratch)
-        for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
-            b_grad = grad[:, columns]
-            for b_keep in b_mask:
-                b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))
-            torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
-        totals.projections.addmm_(b_grad_both, b_x)
-        totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
-        b_grad_x.addmm_(b_grad_both.t(), weights.projections)
-        b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
-        finish(b_grad_x, b_result, b_add, None)
-
-    size = block_positions(len(weights.projections))
-    sum_blocks(block, _blocks(size, z, grad_z, *adds, *masks), scratch, totals)
-
-
-def write_update(
-    out: Tensor,
-    product: Tensor,
-    z: Tensor,
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    weights: UpdateWeights,
-    scratch: Scratch,
-    *,
-    share: float = 1.0,
-) -> None:
-    """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R N]`` times ``share``."""
-    residuals = () if residual is None else (residual,)
-    out_eps = EPS * share**2
-    norm, gate_bias = centred(z, weights.norm, EPS, weights.gate, weights.gate_bias)
-    norm_out, out_bias = centred(product.t(), weights.norm_out, out_eps, weights.out, weights.out_bias)
-    # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
-    linears = Linear(weights.out, out_bias, least="bf16"), Linear(weights.gate, gate_bias, least="bf16")
-
-    def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
-        b_z, b_out, *b_residual = parts
-        b_x, _ = _normalise(b_z, norm, scratch.dtype)
-        b_product = scratch.of(b_z, product.dtype).transpose("product by rows", product[:, columns])
-        b_product, _ = _normalise(b_product, norm_out, scratch.dtype, out_eps)
-        b_update = scratch("update", *b_out.shape)
-        torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
-        b_dropout = None if dropout is None else at_positions(dropout, columns)
-        finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
-
-    size = forward_positions(_widest(weights), z.shape[:-1].numel())
-    for_blocks(block, _blocks(size, z, out, *residuals), scratch)
-
-
-def update_backward(
-    grad_x: Tensor,
-    product: Tensor,
-    inputs: tuple[Tensor, Tensor, Tensor | None],
-    weights: UpdateWeights,
-    totals: UpdateWeights,
-    scratch: Scratch,
-) -> None:
-    """Replace ``product [c, R N]`` by its gradient, and write that of the normalised ``z`` to ``grad_x [R, N, c_z]``.
-
-    The inputs are the gradient of the update ``[R, N, c_z]``, ``z [R, N, c_z]``, and its dropout's factors or None. The
-    gradients of the parameters except for the norm of ``z`` are added to ``totals``. Weights, buffers, ``grad_x`` and
-    ``product`` have the same exact dtype.
-    """
-    grad, z, dropout = inputs
-    linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
-
-    def block(scratch: Scratch, totals: UpdateWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
-        b_z, b_grad, b_grad_x = parts
-        b_grad = scratch.copy("grad", b_grad)
-        if dropout is not None:
-            b_grad.mul_(at_positions(dropout, columns))
-        b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
-        b_product = scratch.transpose("product by rows", product[:, columns])
-        b_normed, statistics = _normalise(b_product, weights.norm_out, scratch.dtype)
-        b_output = _output(b_x, b_normed, linears, scratch)
-        b_grad_output = scratch("grad_output", *b_output.shape)
-        torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
-        b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
-        totals.out.addmm_(b_grad_out.t(), b_normed)
-        totals.gate.addmm_(b_grad_gate.t(), b_x)
-        biases = (totals.out_bias, totals.gate_bias)
-        for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
-            total += part
-        torch.mm(b_grad_gate, weights.gate, out=b_grad_x)
-        b_grad_normed = torch.mm(b_grad_out, weights.out, out=scratch("grad_normed", *b_product.shape))
-        b_grad_product = normalise_backward(
-            b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
-        )
-        product[:, columns] = b_grad_product.t()
-
-    sum_blocks(block, _blocks(block_positions(_widest(weights)), z, grad, grad_x), scratch, totals)
-
-
-def norm_backward(grad_x: Tensor, z: Tensor, weights: UpdateWeights, totals: UpdateWeights) -> None:
-    """Turn ``grad_x [R, N, c_z]``, the gradient of the normalised ``z``, into that of ``z``."""
-    for _, (b_z, b_grad_x) in _blocks(block_positions(_widest(weights)), z, grad_x):
-        b_z = b_z.to(weights.out.dtype)
-        _, statistics = _normalise(b_z, weights.norm, b_z.dtype)
-        b_grad_x.copy_(normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm))
 
 
 def _widest(weights: UpdateWeights) -> int:
@@ -221,11 +132,6 @@ def _normalise(
     return out.to(dtype), (mean, rstd)
 
 
-def _projections(b_x: Tensor, linear: Linear, scratch: Scratch) -> tuple[Tensor, ...]:
-    """Compute projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
-    return linear.by_channel(b_x, "projections", scratch).chunk(2)
-
-
 def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scratch: Scratch) -> Tensor:
     """Compute output projection and output gate logits ``[n, 2 c_z]``."""
     out = scratch("output", len(b_x), 2 * b_x.shape[1])
@@ -240,9 +146,9 @@ def channel_group(c: int, positions: int) -> int:
 
 
 class Forward:
-    """Operations before and after the contraction, in blocks of positions.
+    """Operations before and after the contraction for one batch element, in blocks of positions.
 
-    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleBackend`.
+    ``dtype`` is that of factors and product, and ``share`` the factor of the product that :meth:`write` expects.
 
     Args:
         factors: Parameters of the first part, if it is used.
@@ -261,28 +167,71 @@ class Forward:
         self._update = None if update is None else arrange_update(update, scratch.dtype)
 
     def width(self, n: int) -> int:
-        """Return the pair's own number of rows."""
+        """Return the rows and columns W of factors for a pair of N, padded with zeros; here N."""
         return n
 
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """Compute the factors of some channels."""
+        """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
         assert self._factors is not None
-        weights = of_channels(self._factors, first, count)
-        write_factors(projections.flatten(1), z, unless_ones(mask), weights, self._scratch)
+        weights, projections = of_channels(self._factors, first, count), projections.flatten(1)
+        # A result that is rounded to bfloat16 gains nothing from 8 bits, which take longer.
+        least: Least = "bf16" if projections.dtype == torch.bfloat16 else "int8x2"
+        norm, bias = centred(z, weights.norm, EPS, weights.projections, weights.projections_bias.flatten())
+        linear = Linear(weights.projections, bias, least=least)
+
+        def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
+            b_z, *b_mask = parts
+            b_x, _ = _normalise(b_z, norm, scratch.dtype)
+            # Projection and gate logits [2 c, n] of left, and of right.
+            b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
+            for factor, b_projections in zip(projections.chunk(2), b_both, strict=True):
+                b_factor = out = factor[:, columns]
+                if out.dtype != scratch.dtype:
+                    b_factor = scratch("factor", *out.shape)
+                torch.ops.aten.glu(b_projections, 0, out=b_factor)
+                for b_keep in b_mask:
+                    b_factor.mul_(b_keep.t())
+                if b_factor is not out:
+                    out.copy_(b_factor)
+
+        size = forward_positions(len(weights.projections), z.shape[:-1].numel())
+        for_blocks(block, _blocks(size, z, *unless_ones(mask)), self._scratch)
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
-        """Compute the result."""
+        """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, W]`` times its share.
+
+        For all rows, the product may have W of them. ``out`` may be ``z`` or ``residual``.
+        """
         assert self._update is not None
-        how = (self._update, self._scratch)
-        write_update(out, product.flatten(1), z, residual, dropout, *how, share=self.share)
+        weights, product = self._update, product.flatten(1)
+        residuals = () if residual is None else (residual,)
+        out_eps = EPS * self.share**2
+        norm, gate_bias = centred(z, weights.norm, EPS, weights.gate, weights.gate_bias)
+        norm_out, out_bias = centred(product.t(), weights.norm_out, out_eps, weights.out, weights.out_bias)
+        # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
+        linears = (Linear(weights.out, out_bias, least="bf16"), Linear(weights.gate, gate_bias, least="bf16"))
+
+        def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
+            b_z, b_out, *b_residual = parts
+            b_x, _ = _normalise(b_z, norm, scratch.dtype)
+            b_product = scratch.of(b_z, product.dtype).transpose("product by rows", product[:, columns])
+            b_product, _ = _normalise(b_product, norm_out, scratch.dtype, out_eps)
+            b_update = scratch("update", *b_out.shape)
+            torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
+            b_dropout = None if dropout is None else at_positions(dropout, columns)
+            finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
+
+        size = forward_positions(_widest(weights), z.shape[:-1].numel())
+        for_blocks(block, _blocks(size, z, out, *residuals), self._scratch)
 
 
 class Backward(Forward):
-    """Gradients, in blocks of positions and in the dtype of accumulation, which holds any sum.
+    """Gradients for one batch element, in blocks of positions; it sums the gradients of the parameters.
 
-    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`.
+    Gradients of factors and product are padded with zeros as they are, and have the dtype of accumulation, which holds
+    any sum. ``channels`` are the hidden ones.
     """
 
     def __init__(
@@ -302,38 +251,93 @@ class Backward(Forward):
             self._update_totals = arrange_update(zeros_of(update, self.dtype), self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
-        """Return group sizes whose matrices stay in the cache."""
+        """Return the numbers of channels contracted at a time, forward and backward; matrices stay in the cache."""
         group = max(1, BLOCK_ELEMENTS // 2 // (n * n))
         return group, group
 
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
     ) -> None:
-        """Compute gradients of product and normalised pair."""
+        """Replace ``product [c, W, W]`` by its gradient, and write that of the normalised ``z`` to ``grad_z``.
+
+        The input is the product times its share; the gradient is that of the product without it.
+        """
         assert self._update is not None
-        totals = self._update_totals
-        update_backward(grad_z, product.flatten(1), (grad, z, dropout), self._update, totals, self._scratch)
+        weights, product = self._update, product.flatten(1)
+        linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
+
+        def block(scratch: Scratch, totals: UpdateWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
+            b_z, b_grad, b_grad_x = parts
+            b_grad = scratch.copy("grad", b_grad)
+            if dropout is not None:
+                b_grad.mul_(at_positions(dropout, columns))
+            b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
+            b_product = scratch.transpose("product by rows", product[:, columns])
+            b_normed, statistics = _normalise(b_product, weights.norm_out, scratch.dtype)
+            b_output = _output(b_x, b_normed, linears, scratch)
+            b_grad_output = scratch("grad_output", *b_output.shape)
+            torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
+            b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
+            totals.out.addmm_(b_grad_out.t(), b_normed)
+            totals.gate.addmm_(b_grad_gate.t(), b_x)
+            biases = (totals.out_bias, totals.gate_bias)
+            for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
+                total += part
+            torch.mm(b_grad_gate, weights.gate, out=b_grad_x)
+            b_grad_normed = torch.mm(b_grad_out, weights.out, out=scratch("grad_normed", *b_product.shape))
+            b_grad_product = normalise_backward(
+                b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
+            )
+            product[:, columns] = b_grad_product.t()
+
+        blocks = _blocks(block_positions(_widest(weights)), z, grad, grad_z)
+        sum_blocks(block, blocks, self._scratch, self._update_totals)
 
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
     ) -> None:
-        """Compute the gradient of the pair."""
+        """Turn ``grad_z`` into the gradient of ``z``, plus ``add``, from gradients of the factors ``[2 c, W, W]``."""
         assert self._factors is not None
-        inputs = (z, unless_ones(mask), add)
-        grads = (grad_z, grad_factors.flatten(1))
-        factors_backward(*grads, inputs, self._factors, self._factor_totals, self._scratch)
+        weights, grad_factors = self._factors, grad_factors.flatten(1)
+        adds = () if add is None else (add,)
+        linear = Linear(weights.projections, weights.projections_bias.flatten())
+
+        def block(scratch: Scratch, totals: FactorWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
+            b_z, b_grad_x, *rest = parts
+            b_add, b_mask = (None, rest) if add is None else (rest[0], rest[1:])
+            b_z = b_z.to(weights.projections.dtype)
+            b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
+            b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
+            b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
+            for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
+                b_grad = grad[:, columns]
+                for b_keep in b_mask:
+                    b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))
+                torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
+            totals.projections.addmm_(b_grad_both, b_x)
+            totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
+            b_grad_x.addmm_(b_grad_both.t(), weights.projections)
+            b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
+            finish(b_grad_x, b_result, b_add, None)
+
+        blocks = _blocks(block_positions(len(weights.projections)), z, grad_z, *adds, *unless_ones(mask))
+        sum_blocks(block, blocks, self._scratch, self._factor_totals)
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
-        """Replace the gradient of the normalised pair by that of the pair, without factors."""
+        """Return the gradient of ``z`` if only the update depends on it."""
         assert self._update is not None
+        weights, totals = self._update, self._update_totals
         for i in batch_elements(z):
-            norm_backward(grad_z[i], z[i], self._update, self._update_totals)
+            for _, (b_z, b_grad_x) in _blocks(block_positions(_widest(weights)), z[i], grad_z[i]):
+                b_z = b_z.to(weights.out.dtype)
+                _, statistics = _normalise(b_z, weights.norm, b_z.dtype)
+                b_grad_x.copy_(normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm))
         return grad_z
 
     def factor_grads(self) -> tuple[Tensor, ...]:
-        """Return gradients of the first part's parameters."""
+        """Return gradients of the parameters of the first part; None for those not needed."""
         return factor_gradients(self._factor_totals)
 
     def update_grads(self) -> tuple[Tensor, ...]:
-        """Return gradients of the second part's parameters."""
+        """Return gradients of the parameters of the second part."""
         return update_gradients(self._update_totals)

@@ -14,11 +14,7 @@ from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.operator import Backward, define_operator
-from fastfold.kernels.common.parameters import (
-    cast_grads,
-    like_first,
-    needed_names,
-)
+from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
@@ -67,34 +63,6 @@ def _forward(
     )
 
 
-def _backward(
-    grad: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    *,
-    outgoing: bool,
-    add_z: bool,
-    needs: Sequence[bool],
-    backend: str,
-) -> list[Tensor]:
-    """Return gradients of ``z`` and the parameters; empty tensors for those not needed."""
-    group = TriangleParams(*parameters)
-    grads = passes.backward(
-        grad,
-        z,
-        mask,
-        group,
-        dropout=dropout,
-        outgoing=outgoing,
-        add_grad=add_z,
-        needed=needed_names(("z", *group._fields), needs),
-        backend=backend,
-    )
-    return cast_grads(grads, (z, *parameters), needs)
-
-
 def triangle_flops(positions: int, length: int, c_z: int, c: int) -> tuple[float, float]:
     """Return operations of :func:`triangle_multiplication`: up to the product, and after it.
 
@@ -126,7 +94,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _triangle_multiplication = define_operator(
     "triangle_multiplication",
     _forward,
-    Backward(_backward, ("z", "parameters"), cost=_backward_cost, residual="residual"),
+    Backward(passes.backward, ("z", "parameters"), cost=_backward_cost, residual="residual"),
     fake=like_first,
     cost=_cost,
 )
@@ -183,7 +151,7 @@ def triangle_multiplication(
         refuse_gradients(z, residual, *parameters)
     if cuequivariance.is_requested(z, backend):
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
-        return cuequivariance.Addition(residual, dropout, out)(update)
+        return cuequivariance.add_to_residual(update, residual, dropout, out=out)
     backend = products_backend(z, max(parameters.out_weight.shape), backend)
     if out is None:
         added = (None if residual is z else residual, dropout)

@@ -32,21 +32,6 @@ class UpdateParams(NamedTuple):
     out_gate_weight: Tensor  #: Og ``[c_z, c_z]``
     out_gate_bias: Tensor  #: og ``[c_z]``
 
-    @property
-    def norm(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift of the normalisation of the pair."""
-        return self.norm_weight, self.norm_bias
-
-    @property
-    def norm_out(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift of the normalisation of the product."""
-        return self.norm_out_weight, self.norm_out_bias
-
-    @property
-    def output(self) -> tuple[Tensor, ...]:
-        """Parameters of output and gate, each weight before bias."""
-        return self.out_weight, self.out_bias, self.out_gate_weight, self.out_gate_bias
-
 
 class TriangleParams(NamedTuple):
     """Parameters of :func:`fastfold.kernels.triangle_multiplication`: of both halves, which share the first norm."""

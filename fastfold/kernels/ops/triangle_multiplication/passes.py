@@ -7,26 +7,30 @@ plain matrix products; the projections write and read this layout.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements, part
+from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import Scratch, without_autocast
 from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication.contraction import (
     ContractionPlan,
-    TriangleBackend,
-    TriangleGradients,
     contract,
     contract_backward,
     multiply,
     narrow_group,
 )
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
+
+if TYPE_CHECKING:
+    from fastfold.kernels.ops.triangle_multiplication import triton_launch
+
+    TriangleGradients = eager.Backward | triton_launch.Backward
 
 
 class _Backend(Protocol):
@@ -35,7 +39,7 @@ class _Backend(Protocol):
     def channel_group(self, c: int, positions: int) -> int: ...
     def Forward(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
-    ) -> TriangleBackend: ...
+    ) -> eager.Forward | triton_launch.Forward: ...
     def Backward(
         self,
         factors: FactorParams | None,
@@ -95,28 +99,28 @@ def backward(
     grad: Tensor,
     z: Tensor,
     mask: Tensor,
-    parameters: TriangleParams,
-    *,
     dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
     outgoing: bool,
-    add_grad: bool,
-    needed: Collection[str],
+    add_z: bool,
+    needs: Sequence[bool],
     backend: str,
-) -> list[Tensor | None]:
-    """Return gradients of ``z`` and of the parameters from that of the result, in a dtype of the backend.
+) -> list[Tensor]:
+    """Return gradients of ``z`` and the parameters from that of the result; empty tensors for those not needed.
 
     Everything is recomputed from the inputs of ``triangle_multiplication``. In addition to the result there are three
-    tensors ``[c, N, N]`` of one batch element, and a part of one. With ``add_grad``, ``z`` is also the residual.
-    Gradients whose names are not in ``needed`` may be anything. The backend is ``triton`` or ``torch``.
+    tensors ``[c, N, N]`` of one batch element, and a part of one. With ``add_z``, ``z`` is also the residual.
     """
-    dropout = _expand_like(dropout, z)
-    steps = _backend(backend).Backward(parameters.factors, parameters.update, z, needed, summands=z.shape[-2])
+    group, dropout = TriangleParams(*parameters), _expand_like(dropout, z)
+    needed = needed_names(("z", *group._fields), needs)
+    steps = _backend(backend).Backward(group.factors, group.update, z, needed, summands=z.shape[-2])
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
         b_grad_z, b_grad, b_z, b_mask = (part(x, i) for x in (grad_z, grad, z, mask))
         factors = _factors_and_gradients(steps, b_grad_z, b_grad, b_z, b_mask, part(dropout, i), outgoing)
-        steps.factors_backward(b_grad_z, factors, b_z, b_mask, b_grad if add_grad else None)
-    return [grad_z, *steps.factor_grads(), *steps.update_grads()[2:]]
+        steps.factors_backward(b_grad_z, factors, b_z, b_mask, b_grad if add_z else None)
+    return cast_grads([grad_z, *steps.factor_grads(), *steps.update_grads()[2:]], (z, *parameters), needs)
 
 
 def _factors_and_gradients(
@@ -128,10 +132,7 @@ def _factors_and_gradients(
     dropout: Tensor | None,
     outgoing: bool,
 ) -> Tensor:
-    """Return gradients of the factors ``[2 c, W, W]`` of one element.
-
-    ``grad_z`` becomes the gradient of the normalised ``z``.
-    """
+    """Return gradients of the factors ``[2 c, W, W]``; ``grad_z`` becomes the gradient of the normalised ``z``."""
     n, c = z.shape[-2], steps.channels
     w = steps.width(n)
     factors, product = (z.new_empty(k, w, w, dtype=steps.dtype) for k in (2 * c, c))

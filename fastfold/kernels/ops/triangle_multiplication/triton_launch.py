@@ -1,10 +1,8 @@
 """Triangle multiplication in Triton: two kernels around a batch of matrix products, and their gradients.
 
-Between the kernels the channels come first, ``[c, W, W]``, so that the contraction is a batch of plain matrix products;
-W is N padded with zeros.
-Backward, one kernel of each half owns positions and computes gradients of activations, and another owns rows of the
-weights and computes theirs; all recompute projections and gates. The order of sums over positions depends only on
-sizes.
+Factors and product are ``[c, W, W]``, and W is N padded with zeros. Backward, one kernel of each half owns positions
+and computes gradients of activations, and another owns rows of the weights and computes theirs; all recompute
+projections and gates. The order of sums over positions depends only on sizes.
 """
 
 from __future__ import annotations
@@ -21,16 +19,16 @@ from fastfold.kernels.common.scratch import Scratch, share_of
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
 from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
-from fastfold.kernels.ops.triangle_multiplication.triton_factors_bwd import (
+from fastfold.kernels.ops.triangle_multiplication.triton_factors import (
+    project,
     projection_backward,
     projection_weights_backward,
 )
-from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import project
-from fastfold.kernels.ops.triangle_multiplication.triton_update_bwd import (
+from fastfold.kernels.ops.triangle_multiplication.triton_update import (
     output_backward,
     output_weights_backward,
+    write_update,
 )
-from fastfold.kernels.ops.triangle_multiplication.triton_update_fwd import write_update
 
 FACTOR_WEIGHTS = ("proj_weight", "proj_bias", "gate_weight", "gate_bias")
 UPDATE_WEIGHTS = ("out_weight", "out_bias", "out_gate_weight", "out_gate_bias")
@@ -76,11 +74,11 @@ class Forward:
 class Backward(Forward):
     """Kernels of the gradients; a kernel runs only if its result is needed.
 
-    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`. With fewer than 32
-    channels, rows of the second normalisation have so little variance that factors and product are kept in float32. In
-    bfloat16, factors and gradients of the product are computed with a second product for the part that rounding removes
-    from the rows. Gradients of weights and of the first half don't need it, nor does float16. Errors with and without
-    are in ``benchmarks/results/choices.md``.
+    Otherwise it is :class:`fastfold.kernels.ops.triangle_multiplication.eager.Backward`. With fewer than 32 channels,
+    rows of the second normalisation have so little variance that factors and product are kept in float32. In bfloat16,
+    factors and gradients of the product are computed with a second product for the part that rounding removes from the
+    rows. Gradients of weights and of the first half don't need it, nor does float16. Errors with and without are in
+    ``benchmarks/results/choices.md``.
     """
 
     def __init__(
@@ -103,10 +101,8 @@ class Backward(Forward):
         self.share = share_of(summands, self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
-        """Return numbers of channels: all for the contraction, and an eighth for gradients.
-
-        Gradients of a small product take all channels too.
-        """
+        """Return numbers of channels: all for the contraction, and an eighth for gradients."""
+        # Gradients of a small product take all channels too.
         few = self.channels * n * n < SMALL_PRODUCT
         return max(1, self.channels), max(1, self.channels if few else triton.cdiv(self.channels, 8))
 

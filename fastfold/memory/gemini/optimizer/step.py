@@ -32,11 +32,7 @@ class OptimizerStep(NotCopied):
         self._guard.remove()
 
     def check_whole(self) -> None:
-        """Refuse to continue from a step that failed half way.
-
-        Raises:
-            ConfigError: A step failed half way.
-        """
+        """Raise a ConfigError if a step failed half way."""
         if self.half_done:
             raise ConfigError(
                 "an earlier step failed half way, so some parameters are a step ahead of others: continue from a "

@@ -15,7 +15,7 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.memory import Gemini, GeminiConfig
 from fastfold.memory.gemini.checks import NotCopied
-from fastfold.memory.gemini.state_hooks import StateHooks
+from fastfold.memory.gemini.module_hooks import StateHooks
 from tests.memory.gemini.never_silently_wrong.nets import AWAY, POLICIES, Net, adam, backward, managed, x_of
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 import subprocess
 import tempfile
@@ -12,18 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kernels.variants import KernelVariant, Needs
 from fastfold.errors import ConfigError
-from fastfold.kernels import ops
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.common.kernel_variant import KernelVariant, Needs
-
-
-def all_variants() -> list[KernelVariant]:
-    """Return the shipped variants of all modules ``triton_*`` below ``fastfold/kernels/ops``, in order of names."""
-    found = [m.name for m in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")]
-    names = sorted(name for name in found if name.rpartition(".")[2].startswith("triton_"))
-    modules = [importlib.import_module(name) for name in names]
-    return [x for module in modules if hasattr(module, "variants") for x in module.variants()]
 
 
 def build(variant: KernelVariant, architecture: int) -> Needs:

@@ -1,7 +1,4 @@
-"""Second half of triangle multiplication in Triton, backward: from the update to the product and the weights."""
-
-# Arguments of kernels are untyped.
-# mypy: allow-untyped-defs
+"""Second half of triangle multiplication in Triton: all operations after the product, in registers; and gradients."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
-    WIDTHS,
     configuration,
+    load_normalised,
     normalised_backward,
     projected,
     split_dot,
@@ -26,11 +22,91 @@ from fastfold.kernels.common.normalised_rows import (
 )
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision, sigmoid
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, UpdateParams
-from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import SIZES, load_pair, pair_positions
-from fastfold.kernels.ops.triangle_multiplication.triton_update_fwd import (
-    example_parameters,
-    load_product,
-)
+from fastfold.kernels.ops.triangle_multiplication.triton_factors import SIZES, load_pair, pair_positions
+
+
+@triton.jit
+def load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share):
+    """Load and normalise positions ``[BM, BC]`` of ``product [C, size]``; return statistics and pointers ``[BM]`` too.
+
+    A product times a share has the same normalised rows if the epsilon of its variance is multiplied by the share
+    squared.
+    """
+    p_p = product + o_m
+    norm = (weights.norm_out_weight, weights.norm_out_bias)
+    b_p, b_statistics = load_normalised(
+        p_p, o_c.to(tl.int64) * size, norm, o_c, m_m, m_c, C, EPS * share * share
+    )
+    return b_p, b_statistics, p_p
+
+
+@triton.jit(do_not_specialize=SIZES)
+def triangle_output_kernel(
+    product, z, dropout, residual, out, weights, rows, n, width, size,
+    z_strides, dropout_strides, residual_strides, out_strides, EPS, share,
+    C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the update: a program owns BM positions with all channels."""
+    # It reads all of ``z`` at its positions before it writes ``out``.
+    o_m, m_m, o_i, o_j, m_pair = pair_positions(tl.program_id(0), size, rows, n, width, BM)
+    o_c = tl.arange(0, BC)
+    o_z = tl.arange(0, BZ)
+    m_z = o_z < CZ
+    m_out = m_pair[:, None] & m_z[None, :]
+    b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, o_c < C, size, C, EPS, share)
+    norm_out = (weights.norm_out_weight, weights.norm_out_bias)
+    b_out = projected(
+        b_p, p_p, size, b_statistics_p, norm_out, weights.out_weight, weights.out_bias, o_z, m_m, m_z,
+        C, BM, BC, BZ, BK, False, PRECISION,
+    )  # fmt: skip
+    b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
+    norm = (weights.norm_weight, weights.norm_bias)
+    b_gate = projected(
+        b_z, p_z, z_strides[2], b_statistics, norm, weights.out_gate_weight, weights.out_gate_bias, o_z, m_pair, m_z,
+        CZ, BM, BZ, BZ, BK, False, PRECISION,
+    )  # fmt: skip
+    b_out *= sigmoid(b_gate)
+    if HAS_DROPOUT:
+        p_dropout = pair_tile(dropout, dropout_strides, o_i, o_j, o_z)
+        b_out *= tl.load(p_dropout, mask=m_out, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        p_residual = pair_tile(residual, residual_strides, o_i, o_j, o_z)
+        b_out += tl.load(p_residual, mask=m_out, other=0.0).to(tl.float32)
+    tl.store(pair_tile(out, out_strides, o_i, o_j, o_z), cast(b_out, out.dtype.element_ty), mask=m_out)
+
+
+def write_update(
+    out: Tensor,
+    product: Tensor,
+    z: Tensor,
+    weights: UpdateParams,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    share: float = 1.0,
+) -> None:
+    """Fill ``out [R, N, c_z]``, rows of an element, from ``product [c, R', N']``.
+
+    ``out`` may be ``z`` or ``residual``. ``share`` is the factor that the product was multiplied by. Rows and columns
+    past those of ``z`` are left out.
+    """
+    c, (rows, n, c_z) = len(product), z.shape
+    size, width = product.shape[1] * product.shape[2], product.shape[2]
+    config = configuration("triangle_output", z, max(c, c_z))
+    b_dropout = z if dropout is None else dropout
+    b_residual = z if residual is None else residual
+    launch(triangle_output_kernel, (triton.cdiv(size, config.blocks["BM"]),))(
+        *(product, z, b_dropout, b_residual, out, weights, rows, n, width, size),
+        *(z.stride(), b_dropout.stride(), b_residual.stride(), out.stride(), EPS, share),
+        C=c,
+        BC=padded(c),
+        CZ=c_z,
+        BZ=padded(c_z),
+        HAS_DROPOUT=dropout is not None,
+        HAS_RESIDUAL=residual is not None,
+        PRECISION=precision(z, config),
+        **config.launch,
+    )
 
 
 @triton.jit
@@ -69,10 +145,8 @@ def triangle_output_backward_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``.
-
-    Write ``[programs, 2, C]`` partial sums for the parameters of the norm of the product.
-    """
+    """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``."""
+    # Write ``[programs, 2, C]`` partial sums for the parameters of the norm of the product.
     o_c = tl.arange(0, BC)
     m_c = o_c < C
     o_z = tl.arange(0, BZ)
@@ -169,11 +243,9 @@ def triangle_output_weights_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradients.
-
-    A program owns BO rows of output projection and gate, and a part of the positions. It writes partial sums
-    ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
-    """
+    """Compute the weights' gradients."""
+    # A program owns BO rows of output projection and gate, and a part of the positions. It writes partial sums
+    # ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
     o_o = tl.program_id(0) * BO + tl.arange(0, BO)
     m_o = o_o < CZ
     o_c = tl.arange(0, BC)
@@ -239,14 +311,3 @@ def output_weights_backward(
     )
     bias, gate_bias = partial_bias.sum(0)
     return [partial.sum(0), bias, partial_gate.sum(0), gate_bias]
-
-
-def variants() -> list[KernelVariant]:
-    """Record both kernels in every dtype and shipped configuration."""
-
-    def launch(new: NewTensor, c: int) -> None:
-        product, z, weights = new(c, 16, 16), new(16, 16, c), example_parameters(new, c)
-        output_backward(product, z, z, z, z, weights)
-        output_weights_backward(product, z, z, z, weights)
-
-    return recorded_variants(launch, "C", WIDTHS)

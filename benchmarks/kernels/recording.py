@@ -1,0 +1,72 @@
+"""Replacements of kernel launches and of the class of chips, for measurements and tests without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from fastfold.errors import ConfigError
+from fastfold.kernels.common import tuning
+from fastfold.kernels.common.backend import VARIABLE
+from fastfold.kernels.common.tuning import FLOAT32_VARIABLE
+
+
+@contextmanager
+def launches_replaced(launcher: Callable[[Any, Any], Callable[..., Any]]) -> Iterator[None]:
+    """Replace ``kernel[grid]`` by ``launcher(kernel, grid)``, for the whole process."""
+    from triton.runtime.jit import KernelInterface
+
+    before = KernelInterface.__getitem__
+    KernelInterface.__getitem__ = launcher
+    try:
+        yield
+    finally:
+        KernelInterface.__getitem__ = before
+
+
+@contextmanager
+def without_launches() -> Iterator[None]:
+    """Run Triton's path on ``meta`` tensors without launching its kernels, for the whole process.
+
+    This counts the allocations of a GPU on any machine.
+
+    Raises:
+        ConfigError: Triton is not installed.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "cannot count the allocations of Triton's path: the package triton is not installed"
+        )
+    nothing = launches_replaced(lambda kernel, grid: lambda *arguments, **options: None)
+    with mock.patch.dict(os.environ, {VARIABLE: "triton"}), nothing:
+        yield
+
+
+class _Entries(dict[str, Any]):
+    """Configurations of a kernel by class of chips, which note the class of the last one that was used."""
+
+    used: str
+
+    def __getitem__(self, chip: str) -> Any:
+        self.used = chip
+        return super().__getitem__(chip)
+
+
+@contextmanager
+def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, _Entries]]:
+    """Use the configurations of a class of chips on every device, for the whole process.
+
+    ``float32`` is a result of :func:`~fastfold.kernels.common.tuning.float32_products`, by default that of the class.
+    Yields the entries of each kernel; ``used`` is the class of the one that was last found: this one, or ``any``.
+    """
+    table = {kernel: _Entries(entries) for kernel, entries in tuning.configurations().items()}
+    with (
+        mock.patch.object(tuning, "chip_class", return_value=chip),
+        mock.patch.object(tuning, "configurations", return_value=table),
+        mock.patch.dict(os.environ, {} if float32 is None else {FLOAT32_VARIABLE: float32}),
+    ):
+        yield table
