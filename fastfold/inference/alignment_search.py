@@ -92,7 +92,7 @@ class AlignmentSearch:
     ) -> tuple[list[Target], list[InputError]]:
         """Search for the chains of targets; return them, and errors of failed searches, or raise FastFoldError.
 
-        ``needed_alone`` skips what a fold does not use: targets with alignments, and UniProt without chains to pair.
+        ``needed_alone`` skips unneeded searches: targets with alignments, and UniProt without chains to pair.
         """
         out, engines = self.out, self.engines
         if not isinstance(engines, Sequence):
