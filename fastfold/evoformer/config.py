@@ -42,6 +42,11 @@ def model_config(name: str) -> ConfigDict:
 
     Raises:
         ConfigError: The name is unknown; the message names the closest one.
+
+    Example:
+        >>> from fastfold import model_config
+        >>> model_config("model_1_ptm").model.embeddings_and_evoformer.evoformer_num_block
+        48
     """
     if name == MINI:
         return _mini()

@@ -108,6 +108,16 @@ class EvoformerBlock(nn.Module):
     In the extra MSA stack (Algorithm 18, lines 2-10) the column attention of line 3 is global.
 
     Steps are left out if their nodes say ``enabled: false`` (not in official configurations).
+
+    Example:
+        >>> import torch
+        >>> from fastfold.evoformer import EvoformerBlock
+        >>> from fastfold.evoformer.config import model_config
+        >>> node = model_config("model_1").model.embeddings_and_evoformer.evoformer
+        >>> block = EvoformerBlock(node, 16, 8)
+        >>> msa, pair = block(torch.randn(3, 5, 16), torch.randn(5, 5, 8), torch.ones(3, 5), torch.ones(5, 5))
+        >>> msa.shape, pair.shape
+        (torch.Size([3, 5, 16]), torch.Size([5, 5, 8]))
     """
 
     msa_transition: Transition
@@ -188,7 +198,18 @@ class BlockStack(nn.Module):
 
 
 class EvoformerStack(BlockStack):
-    """Evoformer blocks one after the other (supplement Algorithm 6, lines 1-11; Algorithm 18)."""
+    """Evoformer blocks one after the other (supplement Algorithm 6, lines 1-11; Algorithm 18).
+
+    Example:
+        >>> import torch
+        >>> from fastfold.evoformer import EvoformerBlock, EvoformerStack
+        >>> from fastfold.evoformer.config import model_config
+        >>> node = model_config("model_1").model.embeddings_and_evoformer.evoformer
+        >>> stack = EvoformerStack([EvoformerBlock(node, 16, 8) for _ in range(2)])
+        >>> msa, pair = stack(torch.randn(3, 5, 16), torch.randn(5, 5, 8), torch.ones(3, 5), torch.ones(5, 5))
+        >>> msa.shape, pair.shape
+        (torch.Size([3, 5, 16]), torch.Size([5, 5, 8]))
+    """
 
     @contextmanager
     def first_blocks(self, number: int) -> Iterator[None]:

@@ -57,6 +57,13 @@ class ExecutionPolicy:
 
     While gradients are recorded, only ``block_elements``, ``recompute``, ``templates``, ``lazy_logits`` and ``heads``
     have an effect.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.evoformer import ExecutionPolicy
+        >>> from fastfold.evoformer.execution import set_policy
+        >>> model = fastfold.load_model("mini", device="cpu")
+        >>> set_policy(model, ExecutionPolicy(block_elements=2**16, inplace=True))
     """
 
     #: Maximum number of elements of a block of the input (but at least one row); None for a single block, which the

@@ -68,6 +68,12 @@ class AlphaFold(PolicyModule):
     The code is single-device code; precision, memory policy and parallel layout are applied from outside.
     With a policy that works in place (:mod:`fastfold.evoformer.execution`), one pair tensor serves from the first
     cycle to the heads. With ``lazy_logits``, logits of pairs are :class:`~fastfold.evoformer.execution.LazyRows`.
+
+    Example:
+        >>> import fastfold
+        >>> network = fastfold.AlphaFold(fastfold.load_model("mini").config)
+        >>> sum(parameter.numel() for parameter in network.parameters()) > 1_000_000
+        True
     """
 
     operator = "embedding"

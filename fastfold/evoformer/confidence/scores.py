@@ -11,7 +11,14 @@ from fastfold.evoformer.execution import LazyRows, rows_of
 
 
 def plddt(logits: Tensor) -> Tensor:
-    """Return the expected lDDT-CA per residue ``[*, N]``, 0 to 100, from logits ``[*, N, bins]``."""
+    """Return the expected lDDT-CA per residue ``[*, N]``, 0 to 100, from logits ``[*, N, bins]``.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.evoformer.confidence import plddt
+        >>> plddt(torch.zeros(3, 50))
+        tensor([50., 50., 50.])
+    """
     bins = logits.shape[-1]
     centres = (torch.arange(bins, device=logits.device, dtype=torch.float32) + 0.5) / bins
     return 100.0 * (torch.softmax(logits.float(), -1) * centres).sum(-1)
@@ -31,6 +38,13 @@ def predicted_aligned_error(logits: Tensor | LazyRows, breaks: Tensor) -> tuple[
     """Return the expected aligned error ``[*, N, N]`` and its largest possible value, in Å.
 
     The bins of ``logits [*, N, N, bins]`` have the edges ``breaks [bins - 1]`` in Å.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.evoformer.confidence import predicted_aligned_error
+        >>> errors, largest = predicted_aligned_error(torch.zeros(4, 4, 64), torch.linspace(0, 31, 63))
+        >>> errors.shape, round(largest.item(), 2)
+        (torch.Size([4, 4]), 31.75)
     """
     centres = bin_centres(breaks.float())
     error = torch.empty(logits.shape[:-1], dtype=centres.dtype, device=centres.device)
@@ -56,6 +70,15 @@ def predicted_tm_score(
 
     Returns:
         Scalar in [0, 1]: the best score over all residues that the others are aligned on.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.evoformer.confidence import predicted_tm_score
+        >>> sure = torch.zeros(50, 50, 64)
+        >>> sure[..., 0] = 100.0
+        >>> score = predicted_tm_score(sure, torch.linspace(0, 31, 63))
+        >>> round(score.item(), 2)
+        0.99
     """
     if residue_weights is None:
         residue_weights = torch.ones(logits.shape[-2], device=breaks.device)
@@ -124,6 +147,14 @@ def chain_confidence(
         ``chain_ptm [C]``, ``chain_pair_iptm [C, C]`` and, with a distogram, ``chain_pair_actifptm [C, C]`` and the
         scalar ``actifptm`` of all interfaces. Chains are in the order of ``asym_id``'s values, matrices are symmetric
         with a diagonal of 0.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.evoformer.confidence import chain_confidence
+        >>> logits, breaks = torch.zeros(50, 50, 64), torch.linspace(0, 31, 63)
+        >>> scores = chain_confidence(logits, breaks, torch.tensor([1] * 20 + [2] * 30))
+        >>> scores["chain_ptm"].shape, scores["chain_pair_iptm"].shape
+        (torch.Size([2]), torch.Size([2, 2]))
     """
     chains, chain_of = torch.unique(asym_id, return_inverse=True)
     member = torch.nn.functional.one_hot(chain_of, len(chains)).float()

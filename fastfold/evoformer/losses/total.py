@@ -76,6 +76,23 @@ def alphafold_loss(
     Returns:
         The total loss, a scalar averaged over leading batch axes, and a tree with the parts of each head,
         each part ``[*]``.
+
+    Example:
+        >>> import fastfold
+        >>> import torch
+        >>> from fastfold.data.targets import Chain
+        >>> from fastfold.data.training.labels import structure_labels
+        >>> from fastfold.evoformer.losses import alphafold_loss
+        >>> model = fastfold.load_model("mini", device="cpu")
+        >>> truth = fastfold.predict("MTYKLILNGK", model, num_recycles=0).protein
+        >>> sampler = fastfold.featurize([Chain("A", "MTYKLILNGK")], [([], [])], model.config)
+        >>> labels = structure_labels(truth.aatype, truth.atom_positions, truth.atom_mask, resolution=2.0)
+        >>> batch = {name: torch.as_tensor(value) for name, value in (sampler.sample(0) | labels).items()}
+        >>> result = model({name: value[None] for name, value in batch.items()}, 0)
+        >>> loss, parts = alphafold_loss(result, batch, model.config)
+        >>> loss.backward()
+        >>> sorted(parts)[:2]
+        ['distogram', 'experimentally_resolved']
     """
     weights = config.model.heads
     names = ("structure_module", "predicted_aligned_error", *_HEADS)
