@@ -36,6 +36,14 @@ class Protein:
     Raises:
         ValueError: Shapes disagree, a residue type is outside 0-20, chains are not in one piece each, or a
             residue number occurs twice in a chain.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein import Protein
+        >>> zeros = np.zeros((2, 37))
+        >>> protein = Protein(np.zeros((2, 37, 3)), zeros + 1, [0, 7], [1, 2], [0, 0], zeros)
+        >>> len(protein), protein.sequences
+        (2, ('AG',))
     """
 
     atom_positions: np.ndarray  #: ``[N, 37, 3]`` float32, in Å; meaningless where ``atom_mask`` is 0

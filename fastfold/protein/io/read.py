@@ -52,6 +52,15 @@ def read_structure(source: Any, *, chain_ids: Iterable[str] | None = None) -> St
         ConfigError: ``source`` is of another type.
         InputError: The file is missing, unreadable, truncated, malformed, or in another format; or it lacks a protein
             or a requested chain.
+
+    Example:
+        >>> import fastfold
+        >>> from pathlib import Path
+        >>> from fastfold.protein import read_structure
+        >>> _ = Path("query.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> structure = read_structure("query.pdb")
+        >>> [(chain.chain_id, chain.sequence) for chain in structure.chains]
+        [('A', 'MTYKLILNGK')]
     """
     wanted = None if chain_ids is None else {chain_ids} if isinstance(chain_ids, str) else set(chain_ids)
     path = _place(source)

@@ -76,6 +76,13 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
 
     Raises:
         InputError: The structures do not share a residue with an alpha carbon in both.
+
+    Example:
+        >>> import fastfold
+        >>> first, second = (fastfold.predict("MTYKLILNGK", "mini", seed=seed, num_recycles=0) for seed in (0, 1))
+        >>> scores = fastfold.compare_structures(first, second)
+        >>> 0 <= scores.lddt_ca <= 1
+        True
     """
     prediction, reference = as_protein(prediction), as_protein(reference)
     positions, present = _atoms(prediction)

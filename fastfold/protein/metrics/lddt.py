@@ -36,6 +36,13 @@ def lddt(
 
     Returns:
         ``[*, N]`` or ``[*]`` in [0, 1]; 1 if no distance counts.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.protein import lddt
+        >>> reference = 3.8 * torch.eye(3).repeat(4, 1).cumsum(0)
+        >>> lddt(reference, reference, torch.ones(12), per_residue=False)
+        tensor(1.)
     """
     true = _distances(reference)
     counted = (true < cutoff) * mask[..., :, None] * mask[..., None, :]

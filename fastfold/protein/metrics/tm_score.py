@@ -80,6 +80,13 @@ def tm_score(
         reference_length: Number of residues of the whole reference, which normalises the score; None for the number in
             the mask.
         quick: Start from few fragments only, of N, N/2 and N/4 residues that overlap by half. The score may be lower.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.protein import tm_score
+        >>> reference = 3.8 * torch.eye(3).repeat(10, 1).cumsum(0)
+        >>> round(tm_score(reference @ torch.eye(3).roll(1, 0) + 5.0, reference, torch.ones(30)), 3)
+        1.0
     """
     points = _Points.of(predicted, reference, mask)
     length = points.count if reference_length is None else reference_length
@@ -112,6 +119,13 @@ def gdt(
 
     Cutoffs are distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high accuracy). The
     other arguments are those of :func:`tm_score`; the score is in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> from fastfold.protein import gdt
+        >>> reference = 3.8 * torch.eye(3).repeat(10, 1).cumsum(0)
+        >>> gdt(reference + 5.0, reference, torch.ones(30))
+        1.0
     """
     return sum(gdt_shares(predicted, reference, mask, cutoffs, reference_length)) / len(cutoffs)
 

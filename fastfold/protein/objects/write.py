@@ -52,6 +52,13 @@ def to_biotite(source: Any) -> Any:
         ConfigError: Biotite is not installed, or the structures of a list have different atoms.
         InputError: A file is invalid.
         OutputError: There are no atoms, or a value is not finite.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.protein import to_biotite
+        >>> atoms = to_biotite(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0))
+        >>> atoms[atoms.atom_name == "CA"].coord.shape
+        (10, 3)
     """
     require_package("biotite", "to_biotite")
     from biotite.structure import AtomArray, stack
@@ -77,6 +84,13 @@ def to_biopython(source: Any, name: str = "") -> Any:
     """Return a ``Bio.PDB`` structure called ``name`` with pLDDT or B-factors as B-factors.
 
     Source and errors as of :func:`to_biotite`; a list becomes the models of the structure.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.protein import to_biopython
+        >>> structure = to_biopython(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0), "query")
+        >>> [residue.get_resname() for residue in structure[0]["A"]][:3]
+        ['MET', 'THR', 'TYR']
     """
     from Bio.PDB.StructureBuilder import StructureBuilder
 
@@ -104,6 +118,13 @@ def to_mdanalysis(source: Any) -> Any:
     """Return an MDAnalysis ``Universe`` with pLDDT or B-factors as ``tempfactors``.
 
     Source and errors as of :func:`to_biotite`; a list becomes the frames of a trajectory.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.protein import to_mdanalysis
+        >>> universe = to_mdanalysis(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0))
+        >>> universe.select_atoms("name CA").positions.shape
+        (10, 3)
     """
     require_package("MDAnalysis", "to_mdanalysis")
     from MDAnalysis import Universe

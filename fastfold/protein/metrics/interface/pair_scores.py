@@ -29,6 +29,13 @@ class InterfaceContacts:
     """Contacts of two chains of ``n`` and ``m`` residues.
 
     Both arrays are the residues ``[contacts]`` int of a chain.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.metrics.interface import InterfaceContacts, interface_contacts
+        >>> apart = interface_contacts(np.zeros((1, 3)), np.full((1, 3), 20.0))
+        >>> isinstance(apart, InterfaceContacts), len(apart.first)
+        (True, 0)
     """
 
     first: np.ndarray
@@ -87,6 +94,14 @@ def interface_contacts(
     """Find the residues of two chains that touch.
 
     Positions ``[n, 3]`` and ``[m, 3]`` in Å are from :func:`contact_points`; residues with NaN touch nothing.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.metrics.interface import interface_contacts
+        >>> first, second = np.array([[0.0, 0, 0], [20.0, 0, 0]]), np.array([[0.0, 6, 0], [0.0, 9, 0]])
+        >>> contacts = interface_contacts(first, second)
+        >>> contacts.first.tolist(), contacts.second.tolist()
+        ([0], [0])
     """
     found = [np.empty((0, 2), np.intp)]
     step = max(1, _BLOCK // max(1, len(second)))
@@ -129,6 +144,13 @@ class DirectedScores:
     Each is the largest value of any residue that is aligned on. The suffix names the length from which d0 is computed:
     ``d0res`` the residue's partners under the cutoff, ``d0chn`` both chains, ``d0dom`` the residues of both chains
     that have a partner.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.metrics.interface import directed_scores
+        >>> unsure = directed_scores(np.full((40, 60), 30.0))
+        >>> unsure.ipsae_d0res, unsure.num_pairs, unsure.ipsae_d0res_by_residue.shape
+        (0.0, 0, (40,))
     """
 
     ipsae_d0res: float  #: The score that is called ipSAE
@@ -159,6 +181,13 @@ def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedS
 
     ``pae [n, m]`` in Å has the errors of the ``m`` residues of the scored chain when aligned on each of the ``n``
     residues of the other. Those under the cutoff count for ipSAE.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.metrics.interface import directed_scores
+        >>> scores = directed_scores(np.full((40, 60), 2.0))
+        >>> round(scores.ipsae_d0res, 2), scores.num_pairs
+        (0.63, 2400)
     """
     pae = np.asarray(pae, np.float64)
     near = pae < cutoff

@@ -38,6 +38,13 @@ class ChainConfidence:
 
     Raises:
         ValueError: Shapes disagree, or only one of both actifpTM is given.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.metrics.interface import ChainConfidence
+        >>> confidence = ChainConfidence(ptm=np.array([0.8, 0.7]), iptm=np.array([[0.0, 0.6], [0.6, 0.0]]))
+        >>> confidence.iptm.max().item()
+        0.6
     """
 
     ptm: np.ndarray  #: ``[C]`` float64, pTM of each chain, 0 to 1
@@ -102,6 +109,15 @@ def interface_scores(
 
     Raises:
         ValueError: Shapes disagree.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.metrics.interface import interface_scores
+        >>> chains, present = np.array([0] * 5 + [1] * 5), np.ones((10, 37))
+        >>> positions = np.random.default_rng(0).normal(size=(10, 37, 3))
+        >>> scores = interface_scores(chains, positions, present, np.full(10, 80.0), pae=np.full((10, 10), 5.0))
+        >>> list(scores["chains"]), list(scores["pairs"]), scores["has_clash"]
+        (['A', 'B'], ['A-B'], True)
     """
     n = len(chain_index)
     shapes = {"atom_positions": (n, 37, 3), "atom_mask": (n, 37), "plddt": (n,), "pae": (n, n)}
@@ -165,6 +181,16 @@ def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
     """Return :func:`interface_scores` with None for every score of a pair of chains; clashes stay.
 
     The reason says why the scores would be wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.metrics.interface import interface_scores, without_scores
+        >>> chains, present = np.array([0] * 5 + [1] * 5), np.ones((10, 37))
+        >>> positions = np.random.default_rng(0).normal(size=(10, 37, 3))
+        >>> scores = interface_scores(chains, positions, present, np.full(10, 80.0), pae=np.full((10, 10), 5.0))
+        >>> hidden = without_scores(scores, "the network was trained on single chains")
+        >>> scores["ipsae_max"] is None, hidden["ipsae_max"] is None
+        (False, True)
     """
 
     def empty(tree: dict[str, Any]) -> dict[str, Any]:
