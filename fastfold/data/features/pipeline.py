@@ -95,7 +95,7 @@ def featurize(
     templates: Sequence[Mapping[str, Any] | None] | None = None,
     join: bool = False,
 ) -> FeatureSampler:
-    """Compute the features of a chain or complex for a network.
+    r"""Compute the features of a chain or complex for a network.
 
     Args:
         chains: Chains of the target.
@@ -112,6 +112,17 @@ def featurize(
         ConfigError: A complex for a monomer network without ``join``, or with templates of single chains, or a negative
             seed.
         InputError: Missing chains, or alignments or templates that do not belong to the chains.
+
+    Example:
+        >>> from fastfold import model_config
+        >>> from fastfold.data import featurize, read_msa
+        >>> from fastfold.data.targets import Chain
+        >>> from pathlib import Path
+        >>> _ = Path("query.a3m").write_text(">query\nMTYK\n>homolog\nM-YK\n")
+        >>> chain, alignment = Chain("A", "MTYK"), read_msa("query.a3m")
+        >>> sampler = featurize([chain], [([alignment], [])], model_config("model_1_ptm"))
+        >>> sampler.sample(0)["aatype"].tolist()
+        [12, 16, 18, 11]
     """
     if not chains:
         raise InputError("a target needs at least one chain")

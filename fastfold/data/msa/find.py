@@ -69,7 +69,7 @@ class ChainAlignments:
 
 
 def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
-    """Read an alignment with suffix ``.a3m`` or ``.sto``, plain or ``.gz``.
+    r"""Read an alignment with suffix ``.a3m`` or ``.sto``, plain or ``.gz``.
 
     Args:
         path: Path of the file.
@@ -77,6 +77,13 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
 
     Raises:
         InputError: The file cannot be read, is not such an alignment, or belongs to another sequence.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.data import read_msa
+        >>> _ = Path("query.a3m").write_text(">query\nMTYK\n>homolog\nM-YK\n")
+        >>> read_msa("query.a3m", query="MTYK").sequences
+        ('MTYK', 'M-YK')
     """
     parse = parse_stockholm if _is_stockholm(path) else parse_a3m
     msa = parse(_read_text(path), path=path)

@@ -41,7 +41,14 @@ _ANNOTATIONS = frozenset(("ss_pred", "ss_conf", "ss_dssp", "sa_dssp", "sa_pred",
 
 @dataclass(frozen=True)
 class Msa:
-    """Alignment whose columns are the residues of its first row, the query."""
+    r"""Alignment whose columns are the residues of its first row, the query.
+
+    Example:
+        >>> from fastfold.data.msa.msa import parse_a3m
+        >>> msa = parse_a3m(">query\nMTYK\n>homolog\nMSaYK\n")
+        >>> msa.sequences, msa.deletions.tolist()
+        (('MTYK', 'MSYK'), [[0, 0, 0, 0], [0, 0, 1, 0]])
+    """
 
     #: S rows of N letters each: A-Z and ``-`` for a gap; row 0, the query, has no gap
     sequences: tuple[str, ...]

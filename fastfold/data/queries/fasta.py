@@ -26,7 +26,7 @@ _QUOTED = re.compile(r"^[ \t]*[\"']+[ \t]*>", re.MULTILINE)
 
 
 def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
-    """Read the targets of one FASTA file, with unique names.
+    r"""Read the targets of one FASTA file, with unique names.
 
     Args:
         path: Path of the file; with suffix ``.gz`` it may be compressed.
@@ -34,6 +34,13 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
 
     Raises:
         InputError: A record is invalid; the first one, with its line.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.data import read_fasta
+        >>> _ = Path("pair.fasta").write_text(">pair a dimer\nMTYK:GSHM\n")
+        >>> [(target.name, [chain.sequence for chain in target.chains]) for target in read_fasta("pair.fasta")]
+        [('pair', ['MTYK', 'GSHM'])]
     """
     errors: list[InputError] = []
     file = QueryFile(path, read_text_bytes(path, limit=MAX_FASTA_BYTES))

@@ -58,7 +58,7 @@ def search(
     memory: str | int | None = None,
     **settings: Any,
 ) -> Path:
-    """Search sequence databases for the alignments of sequences.
+    r"""Search sequence databases for the alignments of sequences.
 
     Args:
         sequences: A sequence, which is then named ``query``; sequences by name; or a list of them, named ``query_1``,
@@ -77,6 +77,15 @@ def search(
         InputError: A sequence or a database is invalid.
         ConfigError: A setting is invalid.
         OutputError: The folder cannot be written, or has alignments of the same name that are not from a search.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import fastfold
+        >>> sequence = "MTYKLILNGKTLKGETTTEAVDAATAEKVFKQYANDNGVDGEWTYDDATKTFTVTE"
+        >>> _ = Path("uniref90.fasta").write_text(f">near\n{sequence.replace('VDAAT', 'VEAAS')}\n")
+        >>> folder = fastfold.search({"protein_g": sequence}, "uniref90.fasta", "alignments")
+        >>> fastfold.data.read_msa(folder / "protein_g" / "uniref90_hits.sto").descriptions
+        ('query', 'near/1-56 ...')
     """
     unknown = sorted(settings.keys() - {one.name for one in fields(HmmerSettings)})
     if unknown:

@@ -90,6 +90,13 @@ def open_dataset(
         ConfigError: The folder, or another path, does not exist or contains no chain to train on; the split does not
             exist; or a name in ``oversample`` is unknown.
         InputError: A table cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import fastfold
+        >>> _ = Path("1abc.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> [(entry.id, entry.chain_id, entry.sequence) for entry in fastfold.data.open_dataset("1abc.pdb")]
+        [('1abc', 'A', 'MTYKLILNGK')]
     """
     root = Path(directory)
     if not root.exists():
