@@ -250,6 +250,16 @@ def attention(
     Raises:
         InputError: Shapes or dtypes do not match.
         ConfigError: The backend does not exist or cannot run here.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn.functional import scaled_dot_product_attention
+        >>> from fastfold.kernels import attention
+        >>> q, k, v = torch.randn(3, 2, 5, 4, 8)  # 2 rows, 5 positions, 4 heads of 8 channels
+        >>> bias = torch.randn(4, 5, 5)
+        >>> plain = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=bias)
+        >>> torch.allclose(attention(q, k, v, bias), plain.transpose(1, 2), atol=1e-5)
+        True
     """
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -24,7 +24,18 @@ backward_dtype = accumulation_dtype  #: Dtype of the products of the backward pa
 
 
 class GatedAttentionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients."""
+    """Parameters of :func:`fastfold.kernels.gated_attention`, or their gradients.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import GatedAttentionParams, gated_attention
+        >>> query, key, value = (nn.Linear(16, 16, bias=False) for _ in range(3))
+        >>> layers = [nn.LayerNorm(16), query, key, value, nn.Linear(16, 16), nn.Linear(16, 16)]
+        >>> parameters = GatedAttentionParams(*nn.ModuleList(layers).parameters())
+        >>> gated_attention(torch.randn(3, 5, 16), None, None, parameters, heads=4).shape
+        torch.Size([3, 5, 16])
+    """
 
     norm_weight: Tensor  #: ``[c]``, scale of the normalisation
     norm_bias: Tensor  #: ``[c]``, its shift

@@ -140,6 +140,14 @@ def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -
 
     ``channels`` is their number in each head, and ``backend`` that of :func:`gated_attention`. The numbers stay; for
     Triton, rows begin at multiples of 16 elements, whatever N is.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import attention_bias
+        >>> bias = torch.randn(5, 5, 4).permute(2, 0, 1)  # 4 heads, which are innermost in memory
+        >>> shared = attention_bias(bias, channels=8)
+        >>> torch.equal(shared, bias), bias.stride(), shared.stride()
+        (True, (1, 20, 4), (25, 5, 1))
     """
     if attention_backend(bias, channels, backend) == "torch":
         return bias.contiguous()
@@ -186,6 +194,19 @@ def gated_attention(
         InputError: Bias or mask have another shape.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import GatedAttentionParams, gated_attention
+        >>> norm, plain = nn.LayerNorm(16), nn.MultiheadAttention(16, 4, batch_first=True)
+        >>> query, key, value = plain.in_proj_weight.chunk(3)  # the biases of a new layer are zero
+        >>> output = plain.out_proj.parameters()
+        >>> parameters = GatedAttentionParams(*norm.parameters(), query, key, value, None, None, *output)
+        >>> x = torch.randn(3, 5, 16)
+        >>> found = gated_attention(x, None, None, parameters, heads=4, residual=x)
+        >>> torch.allclose(found, x + plain(norm(x), norm(x), norm(x))[0], atol=1e-5)
+        True
     """
     *lead, rows, length, _ = x.shape
     for name, tensor, shape in (

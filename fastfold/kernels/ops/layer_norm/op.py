@@ -125,5 +125,13 @@ def layer_norm(
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import layer_norm
+        >>> x, weight, bias = torch.randn(3, 16), torch.randn(16), torch.randn(16)
+        >>> plain = torch.nn.functional.layer_norm(x, [16], weight, bias)
+        >>> torch.allclose(layer_norm(x, weight, bias), plain, atol=1e-5)
+        True
     """
     return _layer_norm(x, weight, bias, eps, rows_backend(x, backend))

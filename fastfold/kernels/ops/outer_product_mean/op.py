@@ -54,6 +54,17 @@ class OuterProductRows:
     Raises:
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import OuterProductRows, outer_product_mean
+        >>> left, right = torch.randn(2, 7, 6, 4)  # 7 sequences, 6 residues, 4 channels
+        >>> mask, weight, bias = torch.ones(7, 6), torch.randn(8, 16), torch.randn(8)
+        >>> rows, out = OuterProductRows([right], mask, weight, bias), torch.empty(6, 6, 8)
+        >>> for own in (slice(0, 4), slice(4, 6)):
+        ...     _ = rows.write(out[own], left[:, own], mask[:, own])
+        >>> torch.allclose(out, outer_product_mean(left, right, mask, mask, weight, bias), atol=1e-4)
+        True
     """
 
     def __init__(
@@ -242,6 +253,16 @@ def outer_product_mean(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import outer_product_mean
+        >>> left, right = torch.randn(2, 7, 6, 4)  # 7 sequences, 6 residues, 4 channels
+        >>> mask, weight, bias = torch.ones(7, 6), torch.randn(8, 16), torch.randn(8)
+        >>> found = outer_product_mean(left, right, mask, mask, weight, bias)
+        >>> products = torch.einsum("sic,sje->ijce", left, right).flatten(-2)
+        >>> torch.allclose(found, (products @ weight.T + bias) / (1e-3 + 7), atol=1e-4)
+        True
     """
     backend = products_backend(left, len(bias), backend)
     if out is None:

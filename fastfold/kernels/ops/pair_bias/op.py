@@ -154,6 +154,15 @@ def pair_bias(
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import pair_bias
+        >>> norm, heads, z = nn.LayerNorm(16), nn.Linear(16, 4, bias=False), torch.randn(5, 5, 16)
+        >>> bias = pair_bias(z, norm.weight, norm.bias, heads.weight)
+        >>> torch.allclose(bias, heads(norm(z)).permute(2, 0, 1), atol=1e-5)
+        True
     """
     chosen = products_backend(z, weight.shape[1], backend)
     chosen = chosen if weight.shape[0] <= MAX_HEADS else "torch"

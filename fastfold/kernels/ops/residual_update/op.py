@@ -135,6 +135,15 @@ def residual_update(
         InputError: A shape does not match that of ``x``.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import residual_update
+        >>> x, residual, gate = torch.randn(3, 5, 6, 16)
+        >>> bias, dropout = torch.randn(16), 2 * torch.ones(5, 1, 16).bernoulli(0.5)
+        >>> found = residual_update(x, residual, bias=bias, gate=gate, dropout=dropout)
+        >>> torch.allclose(found, residual + dropout * gate.sigmoid() * (x + bias), atol=1e-5)
+        True
     """
     wanted = {
         "residual": (residual, x.shape),

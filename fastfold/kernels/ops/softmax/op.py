@@ -137,5 +137,14 @@ def softmax(
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import softmax
+        >>> scores, bias = torch.randn(2, 4, 5, 5), torch.randn(4, 5, 5)  # 2 rows, 4 heads
+        >>> torch.allclose(softmax(scores, bias), torch.softmax(scores + bias, dim=-1), atol=1e-6)
+        True
+        >>> softmax(torch.zeros(1, 1, 1, 4), mask=torch.tensor([[1, 1, 0, 0]])).tolist()
+        [[[[0.5, 0.5, 0.0, 0.0]]]]
     """
     return _softmax(scores, bias, mask, rows_backend(scores, backend))

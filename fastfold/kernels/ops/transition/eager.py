@@ -26,7 +26,17 @@ EPS = 1e-5
 
 
 class TransitionParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.transition`."""
+    """Parameters of :func:`fastfold.kernels.transition`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import TransitionParams, transition
+        >>> norm, first, second = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+        >>> parameters = TransitionParams(*norm.parameters(), *first.parameters(), *second.parameters())
+        >>> transition(torch.randn(3, 5, 8), parameters).shape
+        torch.Size([3, 5, 8])
+    """
 
     norm_weight: Tensor  #: ``[c]``, scale of the normalisation
     norm_bias: Tensor  #: ``[c]``, its shift

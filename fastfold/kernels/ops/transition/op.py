@@ -119,6 +119,16 @@ def transition(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import TransitionParams, transition
+        >>> plain = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+        >>> x = torch.randn(5, 8)
+        >>> found = transition(x, TransitionParams(*plain.parameters()), residual=x)
+        >>> torch.allclose(found, x + plain(x), atol=1e-5)
+        True
     """
     backend = products_backend(x, x.shape[-1], backend)
     if out is None:

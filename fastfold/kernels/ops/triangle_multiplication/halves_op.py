@@ -99,6 +99,18 @@ def triangle_factors(
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import FactorParams, triangle_factors
+        >>> layers = nn.ModuleList([nn.LayerNorm(16), nn.Linear(16, 8), nn.Linear(16, 8)])
+        >>> norm, project, gate = layers
+        >>> z, mask = torch.randn(5, 6, 16), torch.ones(5, 6)
+        >>> found = triangle_factors(z, mask, FactorParams(*layers.parameters()))
+        >>> plain = mask[..., None] * project(norm(z)) * gate(norm(z)).sigmoid()
+        >>> torch.allclose(found, plain.permute(2, 0, 1), atol=1e-5)
+        True
     """
     return _triangle_factors(z, mask, parameters, products_backend(z, z.shape[-1], backend))
 
@@ -210,6 +222,18 @@ def triangle_update(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import UpdateParams, triangle_update
+        >>> layers = nn.ModuleList([nn.LayerNorm(16), nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 16)])
+        >>> norm, norm_out, output, gate = layers
+        >>> z, product = torch.randn(5, 6, 16), torch.randn(8, 5, 6)
+        >>> found = triangle_update(product, z, UpdateParams(*layers.parameters()), add_z=True)
+        >>> plain = output(norm_out(product.permute(1, 2, 0))) * gate(norm(z)).sigmoid()
+        >>> torch.allclose(found, z + plain, atol=1e-5)
+        True
     """
     backend = products_backend(z, max(parameters.out_weight.shape), backend)
     if out is None:

@@ -146,6 +146,20 @@ def triangle_multiplication(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold import kernels
+        >>> factors = [nn.LayerNorm(16), nn.Linear(16, 2 * 8), nn.Linear(16, 2 * 8)]
+        >>> update = [nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 16)]
+        >>> parameters = kernels.TriangleParams(*nn.ModuleList(factors + update).parameters())
+        >>> z, mask = torch.randn(5, 5, 16), torch.ones(5, 5)
+        >>> left, right = kernels.triangle_factors(z, mask, parameters.factors).chunk(2)
+        >>> plain = kernels.triangle_update(left @ right.mT, z, parameters.update)
+        >>> found = kernels.triangle_multiplication(z, mask, parameters, outgoing=True)
+        >>> torch.allclose(found, plain, atol=1e-5)
+        True
     """
     if out is not None:
         refuse_gradients(z, residual, *parameters)

@@ -10,7 +10,17 @@ EPS = 1e-5  #: Added to the variance in both normalisations
 
 
 class FactorParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_factors`."""
+    """Parameters of :func:`fastfold.kernels.triangle_factors`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import FactorParams, triangle_factors
+        >>> layers = nn.ModuleList([nn.LayerNorm(16), nn.Linear(16, 2 * 8), nn.Linear(16, 2 * 8)])
+        >>> parameters = FactorParams(*layers.parameters())
+        >>> triangle_factors(torch.randn(5, 6, 16), torch.ones(5, 6), parameters).shape
+        torch.Size([16, 5, 6])
+    """
 
     norm_weight: Tensor  #: ``[c_z]``, scale of the normalisation
     norm_bias: Tensor  #: ``[c_z]``, its shift
@@ -21,7 +31,17 @@ class FactorParams(NamedTuple):
 
 
 class UpdateParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_update`."""
+    """Parameters of :func:`fastfold.kernels.triangle_update`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.kernels import UpdateParams, triangle_update
+        >>> layers = nn.ModuleList([nn.LayerNorm(16), nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 16)])
+        >>> parameters = UpdateParams(*layers.parameters())
+        >>> triangle_update(torch.randn(8, 5, 6), torch.randn(5, 6, 16), parameters).shape
+        torch.Size([5, 6, 16])
+    """
 
     norm_weight: Tensor  #: ``[c_z]``, scale of the normalisation of ``z``
     norm_bias: Tensor  #: ``[c_z]``, its shift
@@ -34,7 +54,17 @@ class UpdateParams(NamedTuple):
 
 
 class TriangleParams(NamedTuple):
-    """Parameters of :func:`fastfold.kernels.triangle_multiplication`: of both halves, which share the first norm."""
+    """Parameters of :func:`fastfold.kernels.triangle_multiplication`: of both halves, which share the first norm.
+
+    Example:
+        >>> from torch import nn
+        >>> from fastfold.kernels import TriangleParams
+        >>> factors = [nn.LayerNorm(16), nn.Linear(16, 2 * 8), nn.Linear(16, 2 * 8)]
+        >>> update = [nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 16)]
+        >>> parameters = TriangleParams(*nn.ModuleList(factors + update).parameters())
+        >>> parameters.channels, parameters.update.out_weight.shape
+        (8, torch.Size([16, 8]))
+    """
 
     norm_in_weight: Tensor
     norm_in_bias: Tensor
