@@ -61,6 +61,16 @@ class HostBuffers:
         overflow: See above.
         expected: Bytes that will be in use at a time. The first request allocates this size, so that a tensor leaves
             room for the next.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.memory import HostBuffers
+        >>> buffers, x = HostBuffers(), torch.randn(1000)
+        >>> copy = buffers.buffer(x.numel(), like=x).copy_(x)
+        >>> del copy  # its memory is used again
+        >>> other = buffers.buffer(500, like=x)
+        >>> buffers.nbytes
+        4000
     """
 
     def __init__(
@@ -152,7 +162,16 @@ class HostBuffers:
 
 
 def disk_buffers(folder: str | os.PathLike[str] | None = None) -> HostBuffers:
-    """Return buffers in anonymous files on a disk, by default in the system's folder of temporary files."""
+    """Return buffers in anonymous files on a disk, by default in the system's folder of temporary files.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.memory import disk_buffers
+        >>> buffers, x = disk_buffers("."), torch.randn(1000)
+        >>> copy = buffers.buffer(x.numel(), like=x).copy_(x)
+        >>> torch.equal(copy, x), buffers.nbytes
+        (True, 4000)
+    """
     tier = NvmeTier(folder)
     found = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "an offloaded tensor"))
     found._pins = False  # the driver cannot pin mapped files

@@ -51,6 +51,18 @@ def autochunk(
         BudgetError: No chunks stay under the budget. Names the smallest budget that works.
         ConfigError: The module cannot be exported, because it depends on the values of tensors, changes inputs or
             buffers in place, or draws random numbers. Or the budget is not an amount of memory.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.memory import autochunk
+        >>> module, x = nn.Sequential(nn.Linear(8, 256), nn.GELU(), nn.Linear(256, 8)), torch.randn(512, 8)
+        >>> chunked = autochunk(module, x, "256KiB")
+        >>> chunked.plan.peak <= 256 * 1024 < chunked.plan.peak_before
+        True
+        >>> with torch.no_grad():
+        ...     torch.allclose(chunked(x), module(x), atol=1e-5)
+        True
     """
     allowed = parse_bytes(budget)
     args, kwargs = _arguments(example)

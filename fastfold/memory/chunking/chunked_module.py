@@ -18,7 +18,17 @@ from fastfold.memory.chunking.steps import Loop, Step
 
 @dataclass(frozen=True)
 class Region:
-    """Part of a module that runs in chunks."""
+    """Part of a module that runs in chunks.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.memory import autochunk
+        >>> module = nn.Sequential(nn.Linear(8, 256), nn.GELU(), nn.Linear(256, 8))
+        >>> (region,) = autochunk(module, torch.randn(512, 8), "256KiB").plan.regions
+        >>> print(region)
+        3 operations, aten::linear to aten::linear [512, 8]: dimension 0 in 5 chunks of 103
+    """
 
     first: str  #: Operator of its first operation
     last: str  #: Operator of its last operation
@@ -42,6 +52,15 @@ class ChunkPlan:
     """Chunked regions of a module, and its peak memory.
 
     Bytes count inputs, results and intermediate values; parameters and buffers come on top.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.memory import autochunk
+        >>> module = nn.Sequential(nn.Linear(8, 256), nn.GELU(), nn.Linear(256, 8))
+        >>> plan = autochunk(module, torch.randn(512, 8), "256KiB").plan
+        >>> plan.peak <= plan.budget, plan.peak_before, len(plan.regions)
+        (True, 1064960, 1)
     """
 
     budget: int  #: Budget in bytes
@@ -83,6 +102,17 @@ class ChunkedModule(nn.Module):
 
     Inputs and outputs are those of the module. Its parameters are read at each call, so weights can be loaded later.
     With ``donate`` inputs may be overwritten.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.memory import autochunk
+        >>> module, x = nn.Sequential(nn.Linear(8, 256), nn.GELU(), nn.Linear(256, 8)), torch.randn(512, 8)
+        >>> chunked = autochunk(module, x, "256KiB")
+        >>> _ = nn.init.zeros_(module[2].weight)  # the parameters are read at each call
+        >>> with torch.no_grad():
+        ...     torch.equal(chunked(x), module[2].bias.expand(512, 8))
+        True
     """
 
     def __init__(self, module: nn.Module, program: Program, plan: ChunkPlan, *, donate: bool) -> None:

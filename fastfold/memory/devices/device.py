@@ -77,6 +77,16 @@ class DeviceFull(RuntimeError):
     """Allocation that exceeds the device's budget.
 
     Sizes are in bytes; ``what`` is the name of the allocation in the message.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.memory import DeviceFull, SimulatedDevice
+        >>> try:
+        ...     with SimulatedDevice(budget=1000).running():
+        ...         torch.zeros(500)
+        ... except DeviceFull as error:
+        ...     print(error)
+        a tensor made by an operator: 2,000 bytes do not fit, 0 of 1,000 are in use
     """
 
     def __init__(self, wanted: int, used: int, budget: int, what: str) -> None:
@@ -96,6 +106,18 @@ class Device(Tier):
     """Device with a budget, which chunks share with the tensors made by operators.
 
     ``received`` is bytes of chunks copied from other tiers.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.memory import GeminiConfig
+        >>> device = GeminiConfig(budget="1MiB", device="cpu").open_device()
+        >>> chunk = device.reserve(1000, torch.float32)
+        >>> device.fill(chunk, torch.ones(1000))
+        >>> float(chunk.sum()), device.used
+        (1000.0, 4000)
+        >>> device.drop(chunk)
+        >>> device.used, device.received
+        (0, 4000)
     """
 
     name = "device"
@@ -242,7 +264,19 @@ class Device(Tier):
 
 
 class CudaDevice(Device):
-    """CUDA device. Evicted buffers return their memory to PyTorch's allocator; their views are valid after a reload."""
+    """CUDA device. Evicted buffers return their memory to PyTorch's allocator; their views are valid after a reload.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.memory import CudaDevice, Gemini, SimulatedDevice
+        >>> has_gpu = torch.cuda.is_available()
+        >>> device = CudaDevice(2**20, torch.device("cuda")) if has_gpu else SimulatedDevice(2**20)
+        >>> manager = Gemini(torch.nn.Linear(8, 4), device=device, budget=2**20)
+        >>> with device.running(), torch.no_grad():
+        ...     manager.model(torch.ones(3, 8, device=device.device)).shape
+        torch.Size([3, 4])
+        >>> manager.release()
+    """
 
     def __init__(self, budget: int, device: torch.device) -> None:
         super().__init__(budget, device)

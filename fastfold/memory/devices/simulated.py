@@ -44,6 +44,15 @@ class SimulatedDevice(Device):
         device: ``cpu``, or ``meta`` for sizes without memory.
         allocator: Model of the allocator that holds the operators' tensors, with its own limit; None to count exact
             bytes.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.memory import SimulatedDevice
+        >>> device = SimulatedDevice(budget=1000)
+        >>> with device.running():
+        ...     x = torch.zeros(100) + 1
+        >>> device.used, device.peak  # 4 bytes a number; the zeros are freed after the addition
+        (400, 800)
     """
 
     def __init__(self, budget: int, device: str = "cpu", *, allocator: Allocator | None = None) -> None:

@@ -25,6 +25,17 @@ class Tier:
     """Tier of memory with flat buffers; this class uses the host's memory.
 
     Copies from pinned memory to a GPU are asynchronous. ``used`` is bytes of chunks, and ``peak`` its largest value.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.memory import Tier
+        >>> host = Tier()
+        >>> buffer = host.allocate(1000, torch.float32)
+        >>> host.used
+        4000
+        >>> del buffer
+        >>> host.used, host.peak
+        (0, 4000)
     """
 
     name = "host"
@@ -123,7 +134,17 @@ def smallest_gap(regions: Iterable[Region], nbytes: int, alignment: int) -> tupl
 
 
 class NvmeTier(Tier):
-    """Anonymous mapped files, removed even if the process is killed; by default in the system's temporary folder."""
+    """Anonymous mapped files, removed even if the process is killed; by default in the system's temporary folder.
+
+    Example:
+        >>> import os
+        >>> import torch
+        >>> from fastfold.memory import NvmeTier
+        >>> disk, before = NvmeTier("."), os.listdir(".")
+        >>> buffer = disk.allocate(1000, torch.float32).fill_(2)
+        >>> float(buffer.sum()), disk.used, os.listdir(".") == before  # the file has no name
+        (2000.0, 4000, True)
+    """
 
     name = "nvme"
 

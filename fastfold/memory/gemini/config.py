@@ -25,6 +25,19 @@ class GeminiConfig:
 
     Raises:
         ConfigError: The policy or the budget is unknown.
+
+    Example:
+        >>> import torch
+        >>> from fastfold import Gemini, GeminiConfig
+        >>> config = GeminiConfig(budget="1MiB", policy="nvme", nvme_folder=".", device="cpu")
+        >>> config.budget_bytes
+        1048576
+        >>> model = torch.nn.Linear(8, 4)
+        >>> manager = Gemini(model, config=config)
+        >>> with manager.device.running(), torch.no_grad():
+        ...     model(torch.ones(3, 8)).shape
+        torch.Size([3, 4])
+        >>> manager.release()
     """
 
     #: Bytes on the device for chunks and activations together, for example ``"20GiB"``

@@ -59,6 +59,29 @@ class Gemini:
         ConfigError: ``config`` is another object; an unknown policy or budget; models that differ over
             ``group``; an optimizer of other parameters, or one that does not treat each parameter alone; parameters
             that are managed already; modules with sparse gradients.
+
+    Example:
+        >>> import copy
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold import Gemini
+        >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))  # 133,120 bytes
+        >>> plain, x = copy.deepcopy(model), torch.randn(4, 64)
+        >>> manager = Gemini(model, torch.optim.Adam(model.parameters()), budget="64KiB", device="cpu")
+        >>> with manager.device.running():  # only for a simulated device
+        ...     model(x).square().mean().backward()
+        >>> manager.step()
+        >>> manager.device.peak <= 64 * 1024
+        True
+
+        With a plain optimizer, the weights are the same:
+
+        >>> manager.release()
+        >>> optimizer = torch.optim.Adam(plain.parameters())
+        >>> plain(x).square().mean().backward()
+        >>> optimizer.step()
+        >>> all(torch.equal(own, other) for own, other in zip(model.parameters(), plain.parameters()))
+        True
     """
 
     def __init__(

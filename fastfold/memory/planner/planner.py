@@ -59,6 +59,13 @@ def plan(
 
     Raises:
         BudgetError: One access needs more than the budget. Names the smallest budget that works.
+
+    Example:
+        >>> from fastfold.memory import Access, plan
+        >>> forward = [Access(frozenset({layer}), other=10) for layer in range(4)]
+        >>> trace, sizes = forward + forward[::-1], dict.fromkeys(range(4), 10)
+        >>> [plan(trace, sizes, budget).loads for budget in (20, 30, 40, 50)]
+        [6.0, 4.0, 2.0, 0.0]
     """
     smallest = smallest_budget(trace, sizes)
     if smallest > budget:
@@ -96,6 +103,13 @@ def choose_spans(
     Spans are packed like chunks between two uses: short intervals come first, and exchanges improve the result. Between
     forward and backward pass this keeps the last layers' saved tensors and parameters. The trace is one cycle, measured
     with all spans offloaded; none stays if the budget cannot hold it. For ``volatile`` see :func:`plan`.
+
+    Example:
+        >>> from fastfold.memory import Access, Span, choose_spans
+        >>> trace, sizes = [Access(frozenset({layer})) for layer in (0, 1, 1, 0)], {0: 20, 1: 20}
+        >>> saved = [Span(size=30, first=0, last=3), Span(size=10, first=1, last=2)]
+        >>> [sorted(choose_spans(trace, sizes, budget, saved)) for budget in (20, 30, 80)]
+        [[], [1], [0, 1]]
     """
     if smallest_budget(trace, sizes) > budget:
         return frozenset()
@@ -112,7 +126,15 @@ def choose_spans(
 
 
 def with_spans(trace: Sequence[Access], spans: Sequence[Span]) -> tuple[Access, ...]:
-    """Return the trace including the spans that stay."""
+    """Return the trace including the spans that stay.
+
+    Example:
+        >>> from fastfold.memory import Access, Span, smallest_budget, with_spans
+        >>> trace, sizes = [Access(frozenset({layer})) for layer in (0, 1, 0)], {0: 20, 1: 30}
+        >>> saved = [Span(size=5, first=0, last=2)]
+        >>> smallest_budget(trace, sizes), smallest_budget(with_spans(trace, saved), sizes)
+        (30, 35)
+    """
     others = [access.other for access in trace]
     for span in spans:
         for position in range(span.first, span.last + 1):

@@ -21,6 +21,15 @@ class BudgetError(ConfigError):
     """Budget that is smaller than the needs of one operator.
 
     ``smallest`` is the smallest sufficient budget in bytes, as far as known.
+
+    Example:
+        >>> from fastfold.memory import Access, BudgetError, plan
+        >>> trace, sizes = [Access(frozenset({0, 1}), other=5)], {0: 10, 1: 20}
+        >>> try:
+        ...     plan(trace, sizes, budget=30)
+        ... except BudgetError as error:
+        ...     print(plan(trace, sizes, budget=error.smallest).peak)
+        35
     """
 
     def __init__(self, message: str, smallest: int) -> None:
@@ -30,7 +39,14 @@ class BudgetError(ConfigError):
 
 @dataclass(frozen=True)
 class Access:
-    """Chunks that an operator needs on the device, and bytes of other tensors there (activations, workspaces)."""
+    """Chunks that an operator needs on the device, and bytes of other tensors there (activations, workspaces).
+
+    Example:
+        >>> from fastfold.memory import Access, smallest_budget
+        >>> attention = Access(frozenset({0, 1}), other=300)  # two chunks of parameters, and its scores
+        >>> smallest_budget([attention], sizes={0: 400, 1: 100})
+        800
+    """
 
     chunks: frozenset[Chunk]
     other: int = 0
@@ -38,7 +54,14 @@ class Access:
 
 @dataclass(frozen=True)
 class Span:
-    """Tensor that can be kept or offloaded between two accesses."""
+    """Tensor that can be kept or offloaded between two accesses.
+
+    Example:
+        >>> from fastfold.memory import Access, Span, with_spans
+        >>> trace = [Access(frozenset(), other=1) for _ in range(4)]
+        >>> [access.other for access in with_spans(trace, [Span(size=10, first=1, last=2)])]
+        [1, 11, 11, 1]
+    """
 
     size: int  #: Bytes
     first: int  #: Access that creates it
@@ -58,7 +81,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Residency at every access of an endlessly repeated schedule."""
+    """Residency at every access of an endlessly repeated schedule.
+
+    Example:
+        >>> from fastfold.memory import Access, plan
+        >>> trace = [Access(frozenset({layer})) for layer in (0, 1, 2, 1)]
+        >>> made = plan(trace, sizes={0: 10, 1: 10, 2: 10}, budget=20)
+        >>> made.peak, made.traffic
+        (20, 20.0)
+        >>> [sorted(step.resident) for step in made.cycle(1)]
+        [[0, 1], [1, 2], [1, 2], [1]]
+    """
 
     cycles: tuple[tuple[Step, ...], ...]  #: Steps of each cycle, one for each access
     start: int  #: Number of the cycle from which the list repeats after its end
@@ -152,5 +185,12 @@ def choose_evictions(
 
 
 def smallest_budget(trace: Sequence[Access], sizes: Mapping[Chunk, int]) -> int:
-    """Return the bytes of the largest access, which is the smallest budget that works."""
+    """Return the bytes of the largest access, which is the smallest budget that works.
+
+    Example:
+        >>> from fastfold.memory import Access, smallest_budget
+        >>> trace = [Access(frozenset({0}), other=5), Access(frozenset({0, 1}))]
+        >>> smallest_budget(trace, sizes={0: 10, 1: 20})
+        30
+    """
     return max((sum(map(sizes.__getitem__, a.chunks)) + a.other for a in trace), default=0)
