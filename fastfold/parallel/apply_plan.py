@@ -90,6 +90,25 @@ def parallelize(
     Raises:
         ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not match
             this model. Raised on every rank before any collective.
+
+    Example:
+        >>> import copy
+        >>> import torch
+        >>> from fastfold import parallelize
+        >>> from fastfold.parallel import started_processes
+        >>> plain, x = torch.nn.Linear(4, 2), torch.randn(8, 4)
+        >>> parallel = parallelize(copy.deepcopy(plain), {"dp": started_processes(), "zero": 1})
+        >>> optimizer = parallel.optimizer(lambda named: torch.optim.AdamW(named.values()))
+        >>> parallel(x[parallel.rows(8)]).square().mean().backward()
+        >>> _ = optimizer.step()
+
+        The step on one process without a plan has the same result:
+
+        >>> optimizer = torch.optim.AdamW(plain.parameters())
+        >>> plain(x).square().mean().backward()
+        >>> optimizer.step()
+        >>> torch.allclose(parallel.state_dict()["weight"], plain.weight)
+        True
     """
     explanation, is_checkpointed = "", False
     if isinstance(plan, str):

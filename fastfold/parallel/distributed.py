@@ -134,7 +134,18 @@ class Meeting:
 
 @dataclass
 class DistributedContext:
-    """The processes that work on one model together."""
+    """The processes that work on one model together.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import ParallelPlan, init_distributed, started_processes
+        >>> plan = ParallelPlan(dp=started_processes())
+        >>> with init_distributed(plan, torch.device("cpu")) as processes:
+        ...     own = range(10)[processes.dp_rank :: processes.dp_size]  # this process's samples
+        ...     counts = processes.gather(len(own))
+        >>> processes.is_rank_zero, sum(counts)
+        (True, 10)
+    """
 
     rank: int  #: This process's number
     size: int  #: Number of processes
@@ -230,6 +241,14 @@ def init_distributed(
             processes; or the processes did not find each other.
         LostProcessError: Another process ended, or did not answer in time. If all processes wait for a GPU that waits
             for such a process, NCCL ends them itself after ``timeout``.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import ParallelPlan, init_distributed, started_processes
+        >>> plan = ParallelPlan(dp=started_processes())
+        >>> with init_distributed(plan, torch.device("cpu")) as processes:
+        ...     processes.rank, processes.size, processes.mesh.group("dp")
+        (0, 1, Group(dp, rank 0 of 1))
     """
     size = started_processes()
     if device.type == "cuda" and (size > 1 or device.index is None):

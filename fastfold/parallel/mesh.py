@@ -76,6 +76,15 @@ class ParallelMesh:
     Raises:
         ConfigError: The plan needs another number of ranks, differs between ranks, or has groups of ``tp`` or ``dap``
             on several machines without ``across_machines``. Every rank raises, before any collective.
+
+    Example:
+        >>> from fastfold.parallel import ParallelMesh, ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> ParallelMesh(ParallelPlan()).group("tp")
+        Group(tp, rank 0 of 1)
+        >>> with fake_mesh(ParallelPlan(dp=2, tp=4), rank=5) as mesh:  # simulates one of eight ranks
+        ...     print(mesh.group("dp"), mesh.group("tp"))
+        Group(dp, rank 1 of 2) Group(tp, rank 1 of 4)
     """
 
     def __init__(self, plan: ParallelPlan, device_type: str | None = None) -> None:

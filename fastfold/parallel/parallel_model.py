@@ -53,6 +53,17 @@ class Parallel(nn.Module):
         sequence: Sequence parallelism of the model, or None.
         explanation: Reasons of a plan that was chosen by the cost model; else empty.
         stage_comparison: Comparison of a pipeline's stages before its first step, or None.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import parallelize, started_processes
+        >>> model = torch.nn.Linear(4, 2)
+        >>> parallel = parallelize(model, {"dp": started_processes()})
+        >>> own = parallel.rows(8)  # of a batch of eight
+        >>> parallel(torch.ones(8, 4)[own]).shape, parallel.loss_share(own.stop - own.start)
+        (torch.Size([8, 2]), 1.0)
+        >>> sorted(parallel.state_dict()) == sorted(model.state_dict())
+        True
     """
 
     module: nn.Module

@@ -63,6 +63,19 @@ class Pipeline:
 
     Raises:
         ConfigError: The schedule is unknown, or does not match the number of stages.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan, Pipeline, parallelize, split_blocks
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> def stages(model, count):
+        ...     return [nn.Sequential(*part) for part in split_blocks(model, count)]
+        >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+        >>> with fake_mesh(ParallelPlan(pp=2), rank=1) as mesh:  # simulates the second of two ranks
+        ...     pipeline = Pipeline(parallelize(model, mesh, stages=stages), schedule="1f1b")
+        >>> pipeline.has_last, {number: len(stage) for number, stage in pipeline.stages.items()}
+        (True, {1: 2})
     """
 
     def __init__(self, parallel: Parallel, schedule: str = "1f1b") -> None:
@@ -210,6 +223,14 @@ def split_blocks(blocks: Sequence[nn.Module], stages: int) -> list[list[nn.Modul
 
     Raises:
         ConfigError: There are fewer blocks than stages.
+
+    Example:
+        >>> from torch import nn
+        >>> from fastfold.parallel import split_blocks
+        >>> blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+        >>> first, second = split_blocks(blocks, stages=2)
+        >>> len(first), len(second), second[0] is blocks[3]
+        (3, 2, True)
     """
     if len(blocks) < stages:
         raise ConfigError(f"{len(blocks)} blocks cannot be split into {stages} pipeline stages")

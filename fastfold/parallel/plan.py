@@ -19,6 +19,16 @@ class ParallelPlan:
 
     Raises:
         ConfigError: A size is impossible; the message shows the arithmetic.
+
+    Example:
+        >>> from fastfold import ParallelPlan
+        >>> plan = ParallelPlan(dp=8, zero=1, tp=4)
+        >>> print(plan, "=", plan.ranks, "ranks")
+        dp 8 x tp 4 = 32 ranks
+        >>> plan.check_ranks(started=8)
+        Traceback (most recent call last):
+            ...
+        fastfold.errors.ConfigError: dp 8 x tp 4 = 32 ranks, but 8 were started
     """
 
     dp: int = 1  #: Data parallel replicas

@@ -12,7 +12,13 @@ _FIRST_PORT, _PORTS = 20_000, 20_000
 
 
 def started_processes() -> int:
-    """Return the number of processes that torchrun or srun started, see :func:`_adopt_srun`; 1 without them."""
+    """Return the number of processes that torchrun or srun started, see :func:`_adopt_srun`; 1 without them.
+
+    Example:
+        >>> from fastfold.parallel import started_processes
+        >>> started_processes()  # 8 after `torchrun --nproc-per-node 8`
+        1
+    """
     _adopt_srun(os.environ)
     return int(os.environ.get("WORLD_SIZE", "1"))
 

@@ -71,6 +71,20 @@ def axial_parallel(model: M, mesh: ParallelMesh) -> M:
     Raises:
         ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
             of ``mini``).
+
+    Example:
+        >>> import torch
+        >>> from fastfold import ParallelPlan, model_config
+        >>> from fastfold.evoformer import EvoformerBlock, EvoformerStack
+        >>> from fastfold.parallel.alphafold import axial_parallel
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+        >>> msa, pair = torch.randn(8, 12, 32), torch.randn(12, 12, 16)
+        >>> with fake_mesh(ParallelPlan(dap=4)) as mesh, torch.no_grad():  # simulates one of four ranks
+        ...     stack = axial_parallel(EvoformerStack([EvoformerBlock(config, 32, 16)]), mesh)
+        ...     msa, pair = stack(msa[:2], pair[:3], torch.ones(8, 12), torch.ones(12, 12))
+        >>> msa.shape, pair.shape  # two of eight sequences, and three of the twelve rows of the pair
+        (torch.Size([2, 12, 32]), torch.Size([3, 12, 16]))
     """
     group = mesh.group("dap")
     if group.size == 1:
@@ -100,6 +114,21 @@ def grid_parallel(model: M, mesh: ParallelMesh, *, contraction: str = "auto", at
     Raises:
         ConfigError: The mesh has no grid, a method is unknown, the model was made parallel before, a ``forward``
             was wrapped, or blocks lack steps (as those of ``mini``).
+
+    Example:
+        >>> import torch
+        >>> from fastfold import ParallelPlan, model_config
+        >>> from fastfold.evoformer import EvoformerBlock, EvoformerStack
+        >>> from fastfold.parallel.alphafold import grid_parallel
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+        >>> msa, pair = torch.randn(8, 12, 32), torch.randn(12, 12, 16)
+        >>> plan = ParallelPlan(dap=4, dap_mode="grid")
+        >>> with fake_mesh(plan) as mesh, torch.no_grad():  # simulates one of 2 x 2 ranks
+        ...     stack = grid_parallel(EvoformerStack([EvoformerBlock(config, 32, 16)]), mesh)
+        ...     msa, pair = stack(msa[:2], pair[:3], torch.ones(8, 12), torch.ones(12, 12))
+        >>> msa.shape, pair.shape  # two of eight sequences, and three of the twelve rows of the pair
+        (torch.Size([2, 12, 32]), torch.Size([3, 12, 16]))
     """
     for name, value, known in (
         ("contraction", contraction, CONTRACTIONS),
@@ -122,5 +151,18 @@ def shard(model: M, mesh: ParallelMesh) -> M:
     :func:`axial_parallel` or :func:`grid_parallel`.
 
     Arguments, result and errors are theirs.
+
+    Example:
+        >>> from fastfold import ParallelPlan, model_config
+        >>> from fastfold.evoformer import EvoformerBlock, EvoformerStack
+        >>> from fastfold.parallel import alphafold
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+        >>> for mode in ("axial", "grid"):
+        ...     stack = EvoformerStack([EvoformerBlock(config, 32, 16)])
+        ...     with fake_mesh(ParallelPlan(dap=4, dap_mode=mode)) as mesh:  # simulates one of four ranks
+        ...         print(type(alphafold.shard(stack, mesh)).__name__)
+        AxialEvoformerStack
+        GridEvoformerStack
     """
     return (grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel)(model, mesh)

@@ -18,6 +18,14 @@ def shard_sizes(length: int, parts: int) -> list[int]:
 
     Raises:
         ValueError: ``length`` is negative or ``parts`` is not positive.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import shard_sizes
+        >>> shard_sizes(10, 4)
+        [3, 3, 2, 2]
+        >>> [part.tolist() for part in torch.arange(10).split(shard_sizes(10, 4))]
+        [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
     """
     if length < 0 or parts < 1:
         raise ValueError(f"cannot cut a length of {length} into {parts} shards")
@@ -45,7 +53,22 @@ class Communication:
 
 @dataclass
 class CommunicationLog:
-    """Collectives of forward and backward passes, in the order in which this rank started them."""
+    """Collectives of forward and backward passes, in the order in which this rank started them.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import ParallelMLP
+        >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+        >>> with fake_mesh(ParallelPlan(tp=4)) as mesh, mesh.record() as log:  # simulates one of four ranks
+        ...     y = ParallelMLP.from_plain(mlp, mesh)(torch.ones(2, 8))
+        >>> log.entries
+        [Communication(op='all_reduce', group='tp', size=4, sent=96.0)]
+        >>> log.sent == 2 * 3 / 4 * y.nbytes
+        True
+    """
 
     entries: list[Communication] = field(default_factory=list)
 
@@ -82,6 +105,14 @@ class Group:
     """Ranks that communicate with each other: a process group, None for one rank, with a name shown in logs.
 
     The reporter of bytes is shared by the groups of a mesh.
+
+    Example:
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> with fake_mesh(ParallelPlan(sp=4), rank=1) as mesh:  # simulates one of four ranks
+        ...     group = mesh.group("sp")
+        ...     print(group, group.shard(10))
+        Group(sp, rank 1 of 4) slice(3, 6, None)
     """
 
     def __init__(

@@ -105,6 +105,16 @@ class Lamb(LayerwiseOptimizer):
 
     Raises:
         ConfigError: A value is out of range.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import Lamb
+        >>> weight = torch.nn.Parameter(torch.full((4,), 3.0))
+        >>> optimizer = Lamb({"weight": weight}, lr=0.1)
+        >>> weight.grad = torch.full((4,), 1e6)
+        >>> optimizer.step()
+        >>> [round(x, 3) for x in weight.tolist()]  # a step of a tenth of its norm, for any gradient
+        [2.7, 2.7, 2.7, 2.7]
     """
 
     def __init__(
@@ -156,6 +166,16 @@ class Lars(LayerwiseOptimizer):
 
     Raises:
         ConfigError: A value is out of range.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import Lars
+        >>> weight = torch.nn.Parameter(torch.full((4,), 3.0))
+        >>> optimizer = Lars({"weight": weight}, lr=1.0, trust=0.1)
+        >>> weight.grad = torch.full((4,), 1e6)
+        >>> optimizer.step()
+        >>> [round(x, 3) for x in weight.tolist()]  # a step of a tenth of its norm, for any gradient
+        [2.7, 2.7, 2.7, 2.7]
     """
 
     measures_gradient = True

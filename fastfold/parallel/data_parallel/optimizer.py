@@ -28,6 +28,18 @@ class ParallelOptimizer(Optimizer):
     """Optimizer from :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules accept it.
 
     ``inner`` is the optimizer of this rank's share; its ``param_groups`` hold learning rates.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import parallelize, started_processes
+        >>> parallel = parallelize(torch.nn.Linear(4, 2), {"dp": started_processes()})
+        >>> optimizer = parallel.optimizer(lambda named: torch.optim.SGD(named.values(), lr=0.5))
+        >>> schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        >>> parallel(torch.ones(3, 4)).sum().backward()
+        >>> _ = optimizer.step()
+        >>> schedule.step()
+        >>> optimizer.param_groups[0]["lr"]
+        0.25
     """
 
     def __init__(

@@ -54,6 +54,22 @@ def best_plans(
     Raises:
         ConfigError: The GPU is unknown, no plan has a sample for every replica, or none fits into memory. The last
             message says how many bytes are missing.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import best_plans
+        >>> from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
+        >>> workload = Workload(
+        ...     name="eight layers",
+        ...     build=lambda mesh: nn.Sequential(nn.Linear(4096, 4096)),
+        ...     loss=lambda model: model(torch.randn(1, 4096)).sum(),
+        ...     samples=64,
+        ...     stacks={"0": Repeat(8)},
+        ...     layouts=standard_layouts(),
+        ... )
+        >>> [str(cost.plan) for cost in best_plans(workload, gpus=8, gpu="h100")]
+        ['dp 8']
     """
     if gpus < 1:
         raise ConfigError(f"expected at least one GPU, found {gpus}")

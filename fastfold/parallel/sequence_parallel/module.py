@@ -49,6 +49,19 @@ class SequenceParallel:
 
     Raises:
         ConfigError: The method is unknown, the module has no submodule of these classes, or was made parallel before.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan, SequenceParallel
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> layer = nn.TransformerEncoderLayer(16, 4, dropout=0.0, batch_first=True)
+        >>> x = torch.randn(2, 10, 16)
+        >>> with fake_mesh(ParallelPlan(sp=4), rank=1) as mesh:  # simulates one of four ranks
+        ...     sequence = SequenceParallel(layer, mesh.group("sp"), attention=nn.MultiheadAttention)
+        ...     own = sequence.shard(x, dim=1)
+        ...     torch.equal(own, x[:, 3:6]), sequence(own).shape
+        (True, torch.Size([2, 3, 16]))
     """
 
     def __init__(

@@ -34,6 +34,19 @@ class ParallelLayerNorm(CutLayer):
     row and rank, and combined as in a parallel variance (Chan et al. 1979), without cancellation. The statistics are
     at least float32. Weight and bias are cut like the features. Their gradients are summed over the ranks with other
     rows.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import ParallelLayerNorm
+        >>> plan = ParallelPlan(tp=4, tp_mode="2d")
+        >>> with fake_mesh(plan) as mesh, mesh.record() as log:  # simulates one of 2 x 2 ranks
+        ...     own = ParallelLayerNorm.from_plain(nn.LayerNorm(16), mesh)
+        ...     y = own(torch.randn(6, 8))  # this rank's rows and features
+        >>> own.weight.shape, y.shape, {(message.op, message.group) for message in log.entries}
+        (torch.Size([8]), torch.Size([6, 8]), {('all_gather', 'tp_row')})
     """
 
     def __init__(self, norm: nn.LayerNorm, mesh: ParallelMesh) -> None:
@@ -94,6 +107,18 @@ class ParallelEmbedding(CutLayer):
     In 1d the vocabulary is cut: a rank looks up its own entries and zeros for the others, and the result is the sum
     over the ranks. In the other modes features are cut like the activations, and the vocabulary over the innermost
     group of rows. The table is gathered along that group for the lookup, and its gradient is reduce-scattered.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import ParallelEmbedding
+        >>> plain = nn.Embedding(10, 8)
+        >>> with fake_mesh(ParallelPlan(tp=4), rank=1) as mesh:  # simulates one of four ranks
+        ...     own = ParallelEmbedding.from_plain(plain, mesh)
+        >>> torch.equal(own.weight, plain.weight[3:6])
+        True
     """
 
     def __init__(self, embedding: nn.Embedding, mesh: ParallelMesh) -> None:
@@ -169,7 +194,21 @@ class ParallelEmbedding(CutLayer):
 
 
 class ParallelMLP(nn.Module):
-    """Linear, activation, linear; from the outer layout to the outer layout. Make one with :meth:`from_plain`."""
+    """Linear, activation, linear; from the outer layout to the outer layout. Make one with :meth:`from_plain`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import ParallelMLP
+        >>> plain = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+        >>> with fake_mesh(ParallelPlan(tp=4)) as mesh, mesh.record() as log:  # simulates one of four ranks
+        ...     own = ParallelMLP.from_plain(plain, mesh)
+        ...     y = own(torch.randn(2, 8))
+        >>> own.first.weight.shape, y.shape, [message.op for message in log.entries]
+        (torch.Size([8, 8]), torch.Size([2, 8]), ['all_reduce'])
+    """
 
     def __init__(
         self, first: ParallelLinear, activation: nn.Module, second: ParallelLinear, group: Group
@@ -247,6 +286,21 @@ class ParallelAttention(nn.Module):
 
     One linear layer computes queries, keys and values; it is cut so that each rank gets all three of its heads. The
     attention itself communicates nothing, because batch and heads are split and the sequence is whole.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import ParallelAttention
+        >>> plain = nn.MultiheadAttention(16, num_heads=4, batch_first=True)
+        >>> with fake_mesh(ParallelPlan(tp=4)) as mesh, mesh.record() as log:  # simulates one of four ranks
+        ...     own = ParallelAttention.from_plain(plain, mesh)
+        ...     y, _ = own(torch.randn(2, 5, 16), need_weights=False)
+        >>> plain.in_proj_weight.shape, own.inputs.weight.shape  # a head of queries, keys and values
+        (torch.Size([48, 16]), torch.Size([12, 16]))
+        >>> y.shape, [message.op for message in log.entries]
+        (torch.Size([2, 5, 16]), ['all_reduce'])
     """
 
     def __init__(self, inputs: ParallelLinear, output: ParallelLinear, heads: int, width: int) -> None:

@@ -33,7 +33,20 @@ from fastfold.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class Layout:
-    """Groups over which activations are split."""
+    """Groups over which activations are split.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import Partition, layouts
+        >>> x = torch.arange(16).view(4, 4)
+        >>> with fake_mesh(ParallelPlan(tp=4, tp_mode="2d"), rank=1) as mesh:  # simulates one of 2 x 2 ranks
+        ...     outer, _ = layouts(mesh)
+        ...     outer.take(x, Partition.even(4, outer.features.size))
+        tensor([[2, 3],
+                [6, 7]])
+    """
 
     rows: tuple[Group, ...]  #: Groups over which the batch, dimension 0, is split, the outermost first
     features: Group  #: Group over which the last dimension is split
@@ -75,7 +88,17 @@ class Layout:
 
 
 def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
-    """Return the outer and the inner layout of a mesh's tensor parallel mode (the table above)."""
+    """Return the outer and the inner layout of a mesh's tensor parallel mode (the table above).
+
+    Example:
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import layouts
+        >>> with fake_mesh(ParallelPlan(tp=4)) as mesh:  # simulates one of four ranks
+        ...     outer, inner = layouts(mesh)
+        ...     print(outer.features.size, inner.features)
+        1 Group(tp, rank 0 of 4)
+    """
     mode = mesh.plan.tp_mode
     if mode == "1d":
         return Layout((), Group(None, "alone", mesh.reporter)), Layout((), mesh.group("tp"))
@@ -88,7 +111,15 @@ def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition of features over ranks."""
+    """Partition of features over ranks.
+
+    Example:
+        >>> from fastfold.parallel.tensor_parallel import Partition
+        >>> Partition.even(10, ranks=4).sizes
+        [3, 3, 2, 2]
+        >>> Partition.heads(heads=3, width=2, ranks=2).parts  # two heads, and one
+        ((0, 1, 2, 3), (4, 5))
+    """
 
     parts: tuple[tuple[int, ...], ...]  #: For each rank the indices of its features, in its order
 
@@ -197,6 +228,18 @@ def parameter_shard_specs(module: nn.Module) -> dict[str, tuple[ShardSpec, ...]]
     """Return the sharding of a module's parameters, by name; missing ones are whole on every rank.
 
     Layers of this package inside it have their own ``shard_specs``.
+
+    Example:
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import ParallelLinear, parameter_shard_specs
+        >>> with fake_mesh(ParallelPlan(tp=4)) as mesh:  # simulates one of four ranks
+        ...     model = nn.Sequential(ParallelLinear.from_plain(nn.Linear(8, 10), mesh), nn.GELU())
+        >>> for name, specs in parameter_shard_specs(model).items():
+        ...     print(name, [(spec.dim, spec.group.name, spec.sizes) for spec in specs])
+        0.weight [(0, 'tp', [3, 3, 2, 2])]
+        0.bias [(0, 'tp', [3, 3, 2, 2])]
     """
     found: dict[str, tuple[ShardSpec, ...]] = {}
     for path, layer in module.named_modules(remove_duplicate=False):

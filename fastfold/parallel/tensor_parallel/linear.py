@@ -45,6 +45,18 @@ class ParallelLinear(CutLayer):
         after: Layout of the output.
         in_parts: Input features of each rank of ``before.features``.
         out_parts: Output features of each rank of ``after.features``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.parallel import ParallelPlan
+        >>> from fastfold.parallel.planner.fake_run import fake_mesh
+        >>> from fastfold.parallel.tensor_parallel import ParallelLinear
+        >>> plain, x = nn.Linear(8, 16), torch.randn(2, 8)
+        >>> with fake_mesh(ParallelPlan(tp=4), rank=1) as mesh:  # simulates one of four ranks
+        ...     own = ParallelLinear.from_plain(plain, mesh)
+        ...     torch.allclose(own(x), plain(x)[:, 4:8], atol=1e-6)
+        True
     """
 
     def __init__(
