@@ -73,6 +73,11 @@ def load_model(
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or not of this network family.
         ConfigError: The device is not available, or does not support this precision.
+
+    Example:
+        >>> import fastfold
+        >>> fastfold.load_model("mini", device="cpu").name
+        'mini'
     """
     where = choose_device(str(device), setting="device=")
     file = one_weights_file(path)
@@ -126,6 +131,14 @@ def predict(
         InputError: The sequence, an alignment or a template is invalid, or the target exceeds the memory.
         ConfigError: A complex with a monomer network, or an argument of the wrong type or value.
         OutputError: The network's results are not finite.
+
+    Example:
+        >>> import fastfold
+        >>> prediction = fastfold.predict("MTYKLILNGKTLKGETTTEA", "mini", num_recycles=0)
+        >>> prediction.atom_positions.shape, prediction.plddt.shape
+        ((20, 37, 3), (20,))
+        >>> prediction.save("results")["pdb"].name
+        'query_mini_seed_0.pdb'
     """
     if isinstance(seed, (list, tuple, range)):
         raise ConfigError("seed is one number; fastfold.predict_many takes several seeds")
@@ -173,6 +186,13 @@ def predict_many(
 
     Returns:
         Predictions by name, the best first; ``table()`` lists their scores.
+
+    Example:
+        >>> import fastfold
+        >>> sequences = {"first": "MTYKLILNGK", "second": "GSHMKRAL"}
+        >>> predictions = fastfold.predict_many(sequences, "mini", seeds=(0, 1), num_recycles=0)
+        >>> [(row["name"], row["rank"], row["length"]) for row in predictions.table()]
+        [('first', 1, 10), ('first', 2, 10), ('second', 1, 8), ('second', 2, 8)]
     """
     config, batch = _config(seeds, settings), check_batch(batch)
     if config.embed is not None:
@@ -272,6 +292,12 @@ def embed(
     Other arguments and errors are those of :func:`predict`. The last pass ends after the Evoformer block ``layer``,
     from 1; None for all. ``arrays`` are names of :data:`fastfold.inference.embed.config.ARRAYS`, by default ``single``
     and ``pair``, after a block ``msa_row`` and ``pair``; with ``mean``, their averages over the residues or pairs.
+
+    Example:
+        >>> import fastfold
+        >>> embedding = fastfold.embed("MTYKLILNGK", "mini")
+        >>> embedding.arrays["single"].shape[0], embedding.arrays["pair"].shape[:2]
+        (10, (10, 10))
     """
     chosen = EmbedConfig(layer=layer, arrays=None if arrays is None else tuple(arrays), mean=mean)
     config = _config(seed, {**settings, "embed": chosen})

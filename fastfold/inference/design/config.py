@@ -38,7 +38,14 @@ def parse_counts(text: str, *, least: int, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class DesignConfig:
-    """Settings of an optimisation; ConfigError for a value out of range."""
+    """Settings of an optimisation; ConfigError for a value out of range.
+
+    Example:
+        >>> from fastfold.inference.design import DesignConfig
+        >>> config = DesignConfig(soft_steps=60, temperature_steps=20, hard_steps=5, forbid="C")
+        >>> config.soft_steps + config.temperature_steps + config.hard_steps
+        85
+    """
 
     #: Steps from logits to their softmax
     soft_steps: int = option(

@@ -63,7 +63,14 @@ _SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
 
 @dataclass(frozen=True)
 class Redesign:
-    """Sequences of another program for the designed backbones."""
+    """Sequences of another program for the designed backbones.
+
+    Example:
+        >>> from fastfold.inference.design import Redesign, SequenceProgram
+        >>> redesign = Redesign(SequenceProgram("python my_mpnn.py --pdb {pdb} --out {out}"), keep_interface=True)
+        >>> redesign.program.number
+        4
+    """
 
     program: SequenceProgram  #: The program
     keep_interface: bool = False  #: True if residues of designed chains within 4 Å of other chains stay
@@ -109,6 +116,16 @@ def run_designs(
         ConfigError: Settings contradict the task or the networks, or the folder has designs with other settings.
         InputError: A structure or a file of filters cannot be used, another program failed, or memory was not enough.
         WriteError: A result cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.inference.config import InferConfig
+        >>> from fastfold.inference.design import DesignConfig, hallucination, run_designs
+        >>> steps, fold = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0), InferConfig(num_recycles=0)
+        >>> task = hallucination(12)
+        >>> (design,) = run_designs(task, Path("designs"), config=steps, infer=fold, say=lambda line: None)
+        >>> [len(sequence) for sequence in design.sequences], Path("designs/designs.fasta").exists()
+        ([12], True)
     """
     config, infer = config or DesignConfig(), infer or InferConfig()
     device = choose_device(infer.device)

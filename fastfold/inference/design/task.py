@@ -50,7 +50,14 @@ class Reference:
 
 @dataclass(frozen=True)
 class DesignTask:
-    """Residues to design in the chains of a target, and losses of them."""
+    """Residues to design in the chains of a target, and losses of them.
+
+    Example:
+        >>> from fastfold.inference.design import hallucination
+        >>> task = hallucination(60)
+        >>> task.name, len(task.source), list(task.weights)
+        ('hallucinate', 60, ['con'])
+    """
 
     name: str  #: Name of the protocol
     target: Target  #: Chains; designed residues are glycines in it
@@ -223,6 +230,12 @@ def hallucination(length: int, *, copies: int = 1, cyclic: bool = False) -> Desi
 
     Raises:
         ConfigError: Length or copies are out of range.
+
+    Example:
+        >>> from fastfold.inference.design import hallucination
+        >>> task = hallucination(60, copies=2)
+        >>> [len(chain.sequence) for chain in task.target.chains]
+        [60, 60]
     """
     if length < 10 or copies < 1:
         raise ConfigError(f"expected a length from 10 and copies from 1, found {length} and {copies}")
@@ -242,6 +255,15 @@ def fixed_backbone(path: Path, *, chain: str | None = None, keep: str = "") -> D
     Raises:
         InputError: The file or a residue cannot be used.
         ConfigError: All residues are kept.
+
+    Example:
+        >>> import fastfold
+        >>> from pathlib import Path
+        >>> from fastfold.inference.design import fixed_backbone
+        >>> _ = Path("backbone.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> task = fixed_backbone(Path("backbone.pdb"), keep="A1-3")
+        >>> len(task.source), task.source.tolist().count(-1)
+        (10, 3)
     """
     given = _one_chain(path, chain)
     kept = residue_places(keep, [given], path)
@@ -261,6 +283,15 @@ def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
     Raises:
         InputError: The file or a residue cannot be used.
         ConfigError: The motif is empty or the whole chain.
+
+    Example:
+        >>> import fastfold
+        >>> from pathlib import Path
+        >>> from fastfold.inference.design import partial
+        >>> _ = Path("motif.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> task = partial(Path("motif.pdb"), "A3-7")
+        >>> task.source.tolist().count(-1)
+        5
     """
     given = _one_chain(path, chain)
     kept = residue_places(motif, [given], path)
@@ -298,6 +329,15 @@ def binder(
     Raises:
         InputError: The file, a chain or a residue cannot be used.
         ConfigError: The length is out of range.
+
+    Example:
+        >>> import fastfold
+        >>> from pathlib import Path
+        >>> from fastfold.inference.design import binder
+        >>> _ = Path("bound.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> task = binder(Path("bound.pdb"), 20, hotspots="A3-5")
+        >>> [len(chain.sequence) for chain in task.target.chains], task.hotspots.tolist()
+        ([10, 20], [2, 3, 4])
     """
     if length < 5:
         raise ConfigError(f"expected a binder of 5 residues or more, found {length}")

@@ -27,7 +27,15 @@ def parse_depths(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the samples of a target; ConfigError for an invalid one."""
+    """Settings of the samples of a target; ConfigError for an invalid one.
+
+    Example:
+        >>> import fastfold
+        >>> dropout = fastfold.Sampling("dropout", number=2)
+        >>> predictions = fastfold.predict_many({"query": "MTYKLILNGK"}, "mini", sample=dropout, num_recycles=0)
+        >>> len(predictions["query"])
+        2
+    """
 
     #: One of :data:`SampleMethod`
     method: SampleMethod = option(

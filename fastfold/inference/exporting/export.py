@@ -132,6 +132,20 @@ def export(
     Raises:
         ConfigError: The network cannot be exported, or a setting is invalid; says why.
         OutputError: A file cannot be written.
+
+    Example:
+        >>> import fastfold
+        >>> model = fastfold.load_model("mini", device="cpu")
+        >>> (program,) = fastfold.export(model, "programs", residues=32)  # doctest: +SKIP
+        >>> program.path  # doctest: +SKIP
+        PosixPath('programs/mini_32_residues_pass.pt2')
+
+        Settings that do not match the network are refused before the work begins:
+
+        >>> fastfold.export(model, "programs", residues=32, templates=4)
+        Traceback (most recent call last):
+            ...
+        fastfold.errors.ConfigError: templates must be 0 to 0 for mini, found 4
     """
     lengths = [residues] if isinstance(residues, int) else list(residues)
     if not lengths or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in lengths):
@@ -149,7 +163,21 @@ def export(
 
 
 def load_exported(path: str | Path) -> ExportedNetwork:
-    """Load a program that :func:`export` wrote, or raise InputError."""
+    """Load a program that :func:`export` wrote, or raise InputError.
+
+    Example:
+        >>> import fastfold
+        >>> program = fastfold.load_exported("programs/mini_32_residues_pass.pt2")  # doctest: +SKIP
+        >>> program(features)["prev_pos"].shape  # doctest: +SKIP
+        torch.Size([32, 37, 3])
+
+        Other files are refused:
+
+        >>> fastfold.load_exported("weights.pt")
+        Traceback (most recent call last):
+            ...
+        fastfold.errors.InputError: weights.pt: is not a program of fastfold.export: ...
+    """
     path = Path(path)
     try:
         if path.name.endswith(_ENDINGS[True]):

@@ -69,6 +69,13 @@ class Prediction:
 
     Raises:
         ValueError: Shapes disagree, or ``pae`` is given without ``max_pae``.
+
+    Example:
+        >>> import fastfold
+        >>> files = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).save("results", rank=1)
+        >>> prediction = fastfold.Prediction.load("results", "query")
+        >>> prediction.sequences, prediction.pae.shape, prediction.protein.atom_positions.shape
+        (('MTYKLILNGK',), (10, 10), (10, 37, 3))
     """
 
     name: str  #: Name of the target; converted to a safe form in file names

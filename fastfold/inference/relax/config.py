@@ -17,6 +17,11 @@ class RelaxConfig:
 
     Raises:
         ConfigError: A setting is invalid; names it.
+
+    Example:
+        >>> from fastfold.inference.relax import RelaxConfig
+        >>> RelaxConfig(platform="CPU", max_rounds=1).max_iterations
+        2000
     """
 
     #: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works

@@ -67,6 +67,15 @@ def relax_file(
         InputError: The file cannot be read, or the force field does not support its content.
         OutputError: A result exists already, or a file cannot be written.
         ConfigError: The platform does not work, or OpenMM is not installed.
+
+    Example:
+        >>> import fastfold
+        >>> from pathlib import Path
+        >>> from fastfold.inference.relax import relax_file
+        >>> _ = Path("query.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> result, files = relax_file(Path("query.pdb"))
+        >>> sorted(path.name for path in files.values())
+        ['query_relax.json', 'query_relaxed.cif', 'query_relaxed.pdb']
     """
     config = config or RelaxConfig()
     paths = result_paths(path, out)

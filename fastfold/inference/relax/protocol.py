@@ -97,6 +97,14 @@ def relax(
             with atoms, or one with fewer than three atoms. Names it.
         OutputError: The structure has no atoms, or a position is not finite.
         ConfigError: The platform does not work, or OpenMM is not installed.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.inference.relax import RelaxConfig, relax
+        >>> prediction = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0)
+        >>> result = relax(prediction.protein, RelaxConfig(platform="CPU"))
+        >>> result.energy_after < result.energy_before
+        True
     """
     started = time.perf_counter()
     config = config or RelaxConfig()
@@ -221,7 +229,14 @@ def _heavy_atom_rmsd(before: Protein, after: Protein) -> float:
 
 @dataclass(frozen=True, eq=False)
 class RelaxedPrediction:
-    """Prediction of the network, with its confidences, and the result of its relaxation."""
+    """Prediction of the network, with its confidences, and the result of its relaxation.
+
+    Example:
+        >>> import fastfold
+        >>> relaxed = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).relax()
+        >>> relaxed.prediction.name, len(relaxed.result.protein)
+        ('query', 10)
+    """
 
     prediction: Prediction
     result: RelaxResult
@@ -250,5 +265,14 @@ class RelaxedPrediction:
 
 
 def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:
-    """Relax the structure of a prediction; settings and errors are those of :func:`relax`."""
+    """Relax the structure of a prediction; settings and errors are those of :func:`relax`.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.inference.relax import relax_prediction
+        >>> prediction = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0)
+        >>> relaxed = relax_prediction(prediction)
+        >>> relaxed.result.heavy_atom_rmsd < 5
+        True
+    """
     return RelaxedPrediction(prediction, relax(prediction.protein, config, continuous=True))

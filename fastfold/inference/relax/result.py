@@ -21,6 +21,13 @@ class RelaxResult:
 
     Energies are potential energies of Amber99sb in vacuum, of all atoms with hydrogens, in kJ/mol, without the energy
     of the restraints.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.inference.relax import relax
+        >>> result = relax(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).protein)
+        >>> result.protein is not None, result.reason
+        (True, '')
     """
 
     protein: Protein  #: Final heavy atoms; the input if the minimiser failed

@@ -131,6 +131,13 @@ def write_report(
     Raises:
         InputError: The folder is missing, cannot be read, or contains no prediction.
         OutputError: The page cannot be written.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.inference.report import write_report
+        >>> files = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).save("results", rank=1)
+        >>> write_report("results").name
+        'report.html'
     """
     folder = Path(directory)
     predictions = find_predictions(folder, say)

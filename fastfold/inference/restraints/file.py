@@ -41,6 +41,11 @@ class Restraint:
 
     Bounds are in Å, ``high`` is infinite for none. One restraint of a group must hold. ``line`` is its place in the
     file.
+
+    Example:
+        >>> from fastfold.inference.restraints import Restraint
+        >>> Restraint(first=11, second=47, low=0.0, high=8.0).weight
+        1.0
     """
 
     first: int
@@ -53,7 +58,7 @@ class Restraint:
 
 
 def read_restraints(path: Path, target: Target) -> list[Restraint]:
-    """Read the restraints of a target, in the order of the file.
+    r"""Read the restraints of a target, in the order of the file.
 
     Args:
         path: CSV with the columns ``chain1, residue1, chain2, residue2`` and ``max``, ``min`` or ``crosslinker``;
@@ -65,6 +70,16 @@ def read_restraints(path: Path, target: Target) -> list[Restraint]:
 
     Raises:
         InputError: The file cannot be read; names each line that cannot be used.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.data import read_fasta
+        >>> from fastfold.inference.restraints import read_restraints
+        >>> _ = Path("query.fasta").write_text(">query\nMTYKLILNGK\n")
+        >>> _ = Path("links.csv").write_text("chain1,residue1,chain2,residue2,max\nA,K4,A,K10,8\n")
+        >>> (target,) = read_fasta("query.fasta")
+        >>> [(one.first, one.second, one.high) for one in read_restraints(Path("links.csv"), target)]
+        [(3, 9, 8.0)]
     """
     try:
         text = read_text_bytes(path, limit=_MAX_BYTES).decode("utf-8")

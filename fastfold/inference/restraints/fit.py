@@ -76,9 +76,17 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class RestraintReport:
-    """Restraints before and after the fit (:class:`FitResult`), for one network and seed.
+    r"""Restraints before and after the fit (:class:`FitResult`), for one network and seed.
 
     ``after`` are CA distances in Å in the final structure, ``[R]``, and ``plddt`` is its mean.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import fastfold
+        >>> _ = Path("links.csv").write_text("chain1,residue1,chain2,residue2,max\nA,2,A,10,30\n")
+        >>> prediction = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0, restraints="links.csv")
+        >>> prediction.restraints["satisfied"], prediction.restraints["total"]
+        (1, 1)
     """
 
     restraints: tuple[Restraint, ...]
@@ -353,7 +361,7 @@ def fit_restraints(
     plan: GradientPlan | None = None,
     distributed: DistributedFolder | None = None,
 ) -> RestrainedFeatures:
-    """Return features with a bias under which the prediction obeys the restraints.
+    r"""Return features with a bias under which the prediction obeys the restraints.
 
     Adam takes steps until all restraints hold or their number is reached. Each runs one recycling pass without and one
     with gradients.
@@ -369,6 +377,18 @@ def fit_restraints(
 
     Raises:
         ConfigError: The trunk computes in 8 bits, for which gradients are missing.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.data.targets import Chain
+        >>> from fastfold.inference.restraints import Restraint, fit_restraints
+        >>> from fastfold.data.msa.msa import parse_a3m
+        >>> model = fastfold.load_model("mini", device="cpu")
+        >>> alignment = parse_a3m(">query\nMTYKLILNGK\n")
+        >>> sampler = fastfold.featurize([Chain("A", "MTYKLILNGK")], [([alignment], [])], model.config)
+        >>> biased = fit_restraints(model, sampler, [Restraint(1, 9, 0.0, 30.0)], steps=1)
+        >>> [one.high for one in biased.restraints]
+        [30.0]
     """
     if not next(model.parameters()).is_floating_point():
         raise ConfigError(f"{model.name}: restraints need gradients; 8 bits lack them, use --precision fp32")

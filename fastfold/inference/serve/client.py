@@ -27,7 +27,13 @@ Job = dict[str, Any]
 
 
 class RefusedError(FastFoldError):
-    """Error for a request that the server refuses, in the server's words."""
+    """Error for a request that the server refuses, in the server's words.
+
+    Example:
+        >>> from fastfold.inference.serve import RefusedError
+        >>> RefusedError("the target does not fit", 422).status
+        422
+    """
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
@@ -46,6 +52,13 @@ class Client:
 
     Raises:
         ConfigError: The address is invalid.
+
+    Example:
+        >>> from fastfold.inference.serve import Client
+        >>> client = Client("http://127.0.0.1:8470", token="of_the_user")
+        >>> job = client.submit("MTYKLILNGK", settings={"num_recycles": 1})  # doctest: +SKIP
+        >>> job["state"], len(client.jobs())  # doctest: +SKIP
+        ('queued', 1)
     """
 
     def __init__(self, server: str, token: str | None = None, *, patience: float = 60.0) -> None:

@@ -31,7 +31,16 @@ from fastfold.errors import InputError
 
 
 class MissingInputError(InputError):
-    """Record that lacks a required file."""
+    """Record that lacks a required file.
+
+    Example:
+        >>> from fastfold.inference.verify import MissingInputError, verify
+        >>> try:
+        ...     list(verify("no_such_record"))
+        ... except MissingInputError as error:
+        ...     print(error)
+        no_such_record/config.json: no such file; give the folder of a recorded run
+    """
 
 
 class RecordedArray(NamedTuple):

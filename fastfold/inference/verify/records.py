@@ -117,6 +117,11 @@ def verify(
     Raises:
         MissingInputError: A file is missing.
         InputError: A file is unreadable, or the network lacks a recorded output.
+
+    Example:
+        >>> from fastfold.inference.verify import RECORD, verify
+        >>> all(comparison.passed for comparison in verify(RECORD))
+        True
     """
     directory = Path(directory)
     if directory == RECORD:
@@ -163,7 +168,17 @@ def verify(
 
 
 def recorded_runs(directory: Path) -> list[Path]:
-    """Return the records in a folder: itself, or its folders that are records; itself if none are."""
+    """Return the records in a folder: itself, or its folders that are records; itself if none are.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.inference.verify import recorded_runs
+        >>> for name in ("monomer", "multimer"):
+        ...     Path("records", name).mkdir(parents=True)
+        ...     _ = Path("records", name, "config.json").write_text("{}")
+        >>> [path.name for path in recorded_runs(Path("records"))]
+        ['monomer', 'multimer']
+    """
     marks = (EXPECTED, "config.json")
     if any((directory / mark).exists() for mark in marks):
         return [directory]

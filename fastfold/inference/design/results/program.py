@@ -62,7 +62,13 @@ class ProgramSequence(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceProgram:
-    """Command of a program that designs sequences; ConfigError if it is not installed or has wrong fields."""
+    """Command of a program that designs sequences; ConfigError if it is not installed or has wrong fields.
+
+    Example:
+        >>> from fastfold.inference.design import SequenceProgram
+        >>> SequenceProgram("python my_mpnn.py --pdb {pdb} --out {out}").number
+        4
+    """
 
     command: str  #: A name of :data:`PROGRAMS`, or a command line with fields such as ``{pdb}``
     number: int = PROGRAM_SEQUENCES  #: Sequences for a backbone

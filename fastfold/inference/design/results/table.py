@@ -28,7 +28,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Design:
-    """A designed sequence."""
+    """A designed sequence.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.inference.config import InferConfig
+        >>> from fastfold.inference.design import DesignConfig, hallucination, run_designs
+        >>> steps, fold = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0), InferConfig(num_recycles=0)
+        >>> task = hallucination(12)
+        >>> (design,) = run_designs(task, Path("designs"), config=steps, infer=fold, say=lambda line: None)
+        >>> design.name, design.state.step, design.is_external
+        ('hallucinate_seed_000', 1, False)
+    """
 
     name: str  #: Name of its record and files
     task: DesignTask  #: Its task
