@@ -235,7 +235,14 @@ class FinetuneConfig:
 
 @dataclass
 class TrainConfig:
-    """Whole configuration of ``fastfold train``; the attributes are Hydra's groups."""
+    """Whole configuration of ``fastfold train``; the attributes are Hydra's groups.
+
+    Example:
+        >>> from fastfold.training import TrainConfig
+        >>> from fastfold.training.config import OptimConfig
+        >>> TrainConfig(optim=OptimConfig(lr=1e-4)).trainer.precision
+        'fp32'
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

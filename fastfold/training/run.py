@@ -76,6 +76,17 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
     Raises:
         FastFoldError: The training set is empty, the configuration is invalid, weights cannot be read, the folder is
             not writable or in use by another run, or training stopped.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import fastfold
+        >>> from fastfold.training.compose import compose_config
+        >>> _ = Path("1abc.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> settings = ["data.directory=1abc.pdb", "trainer.out=run", "trainer.steps=1", "data.workers=0"]
+        >>> fastfold.train(compose_config(["+preset=overfit", *settings]))
+        True
+        >>> Path("run/mini.safetensors").exists()
+        True
     """
     return train_until_stopped(config, loggers=loggers) is None
 

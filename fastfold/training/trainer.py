@@ -59,6 +59,35 @@ class Trainer:
     ``parallel`` is the network on this process's device, and ``tree`` its configuration. The loader has samples of
     :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
     :func:`fastfold.data.training.sample.complex_sample`; every process has its own share.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import fastfold
+        >>> import torch
+        >>> from fastfold.parallel import ParallelPlan, init_distributed
+        >>> from fastfold.training import Trainer
+        >>> from fastfold.training.build import build_network
+        >>> from fastfold.training.checkpoint.checkpoints import Checkpoints
+        >>> from fastfold.training.compose import compose_config, network_config
+        >>> from fastfold.training.data import make_loader
+        >>> from fastfold.training.optim.ema import ExponentialMovingAverage
+        >>> from fastfold.training.sets.source import open_source
+        >>> from fastfold.training.trainer import Hooks
+        >>> _ = Path("1abc.pdb").write_text(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb())
+        >>> settings = ["data.directory=1abc.pdb", "trainer.out=run", "trainer.steps=1", "data.workers=0"]
+        >>> config = compose_config(["+preset=overfit", *settings])
+        >>> tree, steps = network_config(config.model), []
+        >>> hooks = Hooks(lambda step, numbers: steps.append(step), lambda *_: None, lambda step: None, print)
+        >>> with init_distributed(ParallelPlan(), torch.device("cpu")) as context:
+        ...     parallel = build_network(config, tree, context)
+        ...     source = open_source(config.data, 0, complexes=False)
+        ...     with make_loader(source, config.data, tree, 0, context, []) as loader:
+        ...         checkpoints = Checkpoints("run/checkpoints", context, keep_last=1, report=print)
+        ...         ema = ExponentialMovingAverage(parallel.module)
+        ...         kept = {"checkpoints": checkpoints, "ema": ema}
+        ...         Trainer(parallel, tree, config, loader, context, hooks=hooks, **kept).run()
+        >>> steps
+        [1]
     """
 
     def __init__(
