@@ -39,7 +39,14 @@ examples:
 
 
 def console() -> NoReturn:
-    """Run the command line of this process and end it."""
+    """Run the command line of this process and end it.
+
+    Example:
+        >>> import subprocess, sys
+        >>> code = "import sys; sys.argv[1:] = ['--version']; from fastfold.cli import console; console()"
+        >>> subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        'fastfold ...'
+    """
     exit_with(main)
 
 
@@ -47,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 2 for wrong use, 1 for another error.
 
     Errors that a user can cause are printed as one message, without a traceback.
+
+    Example:
+        >>> from fastfold.cli import main
+        >>> main(["cite", "no_such_folder"])
+        1
     """
     open_standard_streams()
     try:
