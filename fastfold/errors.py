@@ -12,7 +12,16 @@ from collections.abc import Iterable
 
 
 class FastFoldError(Exception):
-    """Base of all errors whose message alone tells the user what to do."""
+    """Base of all errors whose message alone tells the user what to do.
+
+    Example:
+        >>> import fastfold
+        >>> try:
+        ...     fastfold.predict("MTYKLIL1", "mini")
+        ... except fastfold.FastFoldError as error:
+        ...     print(error)
+        record 'query': digit '1' at position 8 of the sequence; remove the position numbers
+    """
 
 
 class InputError(FastFoldError):

@@ -19,6 +19,11 @@ def parse_bytes(text: str | int, *, none: bool = False) -> int:
 
     Raises:
         ConfigError: The text is not an amount of memory, or 0 is not accepted.
+
+    Example:
+        >>> from fastfold.memory import parse_bytes
+        >>> parse_bytes("20GiB"), parse_bytes("512 MB"), parse_bytes("1.5k")
+        (21474836480, 512000000, 1536)
     """
     if isinstance(text, int):
         amount = text
