@@ -28,7 +28,7 @@ from fastfold.inference.ensemble.samples import draw_samples
 from fastfold.inference.folding.batch import BatchFolder, Request, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import check_settings, network_name
-from fastfold.inference.notebook.show import Predictions
+from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.planning.cuda_graph import KeptGraph

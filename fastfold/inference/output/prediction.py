@@ -32,7 +32,7 @@ from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 if TYPE_CHECKING:
-    from fastfold.inference.notebook.show import InlinePage
+    from fastfold.inference.notebook.view import InlinePage
     from fastfold.inference.relax.config import RelaxConfig
     from fastfold.inference.relax.prediction import RelaxedPrediction
 
@@ -267,7 +267,7 @@ class Prediction:
 
     def view(self, *, height: int = 900) -> InlinePage:
         """Return the page of the prediction for a notebook, with a frame of some height in pixels."""
-        from fastfold.inference.notebook.show import view_prediction
+        from fastfold.inference.notebook.view import view_prediction
 
         return view_prediction(self, height=height)
 

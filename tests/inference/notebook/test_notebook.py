@@ -13,7 +13,8 @@ import fastfold
 from fastfold import Prediction, load_model, predict, predict_many
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.notebook.load import read_prediction
-from fastfold.inference.notebook.show import Predictions, view_prediction
+from fastfold.inference.notebook.table import Predictions
+from fastfold.inference.notebook.view import view_prediction
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction
 

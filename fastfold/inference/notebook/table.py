@@ -1,15 +1,12 @@
-"""Predictions in notebooks: the table of their scores, and the page of one of them."""
+"""Predictions of several sequences, and the table of their scores."""
 
 from __future__ import annotations
 
 import html
-import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores
-from fastfold.inference.report.write import write_report
 
 
 class Predictions(dict[str, list[Prediction]]):
@@ -37,24 +34,3 @@ class Predictions(dict[str, list[Prediction]]):
 
 def _shown(value: Any) -> str:
     return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-@dataclass(frozen=True)
-class InlinePage:
-    """A page that notebooks show: its HTML, which loads nothing from a network, and the pixels of its height."""
-
-    page: str
-    height: int
-
-    def _repr_html_(self) -> str:
-        return (
-            f'<iframe style="width: 100%; height: {self.height}px; border: 0" title="prediction" '
-            f'srcdoc="{html.escape(self.page, quote=True)}"></iframe>'
-        )
-
-
-def view_prediction(prediction: Prediction, *, height: int = 900) -> InlinePage:
-    """Return the page of a prediction with a height in pixels: structure, aligned error, pLDDT and scores."""
-    with tempfile.TemporaryDirectory() as folder:
-        prediction.save(folder, rank=1, plots=False)
-        return InlinePage(write_report(folder).read_text("utf-8"), height)
