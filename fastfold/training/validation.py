@@ -203,7 +203,7 @@ def exchange_chains(
 
     See Evans et al. 2021, section 7.3. ``predicted_ca [n, 3]`` in Å is detached from the graph. The batch has the
     sample's features of one iteration and its labels; ``copies`` are the atoms of the sample's other copies
-    (:func:`fastfold.data.training.complex_sample.complex_sample`), and may be empty.
+    (:func:`fastfold.data.training.sample.complex_sample`), and may be empty.
     """
     if not copies:
         return dict(batch)

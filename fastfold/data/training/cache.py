@@ -52,9 +52,8 @@ from fastfold.utils.text_files import PathLike
 _TEMPORARY = "temporary"
 _STALE_S = 3600.0
 _NAMES = """
-    protein.io.read protein.io.cif_tables protein.io.mmcif_reader protein.io.pdb_reader protein.io.pdb_columns
-    protein.io.records protein.io.residue_names protein.io.chains protein.io.altlocs
-    protein.io.align_to_seqres protein.structure protein.residue_constants data.features.coevolution
+    protein.io.read protein.io.cif_tables protein.io.mmcif_reader protein.io.pdb_reader protein.io.records
+    protein.io.chains protein.structure protein.residue_constants data.features.coevolution
     data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.formats data.templates.hits
     data.templates.select data.templates.source
     data.targets data.msa.find utils.text_files data.training.entry data.training.cache
