@@ -331,9 +331,10 @@ def _attention(launch: Callable[[attention_fwd.TritonOperands], None]) -> list[K
     return plain + [x for x in short if (x.name.replace("short ", ""), str(x.options)) not in known]
 
 
-def all_variants() -> list[KernelVariant]:
+@functools.cache
+def all_variants() -> tuple[KernelVariant, ...]:
     """Return the shipped variants of the kernels of all operators."""
-    return [
+    return (
         *_attention(_attention_backward),
         *_attention(_attention_forward),
         *recorded_variants(_layer_norm_backward, "c", ROW_WIDTHS),
@@ -353,4 +354,4 @@ def all_variants() -> list[KernelVariant]:
         *recorded_variants(_factors_forward, "C", WIDTHS),
         *recorded_variants(_update_backward, "C", WIDTHS),
         *recorded_variants(_update_forward, "C", WIDTHS),
-    ]
+    )

@@ -67,6 +67,7 @@ def _scan(match: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_kernel_of_attention_keeps_the_rule() -> None:
     assert (
         _scan("attention_forward bf16 D=32 sm_90")

@@ -67,10 +67,11 @@ def _defects(rows: list[Row]) -> list[str]:
                 "triangle_output_backward": "triangle_update",
             },
         ),
-        (
+        pytest.param(
             "fp32",
             80,
             {"transition_forward": "pair_transition", "triangle_project_weights": "triangle_factors"},
+            marks=pytest.mark.slow,
         ),
     ],
 )

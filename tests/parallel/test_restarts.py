@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.conftest import REPOSITORY
@@ -40,6 +41,7 @@ torch.save((attempt, weight), out / f"rank{{rank}}.pt")
 """
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_all_end_with_equal_weights(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

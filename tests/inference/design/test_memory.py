@@ -20,6 +20,7 @@ from fastfold.inference.folding.gradients import GradientPolicy
 from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 
 
+@pytest.mark.slow
 def test_short_designs_are_planned_only_within_a_budget(monomer: AlphaFold) -> None:
     models = [copy.deepcopy(monomer)]
     assert plan_design(hallucination(40), models, InferConfig(device="cpu"), print) is None

@@ -60,7 +60,9 @@ def test_padded_passes_equal_the_network(name: str):
     assert (found["plddt"][own] - plddt(wanted["predicted_lddt"]["logits"])).abs().max() < 1e-2
 
 
-@pytest.mark.parametrize(("tolerance", "passes"), [(1000.0, 1), (0.01, 3)])
+@pytest.mark.parametrize(
+    ("tolerance", "passes"), [(1000.0, 1), pytest.param(0.01, 3, marks=pytest.mark.slow)]
+)
 def test_unrolled_passes_end_where_the_network_stops(tolerance: float, passes: int):
     """At the pass after the first stable one, which padding does not change."""
     name = "synthetic_multimer"

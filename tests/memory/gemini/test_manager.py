@@ -34,7 +34,7 @@ def equal_trees(a: object, b: object) -> bool:
     return a == b
 
 
-@pytest.mark.parametrize("policy", ["auto", "cpu", "nvme"])
+@pytest.mark.parametrize("policy", ["auto", pytest.param("cpu", marks=pytest.mark.slow), "nvme"])
 def test_parameters_of_twenty_times_the_budget_train_bit_equal(policy, tmp_path):
     """Parameters alone are 20 times what parameters and activations may take together; the budget is hard."""
     sizes = {"layers": 50, "width": 32, "vocabulary": 24}
