@@ -118,7 +118,10 @@ def ensemble_size(config: Mapping[str, Any]) -> int:
 
 
 def descent_settings(config: ConfigDict) -> ConfigDict | None:
-    """Return the settings of the descent on the distogram, or None for a network without it."""
+    """Return the settings of the descent on the distogram, or None for a network without it.
+
+    Settings that the weights lack have the value of ``networks.yaml``.
+    """
     found = config.model.heads.structure_module.get("distogram_descent")
     return None if found is None else ConfigDict({**_trees()["distogram_descent"], **found})
 

@@ -134,6 +134,9 @@ def chain_confidence(
     As in ColabFold, d0 of a pair comes from the length of the whole complex, and d0 of a chain from the chain's
     length. Lengths below 19 count as 19, so the pTM of a very short chain is near 0 for any structure.
 
+    actifpTM (Varga et al. 2025, doi:10.1093/bioinformatics/btaf107) is ipTM with residue pairs weighted by the
+    probability that they touch. Disordered parts of the chains then do not dilute a confident interface.
+
     Args:
         logits: Aligned error logits ``[N, N, bins]``.
         breaks: ``[bins - 1]`` bin edges in Å.

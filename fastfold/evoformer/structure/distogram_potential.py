@@ -289,6 +289,9 @@ _APART = 8  #: Least separation in the chain of two strands
 def strand_twist(ca: Tensor, residue_index: Tensor) -> Tensor:
     """Return the twist of a chain, a scalar: positive in 80% of proteins, negative in their mirror images.
 
+    Strands that pair are turned against each other, always to the same side (Chothia, J. Mol. Biol. 75, 1973).
+    Distances are the same in a mirror image, so only the twist tells a fold from it.
+
     Each pair of near residues in extended parts adds the sine of the angle of their directions about the line between
     them, times the cosine. So parallel and antiparallel pairs agree.
 

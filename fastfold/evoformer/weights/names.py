@@ -16,6 +16,7 @@ from torch import nn
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.attention import Attention, GlobalAttention
+from fastfold.evoformer.config import has_whole_blocks
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
@@ -292,21 +293,22 @@ def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
         WeightsError: The network has parts that AlphaFold does not have, such as ``mini``.
     """
     embedder = model.input_embedder
-    own = (embedder.coevolution, embedder.sequence_convolution)
-    if any(part is not None for part in own) or model.extra_msa_embedder is None:
+    is_own = any(part is not None for part in (embedder.coevolution, embedder.sequence_convolution))
+    if is_own or model.extra_msa_embedder is None or not has_whole_blocks(model.config):
         raise WeightsError(
-            ".npz files hold AlphaFold's networks only; this one reads coevolution or lacks the extra MSA. Save it as "
-            ".safetensors"
+            ".npz files hold AlphaFold's networks only; this one reads coevolution, or lacks the extra MSA or steps of "
+            "its blocks. Save it as .safetensors"
         )
     trunk = model.config.model.embeddings_and_evoformer
-    fused, fused_templates = (
-        bool(steps.triangle_multiplication_outgoing.fuse_projection_weights)
-        for steps in (trunk.evoformer, trunk.template.template_pair_stack)
-    )
+    stacks = [
+        trunk.evoformer,
+        *([] if model.template_embedder is None else [trunk.template.template_pair_stack]),
+    ]
+    fused = [bool(steps.triangle_multiplication_outgoing.fuse_projection_weights) for steps in stacks]
     names = parameter_names(
         multimer=model.multimer,
-        fused=fused,
-        fused_templates=fused_templates,
+        fused=fused[0],
+        fused_templates=fused[-1],
         transitions=len(model.structure_module.transition),
         residual_blocks=len(model.structure_module.angles.blocks),
     )

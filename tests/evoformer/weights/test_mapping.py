@@ -366,3 +366,22 @@ def test_openfold_errors_name_parameters_and_shapes_as_openfold_does(tmp_path: P
 def test_a_network_with_parts_of_its_own_has_no_official_names() -> None:
     with pytest.raises(WeightsError, match=r"Save it as \.safetensors"):
         alphafold_mappings(AlphaFold(model_config("mini")))
+
+
+def test_a_network_without_templates_has_official_names() -> None:
+    """Also if its configuration does not say how template blocks would be."""
+    config = oracle_config("synthetic_monomer")
+    template = config.model.embeddings_and_evoformer.template
+    whole = {x.name for x in alphafold_mappings(AlphaFold(config))}
+    for key in [key for key in template if key not in ("enabled", "max_templates", "embed_torsion_angles")]:
+        del template[key]
+    template.enabled = template.embed_torsion_angles = False
+    found = {x.name for x in alphafold_mappings(AlphaFold(config))}
+    assert found == {name for name in whole if not name.startswith("template")}
+
+
+def test_a_network_that_lacks_a_step_has_no_official_names() -> None:
+    config = oracle_config("synthetic_monomer")
+    config.model.embeddings_and_evoformer.evoformer.msa_column_attention.enabled = False
+    with pytest.raises(WeightsError, match="lacks the extra MSA or steps"):
+        alphafold_mappings(AlphaFold(config))
