@@ -409,11 +409,3 @@ def _read_alignment(msa: Any, query: str) -> Msa:
     read = parse_a3m("".join(f">row_{number}\n{row}\n" for number, row in enumerate(msa, 1)))
     check_query(read, query)
     return read
-
-
-def _from_rows(rows: Sequence[str], query: str) -> Msa:
-    if any(set(row) & set("\r\n>") for row in rows):
-        raise InputError("expected the letters of one sequence as a row of msa, found a line end or '>'")
-    msa = parse_a3m("".join(f">row_{number}\n{row}\n" for number, row in enumerate(rows, 1)))
-    check_query(msa, query)
-    return msa

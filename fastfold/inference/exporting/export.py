@@ -86,8 +86,10 @@ class ExportedNetwork:
             padded = [pad_features({name: one[name] for name in self.names}, self.shape) for one in passes]
         except ValueError as error:
             raise InputError(f"{error}; export a larger class") from None
-        tensors: tuple[Tensors, ...] = (padded[0], self._padded(previous))
-        if self.num_recycles is not None:
+        tensors: tuple[Tensors, ...]
+        if self.num_recycles is None:
+            tensors = (padded[0], self._padded(previous))
+        else:
             tensors = ({name: torch.stack([one[name] for one in padded]) for name in self.names},)
         with torch.inference_mode():
             found: Tensors = self.run(*tensors)

@@ -186,4 +186,8 @@ class LocalExecutor(Executor):
             process.join()
 
     def _run(self, worker: str, task: Task) -> None:
-        self._events.put(Finished(worker, self._processes[worker].run(task)))
+        try:
+            result = self._processes[worker].run(task)
+        except Exception as error:  # the run would wait for a result without end
+            result = JobResult("fatal", f"a worker process cannot be started or reached: {error}")
+        self._events.put(Finished(worker, result))

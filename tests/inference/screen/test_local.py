@@ -33,6 +33,21 @@ def test_jobs_are_shared_by_the_workers_and_a_lost_one_is_done_again(tmp_path):
     assert not multiprocessing.active_children()
 
 
+def test_a_process_that_the_system_refuses_ends_the_run(monkeypatch):
+    executor = LocalExecutor([(Worker("w", "fold"), act)], ScreenOptions())
+
+    def refuse(self: object, task: Task) -> JobResult:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr("fastfold.inference.screen.worker_process.WorkerProcess.run", refuse)
+    assert executor.wait(1) == [Ready(Worker("w", "fold"))]
+    executor.start("w", Task(job(0, "echo", "ready"), None))
+    (event,) = executor.wait(60)
+    executor.close()
+    assert isinstance(event, Finished)
+    assert (event.result.status, "no more processes" in event.result.text) == ("fatal", True)
+
+
 def test_closing_ends_jobs_at_once():
     executor = LocalExecutor([(Worker("w", "fold"), act)], ScreenOptions())
     assert executor.wait(1) == [Ready(Worker("w", "fold"))]
