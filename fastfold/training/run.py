@@ -187,9 +187,10 @@ class _Run:
         )
         with loader, self.progress:
             path = trainer.restore(config.trainer.resume, check=self._check_changes)
-            self.loggers.resume_from(trainer.progress.step + 1)
             if context.is_rank_zero:
                 record_start(self.out, config)
+            self.loggers.resume_from(trainer.progress.step + 1)
+            if context.is_rank_zero:
                 JsonLinesLogger(self.out / "validation.jsonl").resume_from(trainer.progress.step + 1)
             if path is not None:
                 self._event(f"resuming from {path} after step {trainer.progress.step}")

@@ -23,7 +23,7 @@ def process_memory(field: str) -> int | None:
 
 
 def _reported_bytes(path: str, field: str) -> int | None:
-    with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024

@@ -88,6 +88,12 @@ def test_a_system_without_meminfo_and_sysconf_asks_psutil(monkeypatch: pytest.Mo
     assert machine._system_memory() == 5 * GIB
 
 
+def test_a_process_of_any_name_has_its_memory(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    path.write_bytes("Name:\tété.py\nVmRSS:\t    12 kB\n".encode("latin-1"))
+    assert machine._reported_bytes(str(path), "VmRSS") == 12 * 1024
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_cores_are_those_that_this_process_may_use() -> None:
     before = os.sched_getaffinity(0)

@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
         self._known: dict[str, set[int]] = {"": set()}
         self._alive = 0
         self._peak = 0.0
-        self._seen: set[int] = set()
+        self._seen: dict[int, weakref.ref[Any]] = {}
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
         """Leave tensors, such as a model's inputs, out of the memory, as parameters are."""
@@ -217,13 +217,16 @@ class Recorder(TorchDispatchMode):
                 continue
             size = storage.nbytes()
             self._alive += size
-            self._seen.add(key)
-            weakref.finalize(storage, self._died, key, size).atexit = False
+            # Kept here, and not in the registry of finalizers, which would keep this object and so the storage.
+            self._seen[key] = weakref.ref(storage, self._dies(key, size))
         self._peak = max(self._peak, self._alive + workspace)
 
-    def _died(self, key: int, size: int) -> None:
-        self._alive -= size
-        self._seen.discard(key)
+    def _dies(self, key: int, size: int) -> Callable[[Any], None]:
+        def died(_: Any) -> None:
+            self._alive -= size
+            self._seen.pop(key, None)
+
+        return died
 
     def record(self, loss: Callable[[nn.Module], Tensor], regions: Iterable[str]) -> Trace:
         """Record a forward and backward pass of the module, whose scalar loss is a function of it."""

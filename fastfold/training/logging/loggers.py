@@ -125,9 +125,10 @@ class CsvLogger(Logger):
         cells = {"step": str(step), **{name: repr(float(x)) for name, x in values.items()}}
         if not cells.keys() <= set(self._columns) or not self._path.exists():
             columns, rows = self._rows()
-            self._columns = list(dict.fromkeys([*columns, *cells]))
-            padded = [row + [""] * (len(self._columns) - len(row)) for row in rows]
-            write_atomic(self._path, _csv([self._columns, *padded]))
+            columns = list(dict.fromkeys([*columns, *cells]))
+            padded = [row + [""] * (len(columns) - len(row)) for row in rows]
+            write_atomic(self._path, _csv([columns, *padded]))
+            self._columns = columns
         _append(self._path, _csv([[cells.get(name, "") for name in self._columns]]).encode())
 
     def resume_from(self, step: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -229,3 +231,14 @@ def test_the_plan_trains_as_one_process_does() -> None:
     for explanation, worst in launch(_train, 2, False):
         assert "plan: dp 2" in explanation
         assert worst < 1e-12
+
+
+def test_a_recorded_module_is_not_kept() -> None:
+    """Neither by its recorder nor by the registry of what is done when memory is freed."""
+    module = torch.nn.Linear(8, 8)
+    recorder = Recorder(module)
+    recorder.record(lambda plain: plain(torch.randn(4, 8)).square().sum(), [])
+    alive = weakref.ref(module)
+    del recorder, module
+    gc.collect()
+    assert alive() is None

@@ -204,6 +204,25 @@ def test_csv_has_a_new_column_all_at_once(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
 
 
+def test_csv_has_a_new_column_although_it_could_not_be_written_at_first(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.csv"
+    logger = CsvLogger(path)
+    logger.log(1, {"loss": 1.0})
+    with monkeypatch.context() as full:
+        full.setattr("fastfold.training.logging.loggers.write_atomic", _disk_is_full)
+        with pytest.raises(OSError, match="full"):
+            logger.log(2, {"loss": 0.5, "lddt": 0.1})
+    logger.log(3, {"loss": 0.2, "lddt": 0.3})
+    assert table(path) == [
+        {"step": "1", "loss": "1.0", "lddt": ""},
+        {"step": "3", "loss": "0.2", "lddt": "0.3"},
+    ]
+
+
+def _disk_is_full(*_: object) -> None:
+    raise OSError("the disk is full")
+
+
 def test_event_file_equals_tensorboards_own_byte_by_byte():
     """Recorded from ``tensorboard`` 2.21 (``RecordWriter`` and its protocol buffers)."""
     expected = (

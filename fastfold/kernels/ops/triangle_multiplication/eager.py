@@ -335,7 +335,7 @@ class Backward(Forward):
         return grad_z
 
     def factor_grads(self) -> tuple[Tensor, ...]:
-        """Return gradients of the parameters of the first part; None for those not needed."""
+        """Return gradients of the parameters of the first part."""
         return factor_gradients(self._factor_totals)
 
     def update_grads(self) -> tuple[Tensor, ...]:
