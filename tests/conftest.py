@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ QUICK = (
 """Files and folders of ``make test-quick``: about one for each part of the package, a second a test or less."""
 
 
+@cache
 def _is_quick(path: Path) -> bool:
     tests = REPOSITORY / "tests"
     if not path.is_relative_to(tests):
