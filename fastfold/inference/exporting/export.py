@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +34,9 @@ from fastfold.kernels.decompositions import decompositions
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 
 _ABOUT = "fastfold.json"
+# Of programs, and of packages of AOTInductor.
 _ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
+_ENTRIES = {False: f"/{_ABOUT}", True: "/aotinductor/"}
 _COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -181,8 +184,15 @@ def load_exported(path: str | Path) -> ExportedNetwork:
         fastfold.errors.InputError: weights.pt: is not a program of fastfold.export: ...
     """
     path = Path(path)
+    package = path.name.endswith(_ENDINGS[True])
     try:
-        if path.name.endswith(_ENDINGS[True]):
+        # PyTorch would print a traceback about other files.
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        entry = _ENTRIES[package]
+        if not any(entry in name for name in names):
+            raise ValueError(f"it has no entry {entry}")
+        if package:
             call: Any = torch._inductor.aoti_load_package(str(path))
             about = json.loads(call.get_metadata()["fastfold"])
         else:
@@ -196,7 +206,7 @@ def load_exported(path: str | Path) -> ExportedNetwork:
         path,
         LengthClass(**about["shape"]),
         about["num_recycles"],
-        package=path.name.endswith(_ENDINGS[True]),
+        package=package,
         run=call,
         names=tuple(about["features"]),
         sizes=about["previous"],

@@ -146,10 +146,26 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["a.pt2", "a.aoti.pt2"])
-def test_another_file_is_refused(tmp_path: Path, name: str):
-    (tmp_path / name).write_bytes(b"no program")
-    with pytest.raises(InputError, match=r"is not a program of fastfold\.export"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("text", "not a zip file"), ("weights", "it has no entry"), (None, "No such file")],
+)
+def test_another_file_is_refused_in_one_line(
+    name: str,
+    content: str | None,
+    reason: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+):
+    if content == "text":
+        (tmp_path / name).write_bytes(b"no program")
+    elif content == "weights":
+        torch.save({"weight": torch.zeros(2)}, tmp_path / name)
+    with pytest.raises(InputError, match=rf"is not a program of fastfold\.export: .*{reason}"):
         load_exported(tmp_path / name)
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
 
 
 def test_a_network_with_a_convolution_is_not_padded(tmp_path: Path):
