@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.helpers.syntax_trees import package_trees
 
-_FILES = sorted((REPOSITORY / "fastfold").rglob("*.py"))
 # A shape in brackets, or a reference to where it is stated, or words for tensors of any shape.
 _SHAPE = re.compile(r"\[[^\]]*\]|:(func|meth|class|data):|shape|scalar|any tensor", re.IGNORECASE)
 _FUNCTIONS = {"torch.autograd.Function", "Function"}
@@ -21,7 +21,7 @@ _INHERITED = {"extra_repr", "reset_parameters"}  # of torch.nn.Module and its la
 @pytest.fixture(scope="module")
 def trees() -> dict[Path, ast.Module]:
     """The syntax trees of all files, by their path in the repository."""
-    return {path.relative_to(REPOSITORY): ast.parse(path.read_text("utf-8")) for path in _FILES}
+    return package_trees()
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-
-MODULES = {
-    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted((REPOSITORY / "fastfold").rglob("*.py"))
-}
+from tests.helpers.syntax_trees import MODULES, package_trees, parse_files, walk_statements
 
 PASSED_ON = {"fastfold._version"}
 """One string, which ``fastfold.__version__`` passes on."""
@@ -20,7 +17,7 @@ PASSED_ON = {"fastfold._version"}
 def _imported(tree: ast.Module) -> dict[str, str]:
     """What a file imports, at its top or within functions: the dotted name behind each name that it binds."""
     found = {}
-    for node in ast.walk(tree):
+    for node in walk_statements(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 found[alias.asname or alias.name.split(".")[0]] = (
@@ -32,19 +29,21 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-GIVEN_OUT = {
-    f"{name}.{local}": origin
-    for name, path in MODULES.items()
-    if path.name == "__init__.py"
-    for local, origin in _imported(ast.parse(path.read_text("utf-8"))).items()
-}
-"""The names that packages give out, lazily or not, with where they come from."""
+@functools.cache
+def _given_out() -> dict[str, str]:
+    """The names that packages give out, lazily or not, with where they come from."""
+    return {
+        f"{name}.{local}": origin
+        for (name, path), tree in zip(MODULES.items(), package_trees().values(), strict=True)
+        if path.name == "__init__.py"
+        for local, origin in _imported(tree).items()
+    }
 
 
 def _module(dotted: str) -> str | None:
     """The module that a dotted name belongs to: ``fastfold.parallel.Group`` is of ``fastfold.parallel.comm.groups``."""
-    while dotted in GIVEN_OUT and dotted not in MODULES:
-        dotted = GIVEN_OUT[dotted]
+    while dotted in _given_out() and dotted not in MODULES:
+        dotted = _given_out()[dotted]
     if dotted in MODULES:
         return dotted
     parent, _, _ = dotted.rpartition(".")
@@ -59,9 +58,8 @@ def _dotted(node: ast.expr) -> str | None:
     return None
 
 
-def _names(source: str) -> Iterator[str]:
+def _names(tree: ast.Module) -> Iterator[str]:
     """Every dotted name of ours that a file imports, reaches through an import, or has as a string."""
-    tree = ast.parse(source)
     imported = _imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,10 +73,14 @@ def _names(source: str) -> Iterator[str]:
             yield node.value
 
 
+def _modules_named_in(tree: ast.Module) -> set[str]:
+    found = {_module(name) for name in _names(tree) if name.split(".")[0] == "fastfold"}
+    return {name for name in found if name is not None}
+
+
 def modules_named_by(source: str) -> set[str]:
     """The modules that the Python source of a test names."""
-    found = {_module(name) for name in _names(source) if name.split(".")[0] == "fastfold"}
-    return {name for name in found if name is not None}
+    return _modules_named_in(ast.parse(source))
 
 
 def test_every_module_is_named_by_a_test() -> None:
@@ -87,7 +89,7 @@ def test_every_module_is_named_by_a_test() -> None:
     has the dotted path as a string, as ``monkeypatch.setattr`` and ``importlib`` take it. Prose does not count, nor
     does a name of the same spelling elsewhere."""
     files = [path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__)]
-    named = set().union(*(modules_named_by(path.read_text("utf-8")) for path in files))
+    named = set().union(*map(_modules_named_in, parse_files(files).values()))
     missing = [
         name
         for name, path in MODULES.items()

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-
-PACKAGE = REPOSITORY / "fastfold"
+from tests.helpers.syntax_trees import MODULES, package_trees
 
 ORDER = (
     ("errors", "_version", "utils"),
@@ -32,18 +30,13 @@ Packages that share a place do not import each other, except as :data:`BESIDE` s
 BESIDE = {("utils", "errors"), ("utils", "_version"), ("__main__", "cli")}
 """Who may import whom within one place."""
 
-MODULES = {
-    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
 
-
-def _imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
+def _imports(tree: ast.AST, module: str) -> Iterator[str]:
     """Modules of ours that a file imports, at its top or within functions; not those for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             for other in node.orelse:
-                yield from _imports(other, module, is_package)
+                yield from _imports(other, module)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "fastfold")
         elif isinstance(node, ast.ImportFrom):
@@ -52,16 +45,16 @@ def _imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
                     yield inner if inner in MODULES else node.module
-        else:
-            yield from _imports(node, module, is_package)
+        elif not isinstance(node, ast.expr):
+            yield from _imports(node, module)
 
 
 @functools.cache
 def all_imports() -> dict[str, set[str]]:
     """Modules of ours that each of them imports; read once, and by the tests alone."""
     return {
-        name: set(_imports(ast.parse(path.read_text("utf-8")), name, path.name == "__init__.py")) - {name}
-        for name, path in MODULES.items()
+        name: set(_imports(tree, name)) - {name}
+        for name, tree in zip(MODULES, package_trees().values(), strict=True)
     }
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.helpers.syntax_trees import package_trees, walk_statements
 
-PACKAGE = REPOSITORY / "fastfold"
 MAX_POSITIONAL = 7
 
 
@@ -23,8 +22,8 @@ def _positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
-def _functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
+def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [x for x in walk_statements(tree) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def _too_many(functions: Iterable[ast.FunctionDef | ast.AsyncFunctionDef]) -> dict[str, int]:
@@ -36,8 +35,7 @@ def _too_many(functions: Iterable[ast.FunctionDef | ast.AsyncFunctionDef]) -> di
 
 
 def test_no_function_takes_more_than_seven_arguments_by_position() -> None:
-    files = sorted(PACKAGE.rglob("*.py"))
-    functions = {str(path.relative_to(REPOSITORY)): _functions(path.read_text("utf-8")) for path in files}
+    functions = {str(path): _functions(tree) for path, tree in package_trees().items()}
     assert sum(map(len, functions.values())) > 2000
     assert {name: found for name, those in functions.items() if (found := _too_many(those))} == {}
 
@@ -58,4 +56,4 @@ def test_no_function_takes_more_than_seven_arguments_by_position() -> None:
     ],
 )
 def test_the_eighth_is_noticed(source: str, count: int) -> None:
-    assert len(_too_many(_functions(source))) == count
+    assert len(_too_many(_functions(ast.parse(source)))) == count

@@ -6,6 +6,7 @@ function within a launch: a third of the time of the kernels' tests. Here a laun
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -54,3 +55,14 @@ def _launch_once(self: Any, *args: Any, **kwargs: Any) -> Any:
 if _patch is not None:
     interpreter._patch_lang = _patch_once
     interpreter.GridExecutor.__call__ = _launch_once
+
+if hasattr(interpreter, "_get_np_dtype"):
+    _np_dtype = interpreter._get_np_dtype
+    _np_dtype_once = functools.cache(_np_dtype)
+
+    def _dtype_of_elements(kind: language.dtype) -> Any:
+        """Return NumPy's dtype of a type's elements, without the table of all types made at every call."""
+        element = kind.scalar
+        return (_np_dtype if element.is_ptr() else _np_dtype_once)(element)
+
+    interpreter._get_np_dtype = _dtype_of_elements
