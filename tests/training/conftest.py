@@ -13,6 +13,9 @@ import torch
 
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
+from fastfold.training import run, trainer
+from fastfold.training.logging.profiling import FlopCounter
+from fastfold.training.report.report import write_report
 from tests.helpers.networks import oracle_arrays
 
 _STEP = {"dropout_rate": 0.05}
@@ -115,16 +118,23 @@ def data_folder(tmp_path: Path) -> Path:
     return write_data(tmp_path / "data")
 
 
-@pytest.fixture(autouse=True)
-def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process write no report, which takes longer than their steps, unless one is asked for."""
-    if "with_report" not in request.fixturenames:
-        monkeypatch.setattr("fastfold.training.run.write_report", lambda out: out / "report" / "report.md")
+@pytest.fixture(autouse=True, scope="module")
+def no_report() -> Iterator[None]:
+    """Runs in this process, of fixtures of a module too, neither write a report nor count operations.
+
+    Both take longer than their steps.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run, "write_report", lambda out: out / "report" / "report.md")
+        patched.setattr(trainer, "FlopCounter", lambda *, enabled: FlopCounter(enabled=False))
+        yield
 
 
 @pytest.fixture
-def with_report() -> None:
-    """For a test that looks at the report of a run in this process."""
+def with_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that looks at the report or the speed of a run in this process."""
+    monkeypatch.setattr(run, "write_report", write_report)
+    monkeypatch.setattr(trainer, "FlopCounter", FlopCounter)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -159,7 +159,8 @@ def test_adapters_alone_restore_the_adapted_network():
     missing, unexpected = other.load_state_dict(lora_state_dict(model), strict=False)
     assert unexpected == []
     assert not any(".0.a" in name or ".0.b" in name for name in missing if "parametrizations" in name)
-    assert all(torch.equal(x, model.state_dict()[name]) for name, x in lora_state_dict(other).items())
+    expected = model.state_dict()
+    assert all(torch.equal(x, expected[name]) for name, x in lora_state_dict(other).items())
 
 
 def test_average_of_the_weights_covers_the_adapters_alone():
