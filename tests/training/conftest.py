@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +119,19 @@ def data_folder(tmp_path: Path) -> Path:
     return write_data(tmp_path / "data")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_report() -> Iterator[None]:
-    """Runs in this process, of fixtures of a module too, neither write a report nor count operations.
-
-    Both take longer than their steps.
-    """
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Runs inside neither write a report nor count operations, which take longer than their steps."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run, "write_report", lambda out: out / "report" / "report.md")
         patched.setattr(trainer, "FlopCounter", lambda *, enabled: FlopCounter(enabled=False))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_report() -> Iterator[None]:
+    """Runs in this process are cheap, in fixtures of a module too, unless a test asks for a report."""
+    with without_report():
         yield
 
 

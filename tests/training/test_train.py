@@ -26,7 +26,7 @@ from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
 from tests.helpers.forked import Forked, rank_environments
-from tests.training.conftest import TINY, write_data, write_helix
+from tests.training.conftest import TINY, without_report, write_data, write_helix
 
 SHORT = [*TINY, "trainer.log_every=1", "trainer.steps=6", "trainer.checkpoint_every=2", "optim.batch_size=2"]
 LIGHT = ["optim.batch_size=1", "data.max_recycles=0"]
@@ -65,14 +65,14 @@ def start_anew(data: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def start_forked(data: Path, out: Path, *overrides: str, env: Mapping[str, str] | None = None) -> Forked:
-    """Begin to train in a process that starts faster, and writes no report at the end."""
+    """Begin to train in a process that starts faster, and neither writes a report nor counts operations."""
     arguments = command(data, out, *overrides)[3:]
     return Forked(_without_report, arguments, stderr=subprocess.STDOUT, env=env)
 
 
 def _without_report(arguments: Sequence[str]) -> int:
-    fastfold.training.run.write_report = lambda out: out / "report"
-    return main(arguments)
+    with without_report():
+        return main(arguments)
 
 
 def run_forked(data: Path, out: Path, *overrides: str, processes: int) -> str:
@@ -182,7 +182,8 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends(data_folder: Path, tmp_path: Path, number: signal.Signals):
     out = tmp_path / "run"
-    process = start_forked(data_folder, out, "trainer.steps=100000", "trainer.checkpoint_every=100000")
+    endless = ["trainer.steps=100000", "trainer.checkpoint_every=100000"]
+    process = start_forked(data_folder, out, *LIGHT, *endless)
     wait_for(out / "metrics.jsonl", process)
     process.send_signal(number)
     printed, _ = process.communicate(timeout=120)
