@@ -253,12 +253,10 @@ class _Run:
             chosen.append(CsvLogger(self.out / "metrics.csv"))
         if self.config.logger.tensorboard:
             chosen.append(TensorBoardLogger(self.out / "tensorboard"))
-        for is_chosen, tracker in (
-            (self.config.logger.wandb, WandbLogger),
-            (self.config.logger.mlflow, MlflowLogger),
-        ):
-            if is_chosen:
-                chosen.append(tracker(self.out, self.config.logger.project, settings_of(self.config)))
+        if self.config.logger.wandb:
+            chosen.append(WandbLogger(self.out, self.config.logger.project, settings_of(self.config)))
+        if self.config.logger.mlflow:
+            chosen.append(MlflowLogger(self.out, self.config.logger.project, settings_of(self.config)))
         return chosen
 
     # ---- hooks of the loop ---------------------------------------------------------------------------
