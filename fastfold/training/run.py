@@ -122,14 +122,17 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
 
 def _agree(config: TrainConfig, context: DistributedContext) -> None:
     """Refuse configurations that differ between processes, because such processes would deadlock."""
-    of_all = [to_yaml(each).splitlines() for each in context.gather(config)]
-    for other, lines in enumerate(of_all):
-        differing = [(a, b) for a, b in zip(of_all[0], lines, strict=False) if a != b]
-        if differing or len(lines) != len(of_all[0]):
-            first, its = (text.strip() for text in (differing or [("less", "more")])[0])
-            raise ConfigError(
-                f"the processes were started with different settings: {first} on rank 0, {its} on rank {other}"
-            )
+    of_first, *others = context.gather(config)
+    for other, of_other in enumerate(others, 1):
+        if of_other == of_first:
+            continue
+        texts = (to_yaml(each).splitlines() for each in (of_first, of_other))
+        for first, its in itertools.zip_longest(*texts, fillvalue="less"):
+            if first != its:
+                raise ConfigError(
+                    f"the processes were started with different settings: {first.strip()} on rank 0, {its.strip()} on "
+                    f"rank {other}"
+                )
 
 
 class _Run:
@@ -250,11 +253,10 @@ class _Run:
             chosen.append(CsvLogger(self.out / "metrics.csv"))
         if self.config.logger.tensorboard:
             chosen.append(TensorBoardLogger(self.out / "tensorboard"))
-        settings = settings_of(self.config)
         if self.config.logger.wandb:
-            chosen.append(WandbLogger(self.out, self.config.logger.project, settings))
+            chosen.append(WandbLogger(self.out, self.config.logger.project, settings_of(self.config)))
         if self.config.logger.mlflow:
-            chosen.append(MlflowLogger(self.out, self.config.logger.project, settings))
+            chosen.append(MlflowLogger(self.out, self.config.logger.project, settings_of(self.config)))
         return chosen
 
     # ---- hooks of the loop ---------------------------------------------------------------------------

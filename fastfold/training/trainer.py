@@ -140,6 +140,7 @@ class Trainer:
         self._pending: PendingStep | None = None
         self._pending_ended = 0.0
         self._keys: list[str] | None = None
+        self._settings = settings_of(config)
 
     # ---- the loop --------------------------------------------------------------------------------------
 
@@ -312,7 +313,7 @@ class Trainer:
         """Start writing a checkpoint of the state for the next step."""
         loaders = self.context.leaders(self.context.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
-        state["settings"] = settings_of(self.config)
+        state["settings"] = self._settings
         with self.placement.params_on_host():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
+from fastfold.training import run, trainer
+from fastfold.training.logging.profiling import FlopCounter
+from fastfold.training.report.report import write_report
 from tests.helpers.networks import oracle_arrays
 
 _STEP = {"dropout_rate": 0.05}
@@ -115,16 +119,27 @@ def data_folder(tmp_path: Path) -> Path:
     return write_data(tmp_path / "data")
 
 
-@pytest.fixture(autouse=True)
-def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process write no report, which takes longer than their steps, unless one is asked for."""
-    if "with_report" not in request.fixturenames:
-        monkeypatch.setattr("fastfold.training.run.write_report", lambda out: out / "report" / "report.md")
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Runs inside neither write a report nor count operations, which take longer than their steps."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run, "write_report", lambda out: out / "report" / "report.md")
+        patched.setattr(trainer, "FlopCounter", lambda *, enabled: FlopCounter(enabled=False))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_report() -> Iterator[None]:
+    """Runs in this process are cheap, in fixtures of a module too, unless a test asks for a report."""
+    with without_report():
+        yield
 
 
 @pytest.fixture
-def with_report() -> None:
-    """For a test that looks at the report of a run in this process."""
+def with_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that looks at the report or the speed of a run in this process."""
+    monkeypatch.setattr(run, "write_report", write_report)
+    monkeypatch.setattr(trainer, "FlopCounter", FlopCounter)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -112,7 +112,7 @@ def test_a_training_step_reads_nothing_and_gives_the_same_weights(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forward, loss, backward, clipping, optimizer, average, under a mode that raises; numbers are read a step late."""
-    steps = ["trainer.steps=3", "trainer.checkpoint_every=100"]
+    steps = ["trainer.steps=3", "trainer.checkpoint_every=100", "data.max_recycles=0"]
     _run_and_look(data_folder, tmp_path / "looks", *steps)
     as_on_a_device(monkeypatch)
     step, update, read, drawn = Trainer._step, Trainer._update, StepOutcome.read, SampleLoader.__next__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -41,6 +42,18 @@ def adapted(*, trained: bool = False, rank: int = 2) -> AlphaFold:
     return model
 
 
+@cache
+def trained() -> AlphaFold:
+    """The network with trained adapters; not to be changed."""
+    return adapted(trained=True)
+
+
+@cache
+def expected_outputs(network: Callable[[], AlphaFold]) -> dict[str, torch.Tensor]:
+    """Results of :func:`base` or :func:`trained`."""
+    return outputs(network())
+
+
 def outputs(model: AlphaFold) -> dict[str, torch.Tensor]:
     """Some results that depend on every part of the network."""
     with torch.no_grad():
@@ -55,13 +68,13 @@ def outputs(model: AlphaFold) -> dict[str, torch.Tensor]:
 
 def test_new_adapters_change_nothing():
     """Bit by bit: B starts with zeros."""
-    expected, got = outputs(base()), outputs(adapted())
+    expected, got = expected_outputs(base), outputs(adapted())
     assert all(torch.equal(expected[key], got[key]) for key in expected)
 
 
 def test_gradient_reaches_every_adapter_and_nothing_else():
     """Through the fused operators, which read the layers' weights instead of calling the layers."""
-    model = adapted(trained=True)
+    model = copy.deepcopy(trained())
     result = model(oracle_features(), 0)
     loss = sum(
         x.square().mean()
@@ -83,7 +96,7 @@ def test_gradient_reaches_every_adapter_and_nothing_else():
 
 def test_gradient_of_an_adapter_is_that_of_its_definition():
     """dB = s G Aᵀ and dA = s Bᵀ G, where G is the gradient of the merged weight."""
-    model = adapted(trained=True, rank=2).double()
+    model = copy.deepcopy(trained()).double()
     plain = merge_lora(copy.deepcopy(model)).requires_grad_(True)
     features = oracle_features(dtype=torch.float64)
     for network in (model, plain):
@@ -119,10 +132,9 @@ def test_rank_beyond_a_layers_sides_is_cut():
 
 
 def test_merged_network_computes_the_same_under_the_original_names():
-    model = adapted(trained=True)
-    expected = outputs(model)
-    assert not torch.equal(expected["pair"], outputs(base())["pair"])
-    merged = merge_lora(copy.deepcopy(model))
+    expected = expected_outputs(trained)
+    assert not torch.equal(expected["pair"], expected_outputs(base)["pair"])
+    merged = merge_lora(copy.deepcopy(trained()))
     got = outputs(merged)
     for key, x in expected.items():
         torch.testing.assert_close(got[key], x, rtol=1e-6, atol=1e-6)
@@ -135,36 +147,35 @@ def test_merged_network_computes_the_same_under_the_original_names():
 
 def test_merging_a_copy_leaves_the_original_as_it_was():
     """Copies share their layers' classes: a trap of PyTorch's own removal."""
-    model = adapted(trained=True)
-    expected = outputs(model)
-    merge_lora(copy.deepcopy(model))
-    got = outputs(model)
+    expected = expected_outputs(trained)
+    merge_lora(copy.deepcopy(trained()))
+    got = outputs(trained())
     assert all(torch.equal(expected[key], got[key]) for key in expected)
 
 
 def test_merged_weights_are_a_plain_weights_file(tmp_path):
     """And those with adapters are refused there, instead of losing them."""
-    model, config = adapted(trained=True), oracle_config()
+    model, config = trained(), oracle_config()
     path = tmp_path / "merged.safetensors"
     with pytest.raises(WeightsError):
         save_weights(path, model, config)
     save_weights(path, merge_lora(copy.deepcopy(model)), config)
-    loaded, expected = outputs(load_model(path)), outputs(model)
+    loaded, expected = outputs(load_model(path)), expected_outputs(trained)
     for key, x in expected.items():
         torch.testing.assert_close(loaded[key], x, rtol=1e-6, atol=1e-6)
 
 
 def test_adapters_alone_restore_the_adapted_network():
-    model, other = adapted(trained=True), adapted()
+    model, other = trained(), adapted()
     missing, unexpected = other.load_state_dict(lora_state_dict(model), strict=False)
     assert unexpected == []
     assert not any(".0.a" in name or ".0.b" in name for name in missing if "parametrizations" in name)
-    assert all(torch.equal(x, model.state_dict()[name]) for name, x in lora_state_dict(other).items())
+    expected = model.state_dict()
+    assert all(torch.equal(x, expected[name]) for name, x in lora_state_dict(other).items())
 
 
 def test_average_of_the_weights_covers_the_adapters_alone():
-    model = adapted(trained=True)
-    assert set(ExponentialMovingAverage(model).tensors()) == set(lora_state_dict(model))
+    assert set(ExponentialMovingAverage(trained()).tensors()) == set(lora_state_dict(trained()))
 
 
 def test_adapted_weight_keeps_its_precision_under_autocast():

@@ -26,9 +26,11 @@ from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
 from tests.helpers.forked import Forked, rank_environments
-from tests.training.conftest import TINY, write_data, write_helix
+from tests.training.conftest import TINY, without_report, write_data, write_helix
 
 SHORT = [*TINY, "trainer.log_every=1", "trainer.steps=6", "trainer.checkpoint_every=2", "optim.batch_size=2"]
+LIGHT = ["optim.batch_size=1", "data.max_recycles=0"]
+"""Of runs whose steps may be any."""
 
 
 def command(data: Path, out: Path, *overrides: str, processes: int = 1) -> list[str]:
@@ -63,14 +65,14 @@ def start_anew(data: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def start_forked(data: Path, out: Path, *overrides: str, env: Mapping[str, str] | None = None) -> Forked:
-    """Begin to train in a process that starts faster, and writes no report at the end."""
+    """Begin to train in a process that starts faster, and neither writes a report nor counts operations."""
     arguments = command(data, out, *overrides)[3:]
     return Forked(_without_report, arguments, stderr=subprocess.STDOUT, env=env)
 
 
 def _without_report(arguments: Sequence[str]) -> int:
-    fastfold.training.run.write_report = lambda out: out / "report"
-    return main(arguments)
+    with without_report():
+        return main(arguments)
 
 
 def run_forked(data: Path, out: Path, *overrides: str, processes: int) -> str:
@@ -135,7 +137,8 @@ def test_one_structure_is_learnt(tmp_path: Path):
 @pytest.mark.usefixtures("with_report")
 def test_a_run_leaves_weights_that_fold_and_a_report(data_folder: Path, tmp_path: Path):
     out = tmp_path / "run"
-    assert here(data_folder, out, "data.valid_split=valid", "trainer.validate_every=1", "trainer.steps=2")
+    validated = ["data.valid_split=valid", "trainer.validate_every=1"]
+    assert here(data_folder, out, *validated, "trainer.steps=2", *LIGHT)
     model = fastfold.load_model(out / "mini.safetensors", device="cpu")
     assert fastfold.predict("MKTAYIAKQR", model=model, num_recycles=0).plddt.shape == (10,)
     assert "lDDT" in (out / "report" / "report.md").read_text()
@@ -156,12 +159,12 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
     workers = ["data.workers=2" if order == "ready" else "data.workers=0", f"data.order={order}"]
     out = tmp_path / "killed"
     start = start_forked if order == "draw" else start_anew
-    process = start(data_folder, out, *workers, "trainer.steps=400", "trainer.checkpoint_every=3")
-    wait_for(out / "checkpoints" / "step_00000006", process)
+    process = start(data_folder, out, *workers, "trainer.steps=400", "trainer.checkpoint_every=2")
+    wait_for(out / "checkpoints" / "step_00000004", process)
     process.kill()  # SIGKILL
     process.communicate()
     last = len((out / "order_rank_0.jsonl").read_text().splitlines()) // 2
-    steps = [f"trainer.steps={last + 3}", "trainer.checkpoint_every=3"]
+    steps = [f"trainer.steps={last + 2}", "trainer.checkpoint_every=2"]
     train_on = here if order == "draw" else run
     train_on(data_folder, out, *workers, *steps)
     whole = tmp_path / "whole"
@@ -179,7 +182,8 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_ends(data_folder: Path, tmp_path: Path, number: signal.Signals):
     out = tmp_path / "run"
-    process = start_forked(data_folder, out, "trainer.steps=100000", "trainer.checkpoint_every=100000")
+    endless = ["trainer.steps=100000", "trainer.checkpoint_every=100000"]
+    process = start_forked(data_folder, out, *LIGHT, *endless)
     wait_for(out / "metrics.jsonl", process)
     process.send_signal(number)
     printed, _ = process.communicate(timeout=120)
@@ -222,14 +226,14 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
 
     monkeypatch.setattr(module, "alphafold_loss", spoilt)
     out = tmp_path / "run"
-    assert here(data_folder, out, "trainer.steps=6", "optim.batch_size=1")
+    with monkeypatch.context() as patched:
+        patched.setattr(fastfold.training.run, "write_report", lambda out: out)
+        assert here(data_folder, out, "trainer.steps=4", *LIGHT)
     assert "helix3" in capsys.readouterr().err
     assert metrics(out)[-1]["skipped"] >= 1
     assert all(bool(x.isfinite().all()) for x in weights(out).values())
     with pytest.raises(TrainingStopped, match="consecutive steps"):
-        here(
-            data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", "optim.batch_size=1"
-        )
+        here(data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", *LIGHT)
     page = (tmp_path / "b" / "report" / "report.md").read_text()
     assert page.count("skipped: loss or gradient not finite in helix3") == 3
     assert "3 consecutive steps without a finite loss" in page
@@ -241,14 +245,15 @@ def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path:
     msas.mkdir()
     (msas / "helix1.a3m").write_text(">q\nWWWWWWWWWWWWWWWW\n")
     out = tmp_path / "run"
-    assert here(data_folder, out, "data.single_sequence_probability=0")
+    settings = [*LIGHT, "data.single_sequence_probability=0"]
+    assert here(data_folder, out, *settings, "trainer.steps=3")
     listed = (out / "quarantine.tsv").read_text()
     assert listed.splitlines()[0].startswith("broken\t")
     assert "helix1\t" in listed
     # Repaired files are found when the run is continued.
     (data_folder / "train" / "broken.pdb").unlink()
     (msas / "helix1.a3m").unlink()
-    assert here(data_folder, out, "data.single_sequence_probability=0", "trainer.steps=9")
+    assert here(data_folder, out, *settings, "trainer.steps=7")
     events = [entry["event"] for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
     assert "retrying 1 quarantined samples when they are drawn" in events
     assert not (out / "quarantine.tsv").exists()
@@ -282,7 +287,8 @@ def test_other_loggers_are_told_too(data_folder: Path, tmp_path: Path):
 
     collector = Collector()
     places = [f"data.directory={data_folder}", f"trainer.out={tmp_path / 'run'}"]
-    assert train(compose_config([*SHORT, *places, "logger=none", "trainer.steps=3"]), loggers=[collector])
+    settings = [*SHORT, *LIGHT, *places, "logger=none", "trainer.steps=3"]
+    assert train(compose_config(settings), loggers=[collector])
     assert collector.steps == [1, 2, 3]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
@@ -299,6 +305,14 @@ def test_one_sample_and_eight_workers(tmp_path: Path):
     assert len(losses(tmp_path / "run")) == 6
 
 
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two steps as they are by default; not to be changed."""
+    folder = tmp_path_factory.mktemp("plain")
+    here(write_data(folder / "data"), folder / "run", "trainer.steps=2", "optim.batch_size=1")
+    return folder / "run"
+
+
 @pytest.mark.parametrize(
     ("overrides", "changes"),
     [
@@ -310,13 +324,11 @@ def test_one_sample_and_eight_workers(tmp_path: Path):
     ],
 )
 def test_fine_tuning_changes_what_it_should_and_nothing_else(
-    data_folder: Path, tmp_path: Path, overrides: Sequence[str], changes
+    data_folder: Path, tmp_path: Path, plain_run: Path, overrides: Sequence[str], changes
 ):
-    base = tmp_path / "base"
-    here(data_folder, base, "trainer.steps=1")
-    start = f"model.weights={base / 'mini.safetensors'}"
-    here(data_folder, tmp_path / "tuned", start, *overrides, "optim.ema_decay=0", "trainer.steps=2")
-    before, after = weights(base), weights(tmp_path / "tuned")
+    start = f"model.weights={plain_run / 'mini.safetensors'}"
+    here(data_folder, tmp_path / "tuned", start, *LIGHT, *overrides, "optim.ema_decay=0", "trainer.steps=2")
+    before, after = weights(plain_run), weights(tmp_path / "tuned")
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
@@ -345,20 +357,12 @@ def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Pa
         assert all(torch.equal(saved[name], x) for name, x in initial.items()) is not is_trained
 
 
-@pytest.fixture(scope="module")
-def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Of two steps as they are by default."""
-    folder = tmp_path_factory.mktemp("plain")
-    here(write_data(folder / "data"), folder / "run", "trainer.steps=2")
-    return losses(folder / "run")
-
-
 @pytest.mark.parametrize("overrides", [["trainer.precision=bf16"], ["memory=checkpointing"]])
 def test_precision_and_checkpointing_change_the_numbers_little(
-    data_folder: Path, tmp_path: Path, plain_losses: list[float], overrides: Sequence[str]
+    data_folder: Path, tmp_path: Path, plain_run: Path, overrides: Sequence[str]
 ):
-    other = tmp_path / "other"
-    here(data_folder, other, "trainer.steps=2", *overrides)
+    other, plain_losses = tmp_path / "other", losses(plain_run)
+    here(data_folder, other, "trainer.steps=2", "optim.batch_size=1", *overrides)
     tolerance = 0.03 if "bf16" in overrides[0] else 1e-5
     np.testing.assert_allclose(losses(other), plain_losses, rtol=tolerance)
     assert (losses(other) == plain_losses) == ("bf16" not in overrides[0])

@@ -247,7 +247,7 @@ def test_workers_make_what_the_training_process_makes(folder: Path, tmp_path: Pa
 def test_traces_of_ca_atoms_are_quarantined(folder: Path, tmp_path: Path) -> None:
     write_complex(folder / "train" / "5trace.pdb", tuple(ca_trace(chain) for chain in HETERODIMER))
     out = tmp_path / "run"
-    assert here(folder, out, "trainer.steps=2")
+    assert here(folder, out, "trainer.steps=3", "optim.batch_size=1", "data.max_recycles=0")
     (line,) = (out / "quarantine.tsv").read_text().splitlines()
     assert line.startswith("5trace\t")
     assert "N, CA and C" in line

@@ -24,6 +24,7 @@ COMMON = [
     "trainer.validate_every=2",
     "trainer.steps=2",
     "optim.batch_size=2",
+    "model.overrides.model.heads.structure_module.num_layer=1",
 ]
 POLICIES = {
     # Hardly more than the largest operator needs.

@@ -17,54 +17,18 @@ import pytest
 
 from fastfold.data.loading.loader import SampleLoader, draw_rng, merge_states
 from fastfold.errors import ConfigError, InputError
+from tests.conftest import REPOSITORY
+from tests.helpers.loader_samples import (
+    Deadly,
+    Slow,
+    all_kinds,
+    blocked_signals,
+    fails_at_first,
+    fails_for,
+    numbered,
+    slowly,
+)
 from tests.helpers.signals import interruptible
-
-
-def numbered(number: int, entry: str) -> dict[str, np.ndarray]:
-    """A sample that depends on its draw alone."""
-    return {
-        "number": np.array(number),
-        "noise": draw_rng(7, number).standard_normal(3),
-        "large": np.ones(50_000),
-    }
-
-
-class Slow:
-    """Takes long for one draw: until all others that may overtake it have been begun."""
-
-    def __init__(self, folder: Path, slow: int, others: int) -> None:
-        self.folder, self.slow, self.others = folder, slow, others
-
-    def __call__(self, number: int, entry: str) -> dict[str, np.ndarray]:
-        if number == self.slow:
-            end = time.monotonic() + 20
-            while len(list(self.folder.iterdir())) < self.others and time.monotonic() < end:
-                time.sleep(0.005)
-        else:
-            (self.folder / str(number)).touch()
-        return {"number": np.array(number)}
-
-
-class Deadly:
-    """Kills its own process at certain entries: always, or only the first time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, number: int, entry: str) -> dict[str, np.ndarray]:
-        marker = self.folder / entry
-        if entry == "always" or (entry == "once" and not marker.exists()):
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"number": np.array(number), "pid": np.array(os.getpid())}
-
-
-def fails_for(number: int, entry: str) -> dict[str, np.ndarray]:
-    if entry.startswith("bad"):
-        raise InputError("is truncated; download it again", path=f"{entry}.cif")
-    if entry.startswith("odd"):
-        raise KeyError(entry)
-    return {"number": np.array(number)}
 
 
 def cycle(*entries: str):  # type: ignore[no-untyped-def]
@@ -85,19 +49,6 @@ def test_samples_do_not_depend_on_the_workers() -> None:
             assert (other.number, other.id) == (draw.number, "only")
             np.testing.assert_array_equal(other.sample["noise"], draw.sample["noise"])
             assert other.sample["noise"].flags.writeable
-
-
-def all_kinds(number: int, entry: str) -> dict[str, np.ndarray]:
-    grid = np.arange(600_000, dtype=np.float32).reshape(600, 1000)
-    return {
-        "large": grid,
-        "columns": grid[:, ::7],
-        "fortran": np.asfortranarray(grid),
-        "empty": grid[:0],
-        "scalar": np.array(number),
-        "text": np.array(["a", "bc"]),
-        "mask": grid % 3 == 0,
-    }
 
 
 def test_arrays_of_all_kinds_arrive_as_they_are() -> None:
@@ -216,13 +167,7 @@ def test_failed_sample_is_quarantined_with_its_reason(workers: int) -> None:
         assert [name for name, _ in loader.quarantined] == ["bad1", "odd"]
         reasons = dict(loader.quarantined)
         assert reasons["bad1"] == "bad1.cif: is truncated; download it again"
-        assert reasons["odd"].startswith("KeyError: 'odd' (test_loader.py:")
-
-
-def fails_at_first(number: int, entry: str) -> dict[str, np.ndarray]:
-    if number == 1:
-        raise OSError("the network drive is away for a moment")
-    return {"number": np.array(number)}
+        assert reasons["odd"].startswith("KeyError: 'odd' (loader_samples.py:")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -320,11 +265,6 @@ def test_finite_order_ends_and_stays_ended() -> None:
     assert list(loader) == []
 
 
-def slowly(number: int, entry: str) -> dict[str, np.ndarray]:
-    time.sleep(0.1)
-    return {"number": np.array(number)}
-
-
 def test_waiting_is_measured() -> None:
     """Only the time inside the loader counts, and all of it."""
     start = time.perf_counter()
@@ -367,9 +307,6 @@ SCRIPT = """
 
 
 def start_script(folder: Path, guard: str) -> subprocess.Popen[str]:
-    # Not at the top: it imports torch, and every worker imports this module.
-    from tests.conftest import REPOSITORY
-
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).replace("GUARD", guard))
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -410,10 +347,6 @@ def test_no_worker_outlives_its_parent(tmp_path: Path, sent: signal.Signals) -> 
     while any(is_running(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.01)
     assert not any(is_running(pid) for pid in pids)
-
-
-def blocked_signals(number: int, entry: str) -> dict[str, np.ndarray]:
-    return {"interrupt": np.array(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))}
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be blocked here")

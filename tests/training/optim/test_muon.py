@@ -131,7 +131,8 @@ def test_pieces_of_matrices_are_refused() -> None:
 def test_a_run_continues_with_both_rates_on_one_schedule(data_folder: Path, tmp_path: Path) -> None:
     """Warm-up reaches both rates, and the checkpoint restores both kinds of state."""
     out = tmp_path / "run"
-    command = [*TINY, "optim=muon", f"data.directory={data_folder}", f"trainer.out={out}"]
+    light = ["optim.batch_size=1", "data.max_recycles=0"]
+    command = [*TINY, *light, "optim=muon", f"data.directory={data_folder}", f"trainer.out={out}"]
     assert main(["train", *command, "trainer.steps=2", "trainer.checkpoint_every=1"]) == 0
     assert main(["train", *command, "trainer.steps=3", "trainer.checkpoint_every=1"]) == 0
     assert (out / "checkpoints" / "step_00000003").is_dir()

@@ -133,7 +133,7 @@ def test_last_validation_is_described_from_the_worst_chain(report):
     assert "calibration error 0.100, bias +0.100" in page
 
 
-def test_distograms_of_a_validation_are_summed_up_by_the_depth_of_alignments(run):
+def test_distograms_of_a_validation_are_summed_up_by_the_depth_of_alignments(tmp_path):
     """Over the chains that have a figure; the pictures are those of all steps."""
     plain = {"residues": 4, "tm_score": 0.5, "plddt": 0.5, "true": [0.5], "predicted": [0.5]}
     chains = [
@@ -141,11 +141,12 @@ def test_distograms_of_a_validation_are_summed_up_by_the_depth_of_alignments(run
         plain | {"id": "b", "depth": 10, "lddt_ca": 0.3, "distogram_ce_3_6": 2.0, "precision_l5": 0.5},
         plain | {"id": "c", "depth": 200, "lddt_ca": 0.7, "distogram_ce_3_6": 1.0, "precision_l5": None},
     ]
-    with (run / "validation.jsonl").open("a") as file:
+    write_validation(tmp_path)
+    with (tmp_path / "validation.jsonl").open("a") as file:
         file.write(json.dumps({"step": 300, "chains": chains}) + "\n")
     numbers = {"valid_distogram_ce_3_6": 2.0, "valid_precision_l5": 0.5}
-    JsonLinesLogger(run / "metrics.jsonl").log(300, numbers)
-    page = write_report(run)
+    JsonLinesLogger(tmp_path / "metrics.jsonl").log(300, numbers)
+    page = write_report(tmp_path)
     text = page.read_text()
     assert "|  | chains | lDDT-CA | 3 to 5 | 6 to 11 | 12 to 23 | 24 and more | L/5 | L/2 |" in text
     assert "| all | 3 | 0.400 | 2.000 |  |  |  | 0.500 |  |" in text
@@ -207,7 +208,7 @@ def test_same_run_same_report(run, report):
 def test_interrupted_report_leaves_the_old_page(reported, monkeypatch):
     page = reported / "report" / "report.md"
     before = page.read_bytes()
-    write_metrics(reported, 10)
+    (reported / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')  # one picture
     replace = os.replace
 
     def interrupted(source: Path, target: Path) -> None:

@@ -80,33 +80,30 @@ def search_colabfold(
         WriteError: The folder cannot be written.
         FastFoldError: The search fails; finished results are kept.
     """
-    given = list(targets)
-    targets = [target.uncut for target in given]
+    pair_mode = source.modes.pair_mode
+    waiting = [_Job.make(target, pair_mode) for target in targets]
     prepare_output_directory(out)
-    for target in targets:
-        _check(target, out)
+    for job in waiting:
+        _check(job.target, out)
     store = SearchStore(out / FOLDER)
     keys = {
         kind: SearchKey(NAME, {**source.settings, "kind": kind}) for kind in ("unpaired", "paired", "joined")
     }
-    pair_mode = source.modes.pair_mode
     if pair_mode != "unpaired_paired":
         keys["joined"] = SearchKey(NAME, {**keys["joined"].settings, "pair_mode": pair_mode})
-    plans = {id(target): _Plan.make(target, pair_mode) for target in targets}
-    sequences = list(dict.fromkeys(s for plan in plans.values() for s in plan.alone))
-    complexes = list(dict.fromkeys(plan.together for plan in plans.values() if plan.together))
+    sequences = list(dict.fromkeys(sequence for job in waiting for sequence in job.alone))
+    complexes = list(dict.fromkeys(job.together for job in waiting if job.together))
     to_search = [sequence for sequence in sequences if store.find(sequence, keys["unpaired"]) is None]
     to_pair = [chains for chains in complexes if store.find(":".join(chains), keys["paired"]) is None]
     if to_search or to_pair:
         source.announce(to_search, to_pair, say)
-    waiting = list(targets)
     failed: dict[str | Chains, str] = {}
     for sequence, found in source.unpaired(to_search) if to_search else ():
         if isinstance(found, FastFoldError):
             failed[sequence] = str(found)
             continue
         store.add(sequence, keys["unpaired"], found, facts={"rows": found[FILE].count(b">")})
-        waiting = [target for target in waiting if not _publish(target, plans[id(target)], store, keys, out)]
+        waiting = [job for job in waiting if not _publish(job, store, keys, out)]
     to_pair = [chains for chains in to_pair if not set(chains) & set(failed)]
     for chains, texts in source.paired(to_pair) if to_pair else ():
         if isinstance(texts, FastFoldError):
@@ -114,19 +111,18 @@ def search_colabfold(
             continue
         files = {f"{number}.a3m": text.encode("ascii") for number, text in enumerate(texts)}
         store.add(":".join(chains), keys["paired"], files, facts={"rows": texts[0].count(">")})
-        waiting = [target for target in waiting if not _publish(target, plans[id(target)], store, keys, out)]
+        waiting = [job for job in waiting if not _publish(job, store, keys, out)]
     failures: list[tuple[Target, InputError]] = []
-    given_of = {id(target): one for target, one in zip(targets, given, strict=True)}
-    for target in waiting:
-        if _publish(target, plans[id(target)], store, keys, out):
+    for job in waiting:
+        if _publish(job, store, keys, out):
             continue
-        reason = next((failed[part] for part in (*_chains(target), _chains(target)) if part in failed), None)
+        record, chains = job.target.record, _chains(job.target)
+        reason = next((failed[part] for part in (*chains, chains) if part in failed), None)
         if reason is None:
             raise InputError(
-                "the search returned no alignment of its chains; run the same command again",
-                record=target.record,
+                "the search returned no alignment of its chains; run the same command again", record=record
             )
-        failures.append((given_of[id(target)], InputError(reason, record=target.record)))
+        failures.append((job.given, InputError(reason, record=record)))
     return failures
 
 
@@ -150,18 +146,22 @@ def _check(target: Target, out: Path) -> None:
             )
 
 
-class _Plan(NamedTuple):
+class _Job(NamedTuple):
     """Searches that a target needs."""
 
+    given: Target  #: The target
+    target: Target  #: The same with all residues of its proteins, which are searched for
     alone: Chains  #: Its chains that need an alignment of their own
     together: Chains  #: Its chains that are paired; empty for none
 
     @classmethod
-    def make(cls, target: Target, pair_mode: PairMode) -> _Plan:
+    def make(cls, given: Target, pair_mode: PairMode) -> _Job:
         """Return the searches of a target under a pair mode."""
+        target = given.uncut
         chains = _chains(target)
         together = chains if len(chains) > 1 and pair_mode != "unpaired" else ()
-        return cls(() if target.is_complex and pair_mode == "paired" else chains, together)
+        alone = () if target.is_complex and pair_mode == "paired" else chains
+        return cls(given, target, alone, together)
 
 
 def template_file(chain: Chain) -> str:
@@ -169,15 +169,13 @@ def template_file(chain: Chain) -> str:
     return f"{NAME}_templates_{chain.id}.tar.gz"
 
 
-def _publish(
-    target: Target, plan: _Plan, store: SearchStore, keys: Mapping[str, SearchKey], out: Path
-) -> bool:
+def _publish(job: _Job, store: SearchStore, keys: Mapping[str, SearchKey], out: Path) -> bool:
     """Put the alignment of a target into its place, if all of it has been found."""
-    chains, letters = _chains(target), _letters(target)
-    parts = [store.find(sequence, keys["unpaired"]) for sequence in plan.alone]
-    paired = store.find(":".join(plan.together), keys["paired"]) if plan.together else {}
-    found = {sequence: part for sequence, part in zip(plan.alone, parts, strict=True) if part is not None}
-    if len(found) < len(plan.alone) or paired is None:
+    target, chains, letters = job.target, _chains(job.target), _letters(job.target)
+    parts = {sequence: store.find(sequence, keys["unpaired"]) for sequence in job.alone}
+    paired = store.find(":".join(job.together), keys["paired"]) if job.together else {}
+    found = {sequence: part for sequence, part in parts.items() if part is not None}
+    if len(found) < len(parts) or paired is None:
         return False
     templates = {
         template_file(chain): found[sequence][TEMPLATES]
@@ -193,7 +191,7 @@ def _publish(
         text = join_complex(
             chains,
             [letters.count(sequence) for sequence in chains],
-            [found[sequence][FILE].read_text("ascii") for sequence in plan.alone],
+            [found[sequence][FILE].read_text("ascii") for sequence in job.alone],
             [paired[f"{number}.a3m"].read_text("ascii") for number in range(len(chains))] if paired else None,
         )
         files = store.add(whole, keys["joined"], {FILE: text.encode("ascii")})
