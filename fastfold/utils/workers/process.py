@@ -116,6 +116,26 @@ def limit_threads() -> None:
         os.environ[variable] = "1"
 
 
+def pack_function(function: Callable[..., Any]) -> bytes:
+    """Pickle a function for :func:`start_worker`."""
+    return pickle.dumps(function, protocol=PROTOCOL)
+
+
+def start_worker(context: Any, function: bytes, name: str, *, daemon: bool = True) -> tuple[Any, Connection]:
+    """Start a process that runs a packed function, and return it with the connection to it.
+
+    It first sends ``(None, None, failure)``, where the failure to load the function is None if it is ready. It answers
+    each ``(key, argument)`` with ``(key, value, failure)``.
+    """
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, function), name=name, daemon=daemon)
+    try:
+        process.start()
+    finally:
+        theirs.close()
+    return process, ours
+
+
 def work(pipe: Connection, payload: bytes) -> None:
     """Run the main loop of a worker process."""
     ignore_signals()
