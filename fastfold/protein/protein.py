@@ -36,11 +36,7 @@ def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
 
 
 def convert_arrays(owner: Any, layout: Mapping[str, tuple[type, tuple[int, ...]]]) -> None:
-    """Convert fields of a frozen dataclass to arrays of given dtypes, without a copy if they have them already.
-
-    Raises:
-        ValueError: A field has another shape than in the layout.
-    """
+    """Convert fields of a frozen dataclass to arrays of dtypes and shapes, or raise ValueError."""
     for field, (dtype, shape) in layout.items():
         array: np.ndarray = np.asarray(getattr(owner, field), dtype)
         check_shape(f"{type(owner).__name__}.{field}", array, shape)

@@ -128,11 +128,7 @@ class WorkerPool:
         self._wake()
 
     def next_outcome(self) -> Outcome:
-        """Wait for and return the next finished task, in order of completion.
-
-        Raises:
-            ConfigError: The workers cannot start.
-        """
+        """Return the next task to finish, or raise ConfigError if no worker can start."""
         outcome = self._finished.get()
         if isinstance(outcome, Outcome):
             return outcome

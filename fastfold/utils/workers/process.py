@@ -43,11 +43,7 @@ def pack(message: Any) -> Packed:
 
 
 def send_packed(pipe: Connection, message: Packed) -> None:
-    """Send a message.
-
-    Raises:
-        OSError: The other process has ended.
-    """
+    """Send a message, or raise OSError if the other process has ended."""
     pipe.send_bytes(message.head)
     for buffer in message.buffers:
         for start in range(0, buffer.nbytes, _PIECE):
@@ -60,11 +56,7 @@ def send(pipe: Connection, message: Any) -> None:
 
 
 def receive(pipe: Connection) -> Any:
-    """Receive a message of :func:`send` from the other process of the same program.
-
-    Raises:
-        EOFError, OSError: The other process has ended, possibly within the message.
-    """
+    """Receive a message of :func:`send`, or raise EOFError or OSError if the other process has ended."""
     body, sizes = pickle.loads(pipe.recv_bytes())
     buffers = []
     for size in sizes:
