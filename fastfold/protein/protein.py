@@ -7,7 +7,9 @@ in the order of the arrays, so that a chain is a slice.
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,20 @@ def chain_name(index: int) -> str:
         number, letter = divmod(number - 1, len(PDB_CHAIN_IDS))
         name = PDB_CHAIN_IDS[letter] + name
     return name
+
+
+def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a value that is not None has another shape; the message has its name."""
+    if value is not None and np.shape(value) != shape:
+        raise ValueError(f"{name} has shape {list(np.shape(value))}, expected {list(shape)}")
+
+
+def convert_arrays(owner: Any, layout: Mapping[str, tuple[type, tuple[int, ...]]]) -> None:
+    """Convert fields of a frozen dataclass to arrays of dtypes and shapes, or raise ValueError."""
+    for field, (dtype, shape) in layout.items():
+        array: np.ndarray = np.asarray(getattr(owner, field), dtype)
+        check_shape(f"{type(owner).__name__}.{field}", array, shape)
+        object.__setattr__(owner, field, array)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +81,7 @@ class Protein:
             "chain_index": (np.int32, (n,)),
             "b_factors": (np.float32, (n, rc.atom_type_num)),
         }
-        for field, (dtype, shape) in layout.items():
-            array: np.ndarray = np.asarray(getattr(self, field), dtype)
-            if array.shape != shape:
-                raise ValueError(f"Protein.{field} has shape {list(array.shape)}, expected {list(shape)}")
-            object.__setattr__(self, field, array)
+        convert_arrays(self, layout)
         if n == 0:
             raise ValueError("a Protein needs at least one residue")
         if self.aatype.min() < 0 or self.aatype.max() > rc.unk_restype_index:

@@ -61,11 +61,7 @@ def _canonical(value: Any) -> Any:
 
 
 def file_digest(path: str | os.PathLike[str], algorithm: str = "sha256") -> str:
-    """Return the digest of a file's contents in hexadecimal digits, read in pieces.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Return the digest of a file's contents in hexadecimal digits, or raise OSError."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

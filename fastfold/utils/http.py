@@ -25,11 +25,7 @@ _MAX_EXPLANATION = 10_000
 
 
 def check_url(url: str, *, setting: str) -> str:
-    """Return the address of a server without a slash at its end.
-
-    Raises:
-        ConfigError: The address does not begin with http:// or https://.
-    """
+    """Return the http or https address of a server without a slash at its end, or raise ConfigError."""
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

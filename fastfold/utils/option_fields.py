@@ -85,11 +85,7 @@ def check_options(settings: Any) -> None:
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> None:
-    """Check a whole number.
-
-    Raises:
-        ConfigError: The value is another number, or none; names it.
-    """
+    """Check a whole number, or raise ConfigError with its name."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ConfigError(f"{name} must be a whole number, found {value!r}")
     if not least <= int(value) <= most:
@@ -97,11 +93,7 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
 
 
 def check_number(name: str, value: Any, least: float, most: float) -> None:
-    """Check a number, which is whole if both its bounds are.
-
-    Raises:
-        ConfigError: The value is another number, or none; names it.
-    """
+    """Check a number, whole if both its bounds are, or raise ConfigError with its name."""
     if isinstance(least, int) and isinstance(most, int):
         check_whole(name, value, least, most)
         return

@@ -42,12 +42,7 @@ class FileSlice(os.PathLike[str]):
         return Path(self.name).suffixes
 
     def read_bytes(self) -> bytes:
-        """Read its content.
-
-        Raises:
-            OSError: The larger file cannot be read.
-            InputError: The larger file ends too early.
-        """
+        """Read its content, or raise OSError, or InputError if the larger file ends too early."""
         with open(self.container, "rb") as file:
             file.seek(self.start)
             content = file.read(self.size)
@@ -78,21 +73,13 @@ def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
 
 
 def check_listed(path: Path) -> None:
-    """Check that a file found in a folder is not a pipe or device.
-
-    Raises:
-        InputError: It is one. A missing file is left to the reader.
-    """
+    """Raise InputError if a file found in a folder is a pipe or device; a missing one is left to the reader."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError("is not a regular file; remove it from the folder", path=path)
 
 
 def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any]:
-    """Read a JSON object, from a file as for :func:`read_text_bytes`.
-
-    Raises:
-        InputError: The file cannot be read, or is not a JSON object.
-    """
+    """Read a JSON object from a file as for :func:`read_text_bytes`, or raise InputError."""
     try:
         table = json.loads(read_text_bytes(path, limit=limit))
     except json.JSONDecodeError as error:

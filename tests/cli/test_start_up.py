@@ -33,9 +33,9 @@ def python(code: str, **environment: str) -> str:
     return subprocess.run(command, cwd=REPOSITORY, env=env, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_help_loads_nothing_heavy():
+    """In one interpreter, which takes longer to start than all helps."""
+    commands = [
         ["--help"],
         ["infer", "--help"],
         ["design", "--help"],
@@ -43,17 +43,17 @@ def python(code: str, **environment: str) -> str:
         ["serve", "--help"],
         ["weights", "info", "--help"],
         [],
-    ],
-)
-def test_help_loads_nothing_heavy(arguments: list[str]):
-    code = (
-        "import sys\n"
-        "from fastfold.cli import main\n"
-        f"try: main({arguments})\n"
-        "except SystemExit: pass\n"
-        f"print('loaded:', *(name for name in {HEAVY} if name in sys.modules))"
-    )
-    assert python(code).splitlines()[-1] == "loaded:"
+    ]
+    code = f"""
+import sys
+from fastfold.cli import main
+for arguments in {commands}:
+    try: main(arguments)
+    except SystemExit: pass
+    print("loaded:", *(name for name in {HEAVY} if name in sys.modules))
+"""
+    loaded = [line for line in python(code).splitlines() if line.startswith("loaded:")]
+    assert loaded == ["loaded:"] * len(commands)
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -62,7 +62,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_help_is_there_within_half_a_second():
-    """The quickest of five, so that a busy machine does not count."""
+    """One of five times, so that a busy machine does not count."""
 
     def seconds() -> float:
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def test_help_is_there_within_half_a_second():
         )
         return time.perf_counter() - start
 
-    assert min(seconds() for _ in range(5)) < 0.5
+    assert any(seconds() < 0.5 for _ in range(5))
 
 
 def test_a_command_ends_with_its_code_and_exit_handlers_without_freeing_modules():

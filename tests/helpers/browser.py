@@ -32,8 +32,8 @@ class Browser:
     """One page in a browser of its own; use it as a context manager.
 
     Attributes:
-        messages: What the page wrote to its console or raised, one text each.
-        requests: Addresses that the page asked for, in order.
+        messages: What the page wrote to its console or raised since :meth:`reset`, one text each.
+        requests: Addresses that the page asked for since then, in order.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -65,15 +65,25 @@ class Browser:
 
     def __enter__(self) -> Browser:
         try:
-            targets = self.call("Target.getTargets")["targetInfos"]
-            page = next(target["targetId"] for target in targets if target["type"] == "page")
-            self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                self.call(f"{domain}.enable")
+            self.reset()
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def reset(self) -> None:
+        """Empty the page in a new session, without the settings, messages and requests of the last one."""
+        last, self._session = self._session, None
+        if last is not None:
+            self.call("Target.detachFromTarget", sessionId=last)
+        targets = self.call("Target.getTargets")["targetInfos"]
+        page = next(target["targetId"] for target in targets if target["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        self.call("Page.navigate", url="about:blank")
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.messages.clear()
+        self.requests.clear()
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()

@@ -27,11 +27,7 @@ def add_completion_command(commands: Any, root: argparse.ArgumentParser) -> None
 
 
 def run_completion(root: argparse.ArgumentParser, shell: str) -> int:
-    """Print the script; return the exit code.
-
-    Raises:
-        ConfigError: The package shtab is missing.
-    """
+    """Print the script; return the exit code, or raise ConfigError."""
     try:
         import shtab
     except ImportError as error:

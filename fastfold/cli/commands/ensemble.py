@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.from_fields import whole_number
+from fastfold.cli.process import print_line
 from fastfold.inference.ensemble.settings import SIMILARITY
 
 _DESCRIPTION = """\
@@ -77,9 +77,6 @@ def run_ensemble(options: argparse.Namespace) -> int:
         plots=not options.no_plots,
         say=print,
     )
-    print(f"wrote {write_report(options.directory, say=_warn)}")
+    page = write_report(options.directory, say=lambda line: print_line(f"warning: {line}"))
+    print(f"wrote {page}")
     return 0
-
-
-def _warn(line: str) -> None:
-    print(f"warning: {line}", file=sys.stderr, flush=True)

@@ -83,11 +83,7 @@ def add_infer_command(commands: Any) -> None:
 
 
 def run_infer(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: An option is invalid, or the request is impossible.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     request = infer_request(options)
     if not request.inputs:
         raise ConfigError(

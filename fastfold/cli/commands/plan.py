@@ -107,11 +107,7 @@ def add_plan_command(commands: Any) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: Options are missing, unknown or impossible.
-    """
+    """Run the subcommand; return the exit code, or raise ConfigError."""
     if options.design:
         if options.fold or options.cuda_graphs:
             raise ConfigError("--design plans gradients: leave out --fold and --cuda-graphs")

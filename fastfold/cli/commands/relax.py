@@ -53,11 +53,7 @@ def add_relax_command(commands: Any) -> None:
 
 
 def run_relax(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        ConfigError: The platform does not work here, or OpenMM is not installed.
-    """
+    """Run the subcommand; return the exit code, or raise ConfigError."""
     from fastfold.inference.relax.files import relax_file, result_paths
 
     config = from_options(RelaxConfig, options)

@@ -58,11 +58,7 @@ def add_report_command(commands: Any) -> None:
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        FastFoldError: The folder has no results, or the page cannot be written.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.inference.output.summary import aligned_table, read_summary
     from fastfold.inference.report import write_report
     from fastfold.inference.report.interfaces import (
@@ -118,11 +114,7 @@ def add_cite_command(commands: Any) -> None:
 
 
 def run_cite(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        InputError: The folder has no results.
-    """
+    """Run the subcommand; return the exit code, or raise InputError."""
     from fastfold.protein.citations import CITATIONS, find_citations
 
     citations = list(CITATIONS)

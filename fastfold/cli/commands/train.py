@@ -71,11 +71,7 @@ def add_data_command(commands: Any) -> None:
 
 
 def run_build(options: argparse.Namespace) -> int:
-    """Run the subcommand ``data build``; return the exit code.
-
-    Raises:
-        FastFoldError: There is nothing to pack, a setting is invalid, or the file cannot be written.
-    """
+    """Run the subcommand ``data build``; return the exit code, or raise FastFoldError."""
     from fastfold.training.compose import compose_config, network_config
 
     config = compose_config(["trainer.out=.", *options.overrides])  # required, but nothing is written there

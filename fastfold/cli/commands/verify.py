@@ -37,7 +37,7 @@ def add_verify_command(commands: Any) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code."""
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.evoformer.precision import choose_precision
     from fastfold.inference.verify import RECORD, MissingInputError, recorded_runs, verify
     from fastfold.utils.device import choose_device

@@ -29,10 +29,9 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) -> list[str]:
-    """Return the arguments of a command and those of its file, without options that the command has itself.
+    """Return the arguments of a command and those of its file, or raise ConfigError.
 
-    Raises:
-        ConfigError: The file cannot be read, or has an unknown option or a wrong value.
+    Options that the command has itself are left out.
     """
     given = {text.partition("=")[0] for text in arguments}
     path = _config_path(arguments)

@@ -95,12 +95,9 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
 
 
 def found_databases(options: argparse.Namespace, *, has_templates: bool = True) -> More:
-    """Return the settings of searches in the databases of ``--databases``; none without that option.
+    """Return the settings of searches in the databases of ``--databases``, or raise InputError.
 
-    Templates are searched only where ``has_templates``.
-
-    Raises:
-        InputError: The folder has no database.
+    There are none without that option. Templates are searched only where ``has_templates``.
     """
     if options.databases is None:
         return {SearchSources: {}, TemplateOptions: {}}

@@ -36,14 +36,10 @@ def add_field_options(groups: Mapping[str, Any], *kinds: type, only: Collection[
 
 
 def from_options(kind: type[T], options: argparse.Namespace, more: More | None = None) -> T:
-    """Return a dataclass with the values that the command line gives.
+    """Return a dataclass with the values that the command line gives, or raise ConfigError.
 
-    Its fields that are dataclasses are filled in the same way.
-
-    ``more`` has values of fields without an option of their own, or in place of it.
-
-    Raises:
-        ConfigError: A value is invalid.
+    Its fields that are dataclasses are filled in the same way. ``more`` has values of fields without an option of their
+    own, or in place of it.
     """
     values = field_values(options, kind) | (more or {}).get(kind, {})
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]

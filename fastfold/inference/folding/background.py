@@ -10,13 +10,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastfold.errors import FastFoldError
 from fastfold.inference.config import InferConfig
 from fastfold.utils.machine import available_cores, host_available_bytes
-from fastfold.utils.workers.process import PROTOCOL, describe_end, describe_failure, receive, send, work
+from fastfold.utils.workers.process import (
+    describe_end,
+    describe_failure,
+    pack_function,
+    receive,
+    send,
+    start_worker,
+)
 from fastfold.utils.workers.server import start_server, without_main, worker_context
 
 if TYPE_CHECKING:
@@ -156,22 +164,12 @@ class _Process:
     """Process that calls functions one after the other."""
 
     def __init__(self) -> None:
-        context = worker_context()
-        self.pipe, theirs = context.Pipe()
-        self._process: Any = context.Process(
-            target=work,
-            args=(theirs, pickle.dumps(_answer, protocol=PROTOCOL)),
-            name="fastfold-background",
-            daemon=True,
-        )
-        try:
-            with without_main():
-                try:
-                    self._process.start()
-                except (EOFError, OSError):  # the server of workers was ending; the next start has another
-                    self._process.start()
-        finally:
-            theirs.close()
+        start = partial(start_worker, worker_context(), pack_function(_answer), "fastfold-background")
+        with without_main():
+            try:
+                self._process, self.pipe = start()
+            except (EOFError, OSError):  # the server of workers was ending; the next start has another
+                self._process, self.pipe = start()
 
     def call(self, call: BackgroundWork) -> Any:
         try:

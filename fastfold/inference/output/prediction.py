@@ -28,7 +28,7 @@ from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.labels import residue_ranges
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
-from fastfold.protein.protein import Protein, chain_name, check_writable
+from fastfold.protein.protein import Protein, chain_name, check_writable, convert_arrays
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 if TYPE_CHECKING:
@@ -132,11 +132,7 @@ class Prediction:
                 raise ValueError(
                     "Prediction.pae needs max_pae, the largest error that the network can predict"
                 )
-        for field, (dtype, shape) in layout.items():
-            array: np.ndarray = np.asarray(getattr(self, field), dtype)
-            if array.shape != shape:
-                raise ValueError(f"Prediction.{field} has shape {list(array.shape)}, expected {list(shape)}")
-            object.__setattr__(self, field, array)
+        convert_arrays(self, layout)
         object.__setattr__(self, "sequences", tuple(self.sequences))
         lengths = [chain.stop - chain.start for chain in self.protein.chains]
         if (given := list(map(len, self.sequences))) != lengths:

@@ -29,8 +29,9 @@ from fastfold.inference.screen.job import (
     Worker,
 )
 from fastfold.inference.screen.options import ScreenOptions
-from fastfold.inference.screen.worker_process import Function, WorkerProcess, pack_function
+from fastfold.inference.screen.worker_process import Function, WorkerProcess
 from fastfold.utils.machine import host_available_bytes
+from fastfold.utils.workers.process import pack_function
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -18,23 +17,19 @@ from typing import Any
 from fastfold.inference.screen.job import Event, Executor, Finished, JobResult, Ready, Task, Worker
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.utils.units import GIB, clock
-from fastfold.utils.workers.process import PROTOCOL, describe_end, receive, send, work
+from fastfold.utils.workers.process import describe_end, pack_function, receive, send, start_worker
 
 Function = Callable[[int, Task], JobResult]
 _FAILED_STARTS = 3
 _POLL_S = 0.2
 
 
-def pack_function(function: Function) -> bytes:
-    """Pickle a function for another process."""
-    return pickle.dumps(function, protocol=PROTOCOL)
-
-
 class WorkerProcess:
     """Process that runs one function on a job at a time.
 
     It is started with the first job, and again after it has ended. It ends when its parent ends in any way. The
-    function is from :func:`pack_function`, and this process does not load it. Limits are those of time and memory.
+    function is packed for :func:`~fastfold.utils.workers.process.start_worker`, and this process does not load it.
+    Limits are those of time and memory.
     """
 
     def __init__(self, packed: bytes, limits: ScreenOptions) -> None:
@@ -86,19 +81,12 @@ class WorkerProcess:
     def _start(self) -> str:
         """Start the process and wait until it is ready; return the reason if it is not."""
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=work, args=(theirs, self._packed), name="fastfold-worker", daemon=False
-        )
-        try:
-            process.start()
-        finally:
-            theirs.close()
-        self._process, self._pipe = process, ours
+        process, pipe = start_worker(context, self._packed, "fastfold-worker", daemon=False)
+        self._process, self._pipe = process, pipe
         if self._closed:  # closed meanwhile
             process.kill()
         try:
-            _, _, failure = receive(ours)
+            _, _, failure = receive(pipe)
         except (EOFError, OSError):
             return describe_end(process)
         return failure or ""

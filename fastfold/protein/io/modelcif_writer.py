@@ -17,7 +17,7 @@ from fastfold.errors import OutputError
 from fastfold.protein.citations import find_citations
 from fastfold.protein.io.atom_rows import atom_rows
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.protein import Hydrogens, Protein, chain_name, check_writable
+from fastfold.protein.protein import Hydrogens, Protein, chain_name, check_shape, check_writable
 
 
 def to_modelcif(
@@ -150,10 +150,8 @@ def _citations(model_name: str) -> list[Any]:
 def _check_scores(
     n: int, plddt: np.ndarray | None, pae: np.ndarray | None, ptm: float | None, iptm: float | None
 ) -> None:
-    if plddt is not None and np.shape(plddt) != (n,):
-        raise ValueError(f"plddt has shape {list(np.shape(plddt))}, expected [{n}]")
-    if pae is not None and np.shape(pae) != (n, n):
-        raise ValueError(f"pae has shape {list(np.shape(pae))}, expected [{n}, {n}]")
+    check_shape("plddt", plddt, (n,))
+    check_shape("pae", pae, (n, n))
     for name, value in (("pLDDT", plddt), ("PAE", pae), ("pTM", ptm), ("ipTM", iptm)):
         if value is not None and not np.isfinite(value).all():
             raise OutputError(f"{name} is not finite: the prediction failed and is not written")

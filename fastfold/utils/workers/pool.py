@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import pickle
 import signal
 import threading
 import time
@@ -24,14 +23,14 @@ from typing import Any, NamedTuple
 
 from fastfold.errors import ConfigError
 from fastfold.utils.workers.process import (
-    PROTOCOL,
     Function,
     describe_end,
     describe_failure,
     pack,
+    pack_function,
     receive,
     send_packed,
-    work,
+    start_worker,
 )
 
 _ATTEMPTS = 2  # tries of a task whose worker dies; the first death may have another cause
@@ -104,7 +103,7 @@ class WorkerPool:
 
     def __init__(self, function: Function, workers: int, *, timeout_s: float | None = None) -> None:
         try:
-            self._payload = pickle.dumps(function, protocol=PROTOCOL)
+            self._function = pack_function(function)
         except Exception as error:  # any error of a foreign __reduce__
             raise ConfigError(
                 f"the function that prepares samples cannot be sent to worker processes ({error}); define it at the "
@@ -129,11 +128,7 @@ class WorkerPool:
         self._wake()
 
     def next_outcome(self) -> Outcome:
-        """Wait for and return the next finished task, in order of completion.
-
-        Raises:
-            ConfigError: The workers cannot start.
-        """
+        """Return the next task to finish, or raise ConfigError if no worker can start."""
         outcome = self._finished.get()
         if isinstance(outcome, Outcome):
             return outcome
@@ -168,15 +163,7 @@ class WorkerPool:
             self._end_workers()
 
     def _start(self) -> None:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=work, args=(theirs, self._payload), name="sample-worker", daemon=True
-        )
-        try:
-            process.start()
-        finally:
-            theirs.close()
-        self._workers.append(_Worker(process, ours))
+        self._workers.append(_Worker(*start_worker(self._context, self._function, "sample-worker")))
 
     def _assign(self) -> None:
         for worker in self._workers:

@@ -43,11 +43,7 @@ def pack(message: Any) -> Packed:
 
 
 def send_packed(pipe: Connection, message: Packed) -> None:
-    """Send a message.
-
-    Raises:
-        OSError: The other process has ended.
-    """
+    """Send a message, or raise OSError if the other process has ended."""
     pipe.send_bytes(message.head)
     for buffer in message.buffers:
         for start in range(0, buffer.nbytes, _PIECE):
@@ -60,11 +56,7 @@ def send(pipe: Connection, message: Any) -> None:
 
 
 def receive(pipe: Connection) -> Any:
-    """Receive a message of :func:`send` from the other process of the same program.
-
-    Raises:
-        EOFError, OSError: The other process has ended, possibly within the message.
-    """
+    """Receive a message of :func:`send`, or raise EOFError or OSError if the other process has ended."""
     body, sizes = pickle.loads(pipe.recv_bytes())
     buffers = []
     for size in sizes:
@@ -114,6 +106,26 @@ def limit_threads() -> None:
     """Limit libraries that are imported later to one thread, because the workers share the cores."""
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
+
+
+def pack_function(function: Callable[..., Any]) -> bytes:
+    """Pickle a function for :func:`start_worker`."""
+    return pickle.dumps(function, protocol=PROTOCOL)
+
+
+def start_worker(context: Any, function: bytes, name: str, *, daemon: bool = True) -> tuple[Any, Connection]:
+    """Start a process that runs a packed function, and return it with the connection to it.
+
+    It first sends ``(None, None, failure)``, where the failure to load the function is None if it is ready. It answers
+    each ``(key, argument)`` with ``(key, value, failure)``.
+    """
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, function), name=name, daemon=daemon)
+    try:
+        process.start()
+    finally:
+        theirs.close()
+    return process, ours
 
 
 def work(pipe: Connection, payload: bytes) -> None:

@@ -13,7 +13,7 @@ def test_embeddings_add_up_and_are_not_made_again(cli: CommandLine):
     fasta, weights = cli.fasta({"T1": SEQUENCE}), cli.weights()
 
     def embed(*more: str):
-        return cli.run("embed", fasta, "--out", cli.out, "--weights", weights, "--num-recycles", "1", *more)
+        return cli.run("embed", fasta, "--out", cli.out, "--weights", weights, "--num-recycles", "0", *more)
 
     done = embed("--arrays", "single,contacts")
     assert (done.code, done.out) == (0, f"1 embedded; results in {cli.out}\n")
@@ -42,7 +42,7 @@ def test_embeddings_add_up_and_are_not_made_again(cli: CommandLine):
 
 def test_predictions_and_embeddings_have_separate_folders(cli: CommandLine):
     fasta, weights = cli.fasta({"T1": SEQUENCE}), cli.weights()
-    assert cli.run("embed", fasta, "--out", cli.out, "--weights", weights).code == 0
+    assert cli.run("embed", fasta, "--out", cli.out, "--weights", weights, "--num-recycles", "0").code == 0
     done = cli.infer(fasta, weights=[weights])
     assert done.code == 1
     assert "holds results in the format embeddings; give another --out" in done.err

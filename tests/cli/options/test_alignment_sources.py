@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fastfold.cli.options.from_fields import add_field_options, from_options
+from fastfold.data.search.colabfold import msa_server as msa_server_client
 from fastfold.data.search.colabfold.msa_server import MsaServer
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.settings import PUBLIC_SERVER, HmmerSettings, SearchSources, ServerAccess
@@ -21,8 +22,11 @@ from tests.helpers.stand_in_msa_server import StandIn, msa_server
 A, B = "MKVLAAGIT", "GSHMWLPEK"
 
 
-def test_targets_without_alignments_are_sent_and_folded_with_what_comes_back(cli: CommandLine) -> None:
+def test_targets_without_alignments_are_sent_and_folded_with_what_comes_back(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same as a second run with the folder of alignments, and another fold than from the sequence alone."""
+    monkeypatch.setattr(msa_server_client, "_FIRST_WAIT_S", 0.01)
     own = cli.folder / "own.a3m"
     own.write_text(f">own\n{B}\n>x\n{B}\n")
     folder = cli.out / "alignments"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -147,11 +148,12 @@ class Killed(BaseException):
 
 def test_a_process_may_die_at_any_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stops at each operation on files in turn; whoever comes next finds all that was there before, and can go on."""
+    results = ResultsFolder(tmp_path / "before").target(TARGET)
+    add(results, 0, 50.0)
+    add(results, 1, 40.0)
     for operation in range(1, 200):
-        folder = tmp_path / str(operation)
+        folder = shutil.copytree(tmp_path / "before", tmp_path / str(operation))
         results = ResultsFolder(folder).target(TARGET)
-        add(results, 0, 50.0)
-        add(results, 1, 40.0)
         calls = 0
 
         def counted(original: Any, *, stop: int = operation) -> Any:

@@ -23,14 +23,20 @@ def run(prepared: PreparedStructure, free: tuple[int, ...] = (), **settings: flo
     return minimize(prepared, RelaxConfig(**settings), platform, free_residues=free)  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def held(prepared: PreparedStructure) -> Minimized:
+    """Result with the usual settings, for the tests that only compare it."""
+    return run(prepared)
+
+
 def moved(prepared: PreparedStructure, found: Minimized) -> np.ndarray:
     """How far each heavy atom went, in Å."""
     distance = np.linalg.norm(found.positions - prepared.positions, axis=-1)
     return distance[~prepared.is_hydrogen]
 
 
-def test_the_energy_falls_and_springs_hold_heavy_atoms(prepared: PreparedStructure) -> None:
-    held, loose = run(prepared), run(prepared, stiffness=0.0)
+def test_the_energy_falls_and_springs_hold_heavy_atoms(prepared: PreparedStructure, held: Minimized) -> None:
+    loose = run(prepared, stiffness=0.0)
     assert held.energy_before == pytest.approx(loose.energy_before)
     assert loose.energy_after < held.energy_after < 0 < held.energy_before
     assert loose.restraint_energy == 0.0
@@ -42,27 +48,25 @@ def test_the_energy_falls_and_springs_hold_heavy_atoms(prepared: PreparedStructu
     assert not held.limit_reached
 
 
-def test_residues_that_are_freed_have_no_springs(prepared: PreparedStructure) -> None:
-    all_held, one_free = run(prepared), run(prepared, free=(4,))
-    assert one_free.energy_after < all_held.energy_after
-    heavy = prepared.residue_of[~prepared.is_hydrogen]
-    held = heavy != 4
-    expected = 0.5 * 10 * 4.184 * np.square(moved(prepared, one_free)[held]).sum()
+def test_residues_that_are_freed_have_no_springs(prepared: PreparedStructure, held: Minimized) -> None:
+    one_free = run(prepared, free=(4,))
+    assert one_free.energy_after < held.energy_after
+    has_spring = prepared.residue_of[~prepared.is_hydrogen] != 4
+    expected = 0.5 * 10 * 4.184 * np.square(moved(prepared, one_free)[has_spring]).sum()
     assert one_free.restraint_energy == pytest.approx(expected, rel=1e-3)
 
 
-def test_few_iterations_come_to_a_minimum(prepared: PreparedStructure) -> None:
+def test_few_iterations_come_to_a_minimum(prepared: PreparedStructure, held: Minimized) -> None:
     """Minimising with constraints from the start takes three times as many."""
-    found, exact = run(prepared), run(prepared, tolerance=0.05)
-    assert found.iterations < 250
-    total, least = (one.energy_after + one.restraint_energy for one in (found, exact))
+    exact = run(prepared, tolerance=0.05)
+    assert held.iterations < 250
+    total, least = (one.energy_after + one.restraint_energy for one in (held, exact))
     assert total == pytest.approx(least, rel=0.01)
 
 
-def test_bonds_to_hydrogens_keep_their_length(prepared: PreparedStructure) -> None:
-    found = run(prepared)
+def test_bonds_to_hydrogens_keep_their_length(prepared: PreparedStructure, held: Minimized) -> None:
     lengths = [
-        np.linalg.norm(found.positions[a.index] - found.positions[b.index])
+        np.linalg.norm(held.positions[a.index] - held.positions[b.index])
         for a, b in prepared.topology.bonds()
         if {a.name, b.name} == {"N", "H"}
     ]
@@ -84,7 +88,7 @@ def test_attempts_have_a_limit(prepared: PreparedStructure, monkeypatch: pytest.
     assert run(prepared, max_iterations=20).iterations < 20 + 10
 
 
-def test_one_thread_gives_the_same_each_time(prepared: PreparedStructure) -> None:
-    first, second = run(prepared), run(prepared)
-    np.testing.assert_array_equal(first.positions, second.positions)
-    assert (first.energy_after, first.iterations) == (second.energy_after, second.iterations)
+def test_one_thread_gives_the_same_each_time(prepared: PreparedStructure, held: Minimized) -> None:
+    again = run(prepared)
+    np.testing.assert_array_equal(held.positions, again.positions)
+    assert (held.energy_after, held.iterations) == (again.energy_after, again.iterations)

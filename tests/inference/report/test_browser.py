@@ -31,10 +31,17 @@ HOSTILE = '</script><img src=x onerror="window.attacked = 1">\'"\u2028&lt;b>'
 READY = "document.body && document.body.dataset.ready"
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path) as found:
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all tests, because its start takes longer than a page."""
+    with Browser(tmp_path_factory.mktemp("browser")) as found:
         yield found
+
+
+@pytest.fixture
+def browser(opened: Browser) -> Browser:
+    opened.reset()
+    return opened
 
 
 def results(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[tuple[str, Service]]:
-    tokens = tmp_path / "tokens.txt"
+def with_tokens(folder: Path) -> AbstractContextManager[tuple[str, Service]]:
+    tokens = folder / "tokens.txt"
     tokens.write_text(f"ada {ADA}\nbob {BOB}\n")
     tokens.chmod(0o600)
-    with serving(tmp_path / "data", tokens=tokens, max_jobs=1, body_seconds=0.5, head_seconds=0.5) as found:
+    return serving(folder / "data", tokens=tokens, max_jobs=1, body_seconds=0.5, head_seconds=0.5)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[str, Service]]:
+    with with_tokens(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Service]]:
+    """A server as :func:`guarded`, for the tests that submit nothing."""
+    with with_tokens(tmp_path_factory.mktemp("guarded")) as found:
         yield found
 
 
@@ -190,17 +202,17 @@ def test_users_see_their_own_jobs_within_their_limit(guarded: tuple[str, Service
 
 @pytest.mark.parametrize("token", ["", "Bearer", "Bearer wrong", f"Basic {ADA}"])
 def test_requests_without_a_known_token_are_refused_before_their_body(
-    guarded: tuple[str, Service], token: str
+    unchanged: tuple[str, Service], token: str
 ):
-    server, _ = guarded
+    server, _ = unchanged
     for method, path in (("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", "/metrics")):
         status, answer = ask(server, method, path, Authorization=token)
         assert (status, answer["error"].partition(";")[0]) == (401, "missing or unknown token")
     assert ask(server, "GET", "/healthz") == (200, {"status": "ok"})
 
 
-def test_clients_that_send_slowly_are_given_up(guarded: tuple[str, Service]):
-    server, _ = guarded
+def test_clients_that_send_slowly_are_given_up(unchanged: tuple[str, Service]):
+    server, _ = unchanged
     host, port = server.removeprefix("http://").split(":")
     start = time.monotonic()
     with (
@@ -240,9 +252,9 @@ def test_health_names_the_problem_and_metrics_count(guarded: tuple[str, Service]
     assert b'fastfold_submissions_total{status="201"} 1.0' in text
 
 
-def test_the_interface_is_described(guarded: tuple[str, Service]):
-    status, found = ask(guarded[0], "GET", "/openapi.json")
-    assert (status, found) == (200, create_app(guarded[1]).openapi())
+def test_the_interface_is_described(unchanged: tuple[str, Service]):
+    status, found = ask(unchanged[0], "GET", "/openapi.json")
+    assert (status, found) == (200, create_app(unchanged[1]).openapi())
     assert {"/v1/jobs", "/v1/jobs/{job}/events", "/v1/jobs/{job}/files/{name}"} <= set(found["paths"])
     names = set(found["components"]["schemas"]["Settings"]["properties"])
     assert {"num_recycles", "seeds"} <= names

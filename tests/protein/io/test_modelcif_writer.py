@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 
 import ihm.format
 import modelcif.protocol
@@ -206,23 +203,3 @@ def test_coordinates_that_are_not_finite_are_not_written():
 def test_scores_of_another_length_are_refused(shapes):
     with pytest.raises(ValueError, match="expected"):
         write(make_protein("AC"), **shapes)
-
-
-def test_the_file_does_not_depend_on_the_process():
-    """No date, and no order of a set, gets into the file."""
-    script = (
-        "from tests.helpers.structures import make_protein; from tests.protein.io.test_modelcif_writer import write;"
-        "print(write(make_protein('ACDEFGHIKLMNPQRSTVWYX', 'ACX', 'ACX'), ptm=0.5), end='')"
-    )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": zone},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed, zone in (("1", "UTC"), ("2", "Pacific/Kiritimati"))
-    ]
-    assert outputs[0] == outputs[1]
-    assert "data_target" in outputs[0]

@@ -78,17 +78,20 @@ def test_all_atom_lddt_is_the_definition() -> None:
     positions, mask, aatype = _structure("ACGHIKMNPQSTW")
     torch.manual_seed(1)
     predicted = positions + torch.randn_like(positions)
-    atoms = (mask > 0.5).nonzero().tolist()
+    residues = (mask > 0.5).nonzero()[:, 0].tolist()
+    true, found = (
+        (atoms[:, None] - atoms).norm(dim=-1).tolist()
+        for atoms in (positions[mask > 0.5], predicted[mask > 0.5])
+    )
     score, count = np.zeros(len(aatype)), np.zeros(len(aatype))
-    for r, a in atoms:
-        for s, b in atoms:
-            true = (positions[r, a] - positions[s, b]).norm()
-            if r != s and true < 15.0:
-                error = ((predicted[r, a] - predicted[s, b]).norm() - true).abs()
-                score[r] += np.mean([float(error < limit) for limit in (0.5, 1.0, 2.0, 4.0)])
+    for i, r in enumerate(residues):
+        for j, s in enumerate(residues):
+            if r != s and true[i][j] < 15.0:
+                error = abs(found[i][j] - true[i][j])
+                score[r] += sum(error < limit for limit in (0.5, 1.0, 2.0, 4.0)) / 4
                 count[r] += 1
-    found = lddt_all_atom(predicted, positions, mask, aatype, per_residue=True)
-    np.testing.assert_allclose(found.numpy(), score / count)
+    by_residue = lddt_all_atom(predicted, positions, mask, aatype, per_residue=True)
+    np.testing.assert_allclose(by_residue.numpy(), score / count)
     total = lddt_all_atom(predicted, positions, mask, aatype).item()
     assert total == pytest.approx(score.sum() / count.sum())
 

@@ -85,11 +85,7 @@ def add_search_command(commands: Any) -> None:
 
 
 def run_search(options: argparse.Namespace) -> int:
-    """Run the subcommand; return the exit code.
-
-    Raises:
-        FastFoldError: Nothing can be searched, or a result cannot be written.
-    """
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
     sources = from_options(SearchSources, options, found_databases(options, has_templates=False))
@@ -120,12 +116,9 @@ def _check_sources(sources: SearchSources, options: argparse.Namespace) -> None:
 
 
 def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
-    """Search for the alignments of a request's targets, and print the result; return the exit code.
+    """Search for a request's alignments and print the result; return the exit code, or raise FastFoldError.
 
     ``needed_alone`` is that of :meth:`fastfold.inference.alignment_search.AlignmentSearch.run`.
-
-    Raises:
-        FastFoldError: Nothing can be searched, or a result cannot be written.
     """
     from fastfold.inference.alignment_search import AlignmentSearch
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.from_fields import add_field_options, field_values, from_options
-from fastfold.cli.process import orderly_termination
+from fastfold.cli.process import orderly_termination, print_line
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest
 from fastfold.inference.screen.options import ScreenOptions
@@ -70,8 +69,7 @@ def run_serve(options: argparse.Namespace) -> int:
     from fastfold.inference.serve.server import serve
 
     def say(line: str) -> None:
-        if not options.quiet or line.startswith("error"):
-            print(line, file=sys.stderr, flush=True)
+        print_line(line, quiet=options.quiet and not line.startswith("error"))
 
     settings = field_values(options, InferRequest) | {"config": from_options(InferConfig, options)}
     with orderly_termination():

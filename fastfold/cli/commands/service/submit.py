@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.cli.options.fold import add_inputs
 from fastfold.cli.options.from_fields import add_field_options
+from fastfold.cli.process import print_line
 from fastfold.errors import ConfigError
 from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.options import DEFAULT_PORT
@@ -90,7 +91,7 @@ def run_submit(options: argparse.Namespace) -> int:
             )
         except RefusedError as error:
             failed += 1
-            print(f"error: {given.get('name') or 'the sequence'}: {error}", file=sys.stderr)
+            print_line(f"error: {given.get('name') or 'the sequence'}: {error}")
     if options.no_wait:
         for job in jobs:
             print(f"{job['id']}\t{job['name']}")
@@ -102,16 +103,12 @@ def run_submit(options: argparse.Namespace) -> int:
 
 def _fetch(client: Client, job: Job, options: argparse.Namespace) -> bool:
     """Wait for a job and download its files; return False if it was not folded."""
-
-    def show(line: str) -> None:
-        if not options.quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    show = partial(print_line, quiet=options.quiet)
     if job["state"] == "queued" and job["position"]:
         show(f"{job['name']}: {job['position']} jobs precede it")
     found = client.wait(job["id"], show)
     if found["state"] != "done":
-        print(f"error: {found['text']}", file=sys.stderr)
+        print_line(f"error: {found['text']}")
         return False
     folder = options.out / f"{found['name']}_{found['id'][:8]}"
     client.download(found, folder)

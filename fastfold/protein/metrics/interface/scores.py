@@ -15,7 +15,7 @@ from fastfold.protein.metrics.interface.pair_scores import (
     directed_scores,
     interface_contacts,
 )
-from fastfold.protein.protein import chain_name
+from fastfold.protein.protein import chain_name, check_shape, convert_arrays
 
 DISTANCE_CUTOFF = 15.0
 """``near_pairs`` counts residues nearer than this, in Å: the ipSAE program's setting for AlphaFold 2."""
@@ -55,16 +55,9 @@ class ChainConfidence:
 
     def __post_init__(self) -> None:
         chains = len(self.ptm)
-        for field, shape in (("ptm", (chains,)), ("iptm", (chains,) * 2), ("pair_actifptm", (chains,) * 2)):
-            value = getattr(self, field)
-            if value is None:
-                continue
-            array = np.asarray(value, np.float64)
-            if array.shape != shape:
-                raise ValueError(
-                    f"ChainConfidence.{field} has shape {list(array.shape)}, expected {list(shape)}"
-                )
-            object.__setattr__(self, field, array)
+        convert_arrays(self, {"ptm": (np.float64, (chains,)), "iptm": (np.float64, (chains, chains))})
+        if self.pair_actifptm is not None:
+            convert_arrays(self, {"pair_actifptm": (np.float64, (chains, chains))})
         if (self.pair_actifptm is None) != (self.actifptm is None):
             raise ValueError("ChainConfidence needs both actifptm and pair_actifptm, or neither")
         if self.actifptm is not None:
@@ -123,8 +116,7 @@ def interface_scores(
     shapes = {"atom_positions": (n, 37, 3), "atom_mask": (n, 37), "plddt": (n,), "pae": (n, n)}
     given = {"atom_positions": atom_positions, "atom_mask": atom_mask, "plddt": plddt, "pae": pae}
     for name, value in given.items():
-        if value is not None and np.shape(value) != shapes[name]:
-            raise ValueError(f"{name} has shape {list(np.shape(value))}, expected {list(shapes[name])}")
+        check_shape(name, value, shapes[name])
     borders = [0, *(np.flatnonzero(np.diff(chain_index)) + 1).tolist(), n]
     rows = [slice(start, stop) for start, stop in itertools.pairwise(borders)]
     names = [chain_name(number) for number in range(len(rows))]
