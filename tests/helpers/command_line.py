@@ -62,10 +62,10 @@ class CommandLine:
         path.write_bytes(records.encode() if isinstance(records, str) else records)
         return path
 
-    def weights(self, name: str = "model_1_ptm", *, noise: float = 0.0) -> Path:
+    def weights(self, name: str = "model_1_ptm", *, noise: float = 0.0, is_whole: bool = False) -> Path:
         """The network of :func:`small_weights` under an official name."""
         path = self.folder / f"params_{name}.safetensors"
-        path.write_bytes(small_weights(name, noise))
+        path.write_bytes(small_weights(name, noise, is_whole))
         return path
 
     def official_weights(self, name: str = "model_1_ptm") -> Path:
@@ -140,21 +140,24 @@ def _recorded(name: str) -> Path:
 
 
 @functools.cache
-def small_weights(name: str = "model_1_ptm", noise: float = 0.0) -> bytes:
+def small_weights(name: str = "model_1_ptm", noise: float = 0.0, is_whole: bool = False) -> bytes:
     """The first blocks of a recorded network in a file of our own format, parameters changed by relative ``noise``.
 
-    Such a file is opened faster than an official one.
+    Such a file is opened faster than an official one. ``is_whole`` keeps all blocks.
     """
     rng = np.random.default_rng(0)
     with np.load(_recorded(name)) as archive, TemporaryDirectory() as folder:
-        arrays = {key: _first_blocks(key, archive[key]) for key in archive.files}
+        arrays = {key: archive[key] for key in archive.files}
+        if not is_whole:
+            arrays = {key: _first_blocks(key, value) for key, value in arrays.items()}
         if noise:
             for key, value in arrays.items():
                 arrays[key] = (value * (1 + noise * rng.standard_normal(value.shape))).astype(value.dtype)
         official = Path(folder, f"params_{name}.npz")
         np.savez(official, **arrays)
         info, state = read_weights(official)
-        info.config.model.heads.structure_module.num_layer = 4
+        if not is_whole:
+            info.config.model.heads.structure_module.num_layer = 4
         own = official.with_suffix(".safetensors")
         save_weights(own, state, info.config)
         return own.read_bytes()

@@ -24,8 +24,8 @@ from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.planning.fit import FoldMemory
-from tests.helpers.command_line import CommandLine
-from tests.helpers.networks import oracle_config, random_model
+from tests.helpers.command_line import CommandLine, small_model
+from tests.helpers.networks import random_model
 
 CPU = torch.device("cpu")
 PEPTIDES = ("MKTAYIAKQRQISFVK", "GSHMAWLPEDK", "ACDEFGHIKLMNPQ")
@@ -44,7 +44,7 @@ def mini() -> AlphaFold:
 
 @pytest.fixture(scope="module")
 def multimer() -> AlphaFold:
-    return random_model(oracle_config("synthetic_multimer"), dtype=torch.float64)
+    return random_model(small_model("model_1_multimer_v3").config, dtype=torch.float64)
 
 
 def predictors(
