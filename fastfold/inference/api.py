@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.samples import draw_samples
-from fastfold.inference.folding.batch import BatchFolder, Request, group_by_length
+from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
+from fastfold.inference.folding.schedule import Awaited, Schedule
 from fastfold.inference.models import check_settings, network_name
 from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.output.prediction import Prediction
@@ -233,43 +234,33 @@ def predict_many(
                 say=_log.warning,
                 graph=graph,
             )
-        for name, predictions in _fold_group(predictors, networks, config, folder).items():
+        schedule: Schedule[str, list[Prediction]] = Schedule(folder, None)
+        started = [(name, _predictions(predictor, networks)) for name, predictor in predictors.items()]
+        for name, predictions in schedule.fold(started):
+            if isinstance(predictions, Exception):
+                raise predictions
             numbers = ranking_scores(config.rank, list(map(listed_scores, predictions)))
             order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
             found[name] = [predictions[i] for i in order]
     return found
 
 
-def _fold_group(
-    predictors: Mapping[str, TargetPredictor],
-    networks: Sequence[AlphaFold],
-    config: InferConfig,
-    folder: BatchFolder,
-) -> dict[str, list[Prediction]]:
-    found: dict[str, list[Prediction]] = {name: [] for name in predictors}
-    drawn = {
-        name: [
-            (seed, sample)
-            for seed in config.seeds
-            for sample in draw_samples(config.sample, one.target, one.alignments, seed)
-        ]
-        for name, one in predictors.items()
-    }
-    for model in networks:
-        for turn in zip_longest(*drawn.values()):
-            left = {
-                name: Request(predictors[name], model, one[0], sample=one[1])
-                for name, one in zip(drawn, turn, strict=True)
-                if one is not None
-                and not (
-                    found[name] and stops(config, listed_scores(found[name][-1]), predictors[name].target)
-                )
-            }
-            answers = folder.predict(list(left.values()))
-            for name, answer in zip(left, answers, strict=True):
-                if isinstance(answer, Exception):
-                    raise answer
-                found[name].append(answer.prediction)
+def _predictions(
+    predictor: TargetPredictor, networks: Sequence[AlphaFold]
+) -> Generator[Awaited, Answer, list[Prediction]]:
+    """Yield requests for the predictions of a target, and return them."""
+    target, config = predictor.target, predictor.config
+    drawn = [
+        (seed, sample)
+        for seed in config.seeds
+        for sample in draw_samples(config.sample, target, predictor.alignments, seed)
+    ]
+    found: list[Prediction] = []
+    for model, (seed, sample) in itertools.product(networks, drawn):
+        answer = yield Request(predictor, model, seed, sample=sample)
+        found.append(answer.prediction)
+        if stops(config, listed_scores(found[-1]), target):
+            break
     return found
 
 

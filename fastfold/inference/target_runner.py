@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -52,12 +51,12 @@ from fastfold.utils.device import peak_memory
 from fastfold.utils.packages import is_installed, missing
 
 
-class _Prepared(NamedTuple):
+@dataclass
+class _Prepared:
     """Shared data of a target's predictions."""
 
     predictor: TargetPredictor  #: Predictor of the target
-    coverage: dict[str, Any] | None  #: Its coverage by alignments; None without alignments
-    shared: dict[str, Path]  #: Files of all predictions together by ending, once they are written
+    coverage: dict[str, Any] | None  #: Its coverage by alignments; None without them, or once it is written
     label: str  #: Name of the target in messages
 
 
@@ -198,8 +197,7 @@ class TargetRunner:
             again = made and self.options.overwrite
             for record in results.records():
                 if record.id in predictions and (again or ".png" not in record.files):
-                    picture: dict[str, str | bytes] = {".png": draw_plot(results, record)}
-                    results.add(record.id, record.key, picture, record.scores, self.ranking)
+                    self._draw(results, record)
                     drawn = True
             drawn = draw_missing_coverage(results, target.name, again=again) or drawn
         return (yield from self._finish(results, target.name, made=made or drawn)) or drawn
@@ -228,14 +226,18 @@ class TargetRunner:
         if found is not None and (missing := wanted - found.files.keys()) <= {".png"}:
             self.progress.skip(cost)
             if missing:
-                picture = {".png": draw_plot(results, found)}
-                found = results.add(found.id, found.key, picture, found.scores, self.ranking)
+                found = self._draw(results, found)
             return found, bool(missing)
         prepared = prepare()
         if job.network not in self.networks:  # left out in the meantime
             self.progress.skip(cost)
             return None, False
         return (yield from self._predict(prepared, results, job, cost)), True
+
+    def _draw(self, results: TargetResults, record: PredictionRecord) -> PredictionRecord:
+        """Draw a finished prediction."""
+        picture: dict[str, str | bytes] = {".png": draw_plot(results, record)}
+        return results.add(record.id, record.key, picture, record.scores, self.ranking)
 
     def _prepare(
         self,
@@ -265,7 +267,7 @@ class TargetRunner:
             distributed=self.distributed,
             graph=self._graph,
         )
-        return _Prepared(predictor, find_coverage(alignments, target), {}, label)
+        return _Prepared(predictor, find_coverage(alignments, target), label)
 
     def _predict(
         self, prepared: _Prepared, results: TargetResults, job: PredictionJob, cost: float
@@ -309,14 +311,14 @@ class TargetRunner:
 
     def _write_coverage(self, prepared: _Prepared, results: TargetResults) -> Generator[Awaited, Any, None]:
         """Write the coverage of a target by its alignments, and its plot, once per run."""
-        coverage = prepared.coverage
-        if coverage is None or prepared.shared:
+        coverage, prepared.coverage = prepared.coverage, None
+        if coverage is None:
             return
         files: dict[str, str | bytes] = {"_coverage.json": lines_json(coverage)}
         if self.config.plots:
             title = coverage_title(prepared.predictor.target.name)
             files["_coverage.png"] = yield BackgroundWork(coverage_png, (coverage,), {"title": title})
-        prepared.shared.update(results.write_shared(files))
+        results.write_shared(files)
 
     def _state(self, results: TargetResults, job: PredictionJob, label: str) -> RecycleState:
         ranks = 1 if self.distributed is None else self.distributed.ranks

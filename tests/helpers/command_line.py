@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+import fastfold
 from fastfold.cli import main
-from fastfold.evoformer.weights.checkpoint import convert
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.checkpoint import read_weights, save_weights
 from fastfold.inference.output.results_folder import STATE
 from tests.conftest import REPOSITORY
 from tests.helpers.signals import interruptible
@@ -27,6 +29,13 @@ from tests.helpers.signals import interruptible
 ORACLES = REPOSITORY / "tests" / "oracles"
 QUICK = ("--num-recycles", "0", "--no-plots")
 """Settings for tests that do not look at recycling or pictures."""
+_BLOCKS = {
+    "evoformer_iteration": 2,
+    "extra_msa_stack": 1,
+    "template_pair_stack": 1,
+    "template_embedding_iteration": 1,
+}
+"""Blocks of each stack in the small networks: most of their time is that of blocks."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +62,14 @@ class CommandLine:
         path.write_bytes(records.encode() if isinstance(records, str) else records)
         return path
 
-    def weights(self, name: str = "model_1_ptm", *, noise: float = 0.0) -> Path:
-        """A small network under an official name, its parameters changed by relative ``noise``.
-
-        In a file of our own format, which is opened faster than an official one.
-        """
+    def weights(self, name: str = "model_1_ptm", *, noise: float = 0.0, is_whole: bool = False) -> Path:
+        """The network of :func:`small_weights` under an official name."""
         path = self.folder / f"params_{name}.safetensors"
-        path.write_bytes(_own_weights(name, noise))
+        path.write_bytes(small_weights(name, noise, is_whole))
         return path
 
     def official_weights(self, name: str = "model_1_ptm") -> Path:
-        """The network of :meth:`weights`, in the official file format."""
+        """The network of :meth:`weights` with all blocks, in the official file format."""
         return Path(shutil.copyfile(_recorded(name), self.folder / f"params_{name}.npz"))
 
     def run(self, *arguments: str | Path) -> Outcome:
@@ -134,18 +140,40 @@ def _recorded(name: str) -> Path:
 
 
 @functools.cache
-def _own_weights(name: str, noise: float) -> bytes:
+def small_weights(name: str = "model_1_ptm", noise: float = 0.0, is_whole: bool = False) -> bytes:
+    """The first blocks of a recorded network in a file of our own format, parameters changed by relative ``noise``.
+
+    Such a file is opened faster than an official one. ``is_whole`` keeps all blocks.
+    """
     rng = np.random.default_rng(0)
     with np.load(_recorded(name)) as archive, TemporaryDirectory() as folder:
         arrays = {key: archive[key] for key in archive.files}
+        if not is_whole:
+            arrays = {key: _first_blocks(key, value) for key, value in arrays.items()}
         if noise:
             for key, value in arrays.items():
                 arrays[key] = (value * (1 + noise * rng.standard_normal(value.shape))).astype(value.dtype)
         official = Path(folder, f"params_{name}.npz")
         np.savez(official, **arrays)
+        info, state = read_weights(official)
+        if not is_whole:
+            info.config.model.heads.structure_module.num_layer = 4
         own = official.with_suffix(".safetensors")
-        convert(official, own)
+        save_weights(own, state, info.config)
         return own.read_bytes()
+
+
+def small_model(name: str = "model_1_ptm") -> AlphaFold:
+    """The network of :func:`small_weights` under an official name."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"params_{name}.safetensors")
+        path.write_bytes(small_weights(name))
+        return fastfold.load_model(path)
+
+
+def _first_blocks(key: str, stacked: np.ndarray) -> np.ndarray:
+    """Cut the parameters of a stack, whose first axis are its blocks; others have no such part in their name."""
+    return stacked[: next((number for part, number in _BLOCKS.items() if f"/{part}/" in key), None)]
 
 
 @pytest.fixture

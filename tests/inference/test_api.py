@@ -15,7 +15,7 @@ from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning import planner
-from tests.helpers.command_line import ORACLES, CommandLine
+from tests.helpers.command_line import ORACLES, CommandLine, small_model, small_weights
 
 SEQUENCE = "MKTAYIAKQR"
 OTHER = "GSHMAWLPE"
@@ -31,13 +31,20 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def monomer() -> AlphaFold:
-    return fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz", device="cpu")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "params_model_1_ptm.safetensors"
+    path.write_bytes(small_weights())
+    return path
+
+
+@pytest.fixture(scope="module")
+def monomer(weights: Path) -> AlphaFold:
+    return fastfold.load_model(weights, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def multimer() -> AlphaFold:
-    return fastfold.load_model(ORACLES / "synthetic_multimer" / "params.npz", device="cpu")
+    return small_model("model_1_multimer_v3").to("cpu")
 
 
 @pytest.fixture
@@ -76,10 +83,9 @@ def test_the_api_and_the_command_agree(cli: CommandLine, query: Path):
         assert path.read_bytes() == (cli.out / path.name).read_bytes(), path.name
 
 
-def test_a_path_serves_as_model_and_a_parsed_alignment_as_msa(query: Path, monomer: AlphaFold):
+def test_a_path_serves_as_model_and_a_parsed_alignment_as_msa(query: Path, weights: Path, monomer: AlphaFold):
     msa = read_msa(query)
-    path = ORACLES / "synthetic_monomer" / "params.npz"
-    by_path = fastfold.predict(SEQUENCE, path, msa=msa, num_recycles=0)
+    by_path = fastfold.predict(SEQUENCE, weights, msa=msa, num_recycles=0)
     by_model = fastfold.predict(SEQUENCE, monomer, msa=query, num_recycles=0)
     np.testing.assert_array_equal(by_path.atom_positions, by_model.atom_positions)
     alone = fastfold.predict(SEQUENCE, monomer, num_recycles=0)
@@ -168,8 +174,8 @@ def test_a_complex_has_interface_scores_and_chains_in_the_order_given(multimer: 
     assert prediction.ranking_confidence == pytest.approx(0.8 * prediction.iptm + 0.2 * prediction.ptm)
 
 
-def test_a_trunk_in_bf16(query: Path):
-    model = fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz", device="cpu", precision="bf16")
+def test_a_trunk_in_bf16(query: Path, weights: Path):
+    model = fastfold.load_model(weights, device="cpu", precision="bf16")
     assert model.evoformer.blocks[0].msa_transition.hidden.weight.dtype == torch.bfloat16
     assert model.structure_module.initial.weight.dtype == torch.float32
     prediction = fastfold.predict(SEQUENCE, model, msa=query, num_recycles=0)

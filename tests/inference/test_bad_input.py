@@ -107,25 +107,29 @@ def test_bad_records_and_files_do_not_keep_the_good_ones_from_being_folded(cli: 
     assert {name.split("_")[0] for name in cli.names()} == {"good"}
 
 
-@pytest.mark.parametrize(
-    ("content", "folded", "warning"),
-    [
-        (b"\xef\xbb\xbf>a\nMKTAYIAKQR\n", SEQUENCE, None),
-        (b">a\r\nMKTAY\r\nIAKQR\r\n", SEQUENCE, None),
-        (b">a\rMKTAYIAKQR\r", SEQUENCE, None),
-        (b">a\nmktayiakqr", SEQUENCE, None),
-        (b">a\nMKTAY IAKQR\n\n\n", SEQUENCE, None),
-        (b">a\nMKTAYIAKQR*\n", SEQUENCE, "the '*' (stop) at the end is left out"),
-        (b">a\nMBJOUXZT\n", "MXXXXXXT", "B at 2, J at 3, O at 4, U at 5, Z at 7 read as X"),
-    ],
-    ids=["BOM", "CRLF", "CR", "lower case", "blanks", "stop at the end", "BJOUXZ"],
-)
-def test_harmless_oddities_are_accepted_and_doubtful_ones_are_told(cli, content, folded, warning):
-    done = cli.infer(cli.fasta(content))
+ODDITIES = {
+    "BOM": (b"\xef\xbb\xbf>a\nMKTAYIAKQR\n", SEQUENCE, None),
+    "CRLF": (b">a\r\nMKTAY\r\nIAKQR\r\n", SEQUENCE, None),
+    "CR": (b">a\rMKTAYIAKQR\r", SEQUENCE, None),
+    "lower case": (b">a\nmktayiakqr", SEQUENCE, None),
+    "blanks": (b">a\nMKTAY IAKQR\n\n\n", SEQUENCE, None),
+    "stop at the end": (b">a\nMKTAYIAKQR*\n", SEQUENCE, "the '*' (stop) at the end is left out"),
+    "BJOUXZ": (b">a\nMBJOUXZT\n", "MXXXXXXT", "B at 2, J at 3, O at 4, U at 5, Z at 7 read as X"),
+}
+
+
+def test_harmless_oddities_are_accepted_and_doubtful_ones_are_told(cli: CommandLine):
+    """In one run, each in a file and a record of its own."""
+    files = [
+        cli.fasta(content.replace(b">a", b">a%d" % number), name=f"{number}.fasta")
+        for number, (content, _, _) in enumerate(ODDITIES.values())
+    ]
+    done = cli.infer(*files)
     assert done.code == 0, done.err
-    assert cli.scores("a")["sequences"] == [folded]
-    assert ("warning: a: " in done.err) == (warning is not None)
-    assert warning is None or warning in done.err
+    for number, (case, (_, folded, warning)) in enumerate(ODDITIES.items()):
+        assert cli.scores(f"a{number}")["sequences"] == [folded], case
+        assert (f"warning: a{number}: " in done.err) == (warning is not None), case
+        assert warning is None or f"warning: a{number}: {warning}" in done.err
 
 
 @pytest.mark.parametrize(
@@ -220,17 +224,24 @@ BAD_ALIGNMENT = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_ALIGNMENT)
-def test_a_bad_alignment_names_file_and_row_and_only_its_target_fails(cli: CommandLine, case: str):
-    name, content, message = BAD_ALIGNMENT[case]
-    path = cli.folder / "msas" / name
-    path.parent.mkdir(parents=True)
-    path.write_text(content)
-    done = cli.infer(cli.fasta({"T1": SEQUENCE, "T2": "GSHMAWLPE"}), "--msa-dir", cli.folder / "msas")
-    error = one_error(done)
-    assert message in error
-    assert "T1" in error.split("msas")[0]  # the target, not only its file
-    assert {name.split("_")[0] for name in cli.names()} == {"T2"}
+def test_a_bad_alignment_names_file_and_row_and_only_its_target_fails(cli: CommandLine):
+    """In one run, each of a target of its own."""
+    records = {"good": "GSHMAWLPE"}
+    for number, (name, content, _) in enumerate(BAD_ALIGNMENT.values()):
+        records[f"T1{number}"] = SEQUENCE
+        path = cli.folder / "msas" / name.replace("T1", f"T1{number}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    done = cli.infer(cli.fasta(records), "--msa-dir", cli.folder / "msas")
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    errors = [line for line in done.err.splitlines() if line.startswith(("error: ", "fastfold: "))]
+    assert len(errors) == len(BAD_ALIGNMENT)
+    for number, (case, (_, _, message)) in enumerate(BAD_ALIGNMENT.items()):
+        # The target, not only its file.
+        (error,) = (line for line in errors if f"T1{number}:" in line.split("msas")[0])
+        assert message.replace("T1", f"T1{number}") in error, case
+    assert {name.split("_")[0] for name in cli.names()} == {"good"}
 
 
 def zipped(*members: tuple[str, bytes]) -> bytes:

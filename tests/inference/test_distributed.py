@@ -81,7 +81,8 @@ def _coordinates(pdb: Path) -> np.ndarray:
 
 def _pair(cli: CommandLine, *arguments: object, out: Path) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of a command on two processes."""
-    texts = [*arguments, "--parallel", "dap=2", "--device", "cpu", "--weights", cli.weights(), "--out", out]
+    weights = cli.weights(is_whole=True)
+    texts = [*arguments, "--parallel", "dap=2", "--device", "cpu", "--weights", weights, "--out", out]
     started = [fork_command(*texts, env=environment) for environment in rank_environments(2)]
     printed = [process.communicate() for process in started]
     return [(process.returncode, *texts) for process, texts in zip(started, printed, strict=True)]
@@ -91,12 +92,12 @@ def _pair(cli: CommandLine, *arguments: object, out: Path) -> list[tuple[int, st
 @pytest.mark.parametrize("command", ["columns", "depth", "dropout", "score", "mutate", "embed", "restraints"])
 def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine, command: str) -> None:
     """The second process prints nothing; structures, tables and arrays are equal within float32's sums."""
-    fasta, msas = cli.fasta({"T1": SEQUENCE}), cli.folder / "msas"
+    fasta, msas, weights = cli.fasta({"T1": SEQUENCE}), cli.folder / "msas", cli.weights(is_whole=True)
     msas.mkdir()
     (msas / "T1.a3m").write_text(a3m(SEQUENCE, rows=30))
     quick = [*QUICK, "--msa-dir", msas]
     if command == "score":
-        folded = fastfold.predict(SEQUENCE, cli.weights(), num_recycles=0, device="cpu")
+        folded = fastfold.predict(SEQUENCE, weights, num_recycles=0, device="cpu")
         arguments = [
             "score",
             folded.save(cli.folder / "given", plots=False)["pdb"],
@@ -125,7 +126,7 @@ def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine
         arguments += ["--sample-depths", "4,8"] * (command == "depth")
         arguments += ["--save-representations", "--save-distogram"]
     alone, together = cli.folder / "alone", cli.folder / "together"
-    assert cli.run(*arguments, "--device", "cpu", "--weights", cli.weights(), "--out", alone).code == 0
+    assert cli.run(*arguments, "--device", "cpu", "--weights", weights, "--out", alone).code == 0
     (code, _, errors), (other, silent, quiet) = _pair(cli, *arguments, out=together)
     assert (code, other) == (0, 0), errors
     assert silent == ""

@@ -16,10 +16,8 @@ from fastfold.evoformer.config import model_config
 from fastfold.inference.models import Network, check_takers
 from fastfold.inference.target_templates import find_templates, read_templates
 from fastfold.protein import read_structure, to_biopython
-from tests.helpers.command_line import ORACLES, CommandLine
+from tests.helpers.command_line import CommandLine, small_model
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, sto, write_entries
-
-MONOMER = ORACLES / "synthetic_monomer" / "params.npz"
 
 
 @pytest.fixture
@@ -172,7 +170,7 @@ def test_python_takes_files(tmp_path: Path):
     own, other = tmp_path / "own.cif", tmp_path / "other.cif"
     own.write_text(entry({"A": HOMOLOGUE}))
     other.write_text(entry({"A": "W" * 40}))
-    model = fastfold.load_model(MONOMER, device="cpu")
+    model = small_model()
     without = fastfold.predict(QUERY, model, num_recycles=0)
     found = fastfold.predict(QUERY, model, num_recycles=0, templates=[own, other])
     assert np.abs(without.atom_positions - found.atom_positions).max() > 1e-3

@@ -15,13 +15,10 @@ import torch
 from safetensors.numpy import load_file, save
 
 from fastfold._version import __version__
-from fastfold.data.features.pipeline import FeatureSampler
-from fastfold.data.targets import Target, safe_stem
+from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, OutputError
-from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.config import InferConfig
 from fastfold.inference.embed.config import ENDINGS, EmbedConfig, EmbedFormat, check_format
-from fastfold.inference.folding.network import OnCycle, Represent, represent
+from fastfold.inference.folding.network import Represent, represent
 from fastfold.inference.folding.prediction import TargetFold, input_order
 from fastfold.inference.output.file_names import prediction_key, sample_label
 from fastfold.inference.output.recycle_state import RecycleState
@@ -89,30 +86,23 @@ class Embedding:
 
 
 def compute_embedding(
-    model: AlphaFold,
-    sampler: FeatureSampler,
-    target: Target,
-    config: InferConfig,
+    one: TargetFold,
     plan: FoldPlan | None = None,
     *,
-    seed: int = 0,
-    on_cycle: OnCycle | None = None,
     run: Represent = represent,
     state: RecycleState | None = None,
 ) -> Embedding:
-    """Run a network on a target's features, for the representations of ``config.embed``, or raise OutputError.
+    """Run a fold's network for the representations that its settings select, or raise OutputError.
 
-    Arguments are those of :func:`fastfold.inference.folding.prediction.fold`; ``on_cycle`` is that of
-    :func:`fastfold.inference.folding.network.represent`, and ``run`` computes the representations.
+    Arguments are those of :func:`fastfold.inference.folding.network.represent`, which ``run`` replaces.
     """
-    embed = config.embed or EmbedConfig()
-    one = TargetFold(model, sampler, target, config, seed)
+    model, target, embed = one.model, one.target, one.config.embed or EmbedConfig()
     blocks = len(model.evoformer.blocks) if embed.layer is None else embed.layer
     found, num_recycles = run(
         model,
         one.features,
         replace(one.passes, distogram=embed.needs_distogram),
-        on_cycle,
+        one.on_cycle,
         stop_after_block=None if embed.needs_structure else blocks,
         plan=plan,
         state=state,
@@ -121,10 +111,10 @@ def compute_embedding(
         name=target.name,
         sequences=tuple(chain.sequence for chain in target.chains),
         model_name=model.name,
-        seed=seed,
+        seed=one.seed,
         num_recycles=num_recycles,
         layer=embed.layer,
-        arrays=_arrays(found, embed, input_order(sampler), target.name),
+        arrays=_arrays(found, embed, input_order(one.sampler), target.name),
     )
 
 

@@ -117,37 +117,11 @@ MAX_PAE_RESIDUES = 5000
 """Longest targets in residues whose aligned errors are kept by default; 100 MB in memory and on disk."""
 
 
-def fold(
-    model: AlphaFold,
-    sampler: FeatureSampler,
-    target: Target,
-    config: InferConfig,
-    plan: FoldPlan | None = None,
-    *,
-    seed: int = 0,
-    on_cycle: OnCycle | None = None,
-    run: RunNetwork | None = None,
-    state: RecycleState | None = None,
-    graph: KeptGraph | None = None,
-) -> Prediction:
-    """Run the network on a target's features, in place and without gradients.
-
-    The seed is that of the features, and of dropout. Other arguments are those of
-    :func:`~fastfold.inference.folding.network.run_network`, which ``run`` replaces, and of
-    :class:`~fastfold.inference.folding.network.NetworkPasses`. An OutputError tells that the results are not finite.
-    """
-    one = TargetFold(model, sampler, target, config, seed, on_cycle, graph)
-    if state is not None:
-        state.recycles = one.recycles
-    settings = {"plan": plan} if state is None else {"plan": plan, "state": state}
-    result, arrays = (run or run_network)(model, one.features, one.passes, one.watch, **settings)
-    return one.prediction(result, arrays)
-
-
 class TargetFold:
-    """Input of a network for one target, and the prediction from its results; arguments as those of :func:`fold`.
+    """Fold of one target by a network, in place and without gradients.
 
-    ``passes`` are the settings of the network's run, and ``recycles`` the structures so far if they are kept.
+    The seed is that of the features, and of dropout. ``passes`` are the settings of the network's run, with a CUDA
+    graph if there is one, and ``recycles`` the structures so far if they are kept.
     """
 
     def __init__(
@@ -161,7 +135,7 @@ class TargetFold:
         graph: KeptGraph | None = None,
     ) -> None:
         self.model, self.sampler, self.target, self.config, self.seed = model, sampler, target, config, seed
-        self._on_cycle, self._order = on_cycle, input_order(sampler)
+        self.on_cycle, self._order = on_cycle, input_order(sampler)
         self.recycles: list[Recycle] = []
         applied = apply_settings(config, model.config)
         self.passes = NetworkPasses(
@@ -176,6 +150,22 @@ class TargetFold:
             cuda_graph=graph,
         )
 
+    def run(
+        self,
+        plan: FoldPlan | None = None,
+        *,
+        run: RunNetwork = run_network,
+        state: RecycleState | None = None,
+    ) -> Prediction:
+        """Run the network by a plan; other arguments are those of :func:`.run_network`, which ``run`` replaces.
+
+        An OutputError tells that the results are not finite.
+        """
+        if state is not None:
+            state.recycles = self.recycles
+        result, arrays = run(self.model, self.features, self.passes, self.watch, plan=plan, state=state)
+        return self.prediction(result, arrays)
+
     def features(self, cycle: int, member: int) -> Mapping[str, Tensor]:
         """Return the features of one pass."""
         return {key: torch.from_numpy(np.asarray(v)) for key, v in self.sampler.sample(cycle, member).items()}
@@ -187,11 +177,11 @@ class TargetFold:
         if self.config.save_recycles:
             arrays = (found[key].detach().float().cpu().numpy() for key in ("atom_positions", "plddt"))
             self.recycles.append(Recycle(*(array[self._order] for array in arrays)))
-        if self._on_cycle is not None:
-            self._on_cycle(cycle, found)
+        if self.on_cycle is not None:
+            self.on_cycle(cycle, found)
 
     def prediction(self, result: dict[str, Any], arrays: dict[str, Tensor]) -> Prediction:
-        """Return the prediction from the results of :func:`.run_network`; errors are those of :func:`fold`."""
+        """Return the prediction from the results of :func:`.run_network`; errors are those of :meth:`run`."""
         model, sampler, target, config = self.model, self.sampler, self.target, self.config
         passes, order = self.passes, self._order
         if not passes.pae:

@@ -23,7 +23,6 @@ from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, r
 from fastfold.inference.folding.prediction import (
     TargetFold,
     add_settings,
-    fold,
     initial_positions,
     ring_chains,
 )
@@ -158,16 +157,13 @@ class TargetPredictor:
         pass. Without a sample, the network sees the target's own alignments. Errors are those of
         :func:`fastfold.predict`.
         """
-        draw_seed = seed if sample is None else sample.draw_seed
         with self.moved(model):
-            sampler = self._features(model, seed, sample)
+            one = self.target_fold(model, seed, on_cycle, sample=sample)
             restrained = None
             if self._restraints:
-                restrained = self._restrained(model, sampler)
-                sampler = restrained.sampler
-            by = partial(fold, model, sampler, self.target, self.config, seed=draw_seed, on_cycle=on_cycle)
-            by = partial(by, run=self._run, state=state, graph=self._graph)
-            prediction = self.fit(model).run(by, self.say)
+                restrained = self._restrained(model, one.sampler)
+                one.sampler = restrained.sampler
+            prediction = self.fit(model).run(partial(one.run, run=self._run, state=state), self.say)
         if restrained is not None:
             restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
             prediction = replace(prediction, restraints=restraints.to_json())
@@ -190,11 +186,9 @@ class TargetPredictor:
         sample: Sample | None = None,
     ) -> Embedding:
         """Compute the representations that ``config.embed`` selects; arguments and errors as of :meth:`predict`."""
-        draw_seed = seed if sample is None else sample.draw_seed
         with self.moved(model):
-            sampler = self._features(model, seed, sample)
-            by = partial(compute_embedding, model, sampler, self.target, self.config, seed=draw_seed)
-            by = partial(by, on_cycle=on_cycle, run=self._represent, state=state)
+            one = self.target_fold(model, seed, on_cycle, sample=sample)
+            by = partial(compute_embedding, one, run=self._represent, state=state)
             embedding = self.fit(model).run(by, self.say)
         return replace(embedding, seed=seed, sample=None if sample is None else sample.record)
 
@@ -211,9 +205,22 @@ class TargetPredictor:
             return "targets with templates are folded one by one"
         return "its fold runs in blocks" if self.fit(model).plan.blocks else ""
 
-    def target_fold(self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None) -> TargetFold:
-        """Return the input of a network for a batch; arguments and errors as in :meth:`predict`."""
-        return TargetFold(model, self._features(model, seed, None), self.target, self.config, seed, on_cycle)
+    def target_fold(
+        self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None, *, sample: Sample | None = None
+    ) -> TargetFold:
+        """Return the fold of a network's features; arguments and errors as in :meth:`predict`."""
+        draw_seed = seed if sample is None else sample.draw_seed
+        templates = self._templates_for(model)
+        sampler = featurize(
+            self.target.chains,
+            self.alignments if sample is None else sample.drawn,
+            self._configs[id(model)],
+            seed=draw_seed,
+            templates=None if templates is None else templates.features,
+            join=self.target.is_complex and not model.multimer,
+        )
+        add_settings(sampler, self.target, cyclic=self.config.ring_names, guess=self._guess)
+        return TargetFold(model, sampler, self.target, self.config, draw_seed, on_cycle, self._graph)
 
     def fit(self, model: AlphaFold) -> Fit:
         """Return the plan of the target's fold by one of the networks."""
@@ -230,19 +237,6 @@ class TargetPredictor:
             finally:
                 if not self._stays:
                     model.to(home)
-
-    def _features(self, model: AlphaFold, seed: int, sample: Sample | None) -> FeatureSampler:
-        templates = self._templates_for(model)
-        sampler = featurize(
-            self.target.chains,
-            self.alignments if sample is None else sample.drawn,
-            self._configs[id(model)],
-            seed=seed if sample is None else sample.draw_seed,
-            templates=None if templates is None else templates.features,
-            join=self.target.is_complex and not model.multimer,
-        )
-        add_settings(sampler, self.target, cyclic=self.config.ring_names, guess=self._guess)
-        return sampler
 
     def _restrained(self, model: AlphaFold, sampler: FeatureSampler) -> RestrainedFeatures:
         """Return features with the bias of the restraints, or raise InputError if the memory was not enough."""

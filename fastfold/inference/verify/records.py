@@ -8,8 +8,10 @@ Records of AlphaFold are larger and are in the repository (``tests/oracles``).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,19 +126,22 @@ def verify(
         True
     """
     directory = Path(directory)
+    tolerance = REDUCED_TOLERANCES.get(precision, RELATIVE_TOLERANCE)
+    farthest = POSITION_TOLERANCE if precision == "fp32" else math.inf
+    compare = partial(_compare, tolerance=tolerance, farthest=farthest)
     if directory == RECORD:
         expected = _arrays(directory.parent, directory.name)
         for name, folded in fold_record(device, precision).items():
-            yield _compare(name, folded, expected[name], precision)
+            yield compare(name, folded, expected[name])
         return
     if (directory / EXPECTED).exists():
-        compare = compute_recorded
+        compute = compute_recorded
         if (directory / DECISIONS).exists():
-            compare = compare_templates
+            compute = compare_templates
         elif (directory / ENTRIES).exists():
-            compare = compare_entries
-        for array in compare(directory, _arrays(directory, EXPECTED)):
-            yield _compare_data(*array)
+            compute = compare_entries
+        for name, own, theirs in compute(directory, _arrays(directory, EXPECTED)):
+            yield _compare(name, own, theirs, tolerance=DATA_TOLERANCES.get(name.rpartition("/")[2], 0.0))
         return
     config = _config(directory)
     features = _arrays(directory, "features.npz")
@@ -164,7 +169,7 @@ def verify(
         if precision == "fp32" or _JUMPING not in name:
             value = ours[name].detach().cpu()
             value = value.float() if value.dtype == torch.bfloat16 else value
-            yield _compare(name, np.asarray(value), theirs, precision)
+            yield compare(name, np.asarray(value), theirs)
 
 
 def recorded_runs(directory: Path) -> list[Path]:
@@ -192,34 +197,22 @@ def _computed(value: Any) -> Any:
     return value.whole() if isinstance(value, LazyRows) else value
 
 
-def _compare(name: str, ours: np.ndarray, theirs: np.ndarray, precision: str) -> Comparison:
-    if ours.shape != theirs.shape:
-        return Comparison(name, float("inf"), float("inf"), False)
-    difference, relative = _difference(ours, theirs)
-    is_positions = name.endswith("final_atom_positions")
-    errors = np.linalg.norm(difference, axis=-1) if is_positions else np.abs(difference)
-    largest = float(errors.max(initial=0.0))
-    if precision != "fp32":
-        return Comparison(name, relative, largest, relative <= REDUCED_TOLERANCES[precision])
-    passed = relative <= RELATIVE_TOLERANCE and (not is_positions or largest <= POSITION_TOLERANCE)
-    return Comparison(name, relative, largest, passed)
-
-
-def _difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the difference of two arrays, and its norm relative to that of the recorded one, if that is not 0."""
-    difference = ours.astype(np.float64) - theirs
-    return difference, float(np.linalg.norm(difference)) / (float(np.linalg.norm(theirs)) or 1.0)
-
-
-def _compare_data(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison:
+def _compare(
+    name: str, ours: np.ndarray, theirs: np.ndarray, *, tolerance: float, farthest: float = math.inf
+) -> Comparison:
+    """Compare arrays by a relative error and, of positions, by the largest distance in Å; texts are equal."""
     if ours.shape != theirs.shape:
         return Comparison(name, float("inf"), float("inf"), False)
     if theirs.dtype.kind == "S":
         wrong = float((ours != theirs).sum())
         return Comparison(name, wrong, wrong, not wrong)
-    difference, relative = _difference(ours, theirs)
-    largest = float(np.abs(difference).max(initial=0.0))
-    return Comparison(name, relative, largest, relative <= DATA_TOLERANCES.get(name.rpartition("/")[2], 0.0))
+    difference = ours.astype(np.float64) - theirs
+    relative = float(np.linalg.norm(difference)) / (float(np.linalg.norm(theirs)) or 1.0)
+    is_positions = name.endswith("final_atom_positions")
+    errors = np.linalg.norm(difference, axis=-1) if is_positions else np.abs(difference)
+    largest = float(errors.max(initial=0.0))
+    passed = relative <= tolerance and (not is_positions or largest <= farthest)
+    return Comparison(name, relative, largest, passed)
 
 
 def _config(directory: Path) -> ConfigDict:

@@ -51,7 +51,7 @@ def test_predictions_and_embeddings_have_separate_folders(cli: CommandLine):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layer", "9"], "layer 9: model_1_ptm has 3 Evoformer blocks"),
+        (["--layer", "9"], "layer 9: model_1_ptm has 2 Evoformer blocks"),
         (["--arrays", "x"], "arrays: expected single, pair"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 
 import fastfold
 from fastfold.evoformer.model import AlphaFold
-from tests.helpers.command_line import ORACLES
+from tests.helpers.command_line import ORACLES, small_model
 from tests.helpers.results import helix_prediction
 
 
@@ -19,10 +19,7 @@ def backbone(tmp_path: Path) -> Path:
     return helix_prediction("backbone", 14, 10).save(tmp_path / "given", plots=False)["pdb"]
 
 
-def _load(kind: str, name: str, folder: Path) -> AlphaFold:
-    path = folder / f"params_{name}.npz"
-    path.write_bytes((ORACLES / kind / "params.npz").read_bytes())
-    model = fastfold.load_model(path)
+def _changed(model: AlphaFold) -> AlphaFold:
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -31,10 +28,16 @@ def _load(kind: str, name: str, folder: Path) -> AlphaFold:
 
 
 @pytest.fixture(scope="session")
-def monomer(tmp_path_factory: pytest.TempPathFactory) -> AlphaFold:
-    return _load("synthetic_monomer", "model_1_ptm", tmp_path_factory.mktemp("weights"))
+def monomer() -> AlphaFold:
+    return _changed(small_model())
 
 
 @pytest.fixture(scope="session")
-def multimer(tmp_path_factory: pytest.TempPathFactory) -> AlphaFold:
-    return _load("synthetic_multimer", "model_1_multimer_v3", tmp_path_factory.mktemp("weights"))
+def whole_monomer() -> AlphaFold:
+    """A network with more blocks."""
+    return _changed(fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz"))
+
+
+@pytest.fixture(scope="session")
+def multimer() -> AlphaFold:
+    return _changed(small_model("model_1_multimer_v3"))

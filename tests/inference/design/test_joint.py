@@ -34,7 +34,7 @@ TASK = ("hallucinate", "--length", "11", "--steps", "6,2,2", "--mutations", "1,2
 def start(cli: CommandLine, *arguments: object, out: Path, weights: str) -> list[Forked]:
     """Two processes of a design."""
     words = ["design", *arguments, "--device", "cpu", "--parallel", "dap=2"]
-    words += ["--weights", cli.weights(weights, noise=0.05), "--out", out]
+    words += ["--weights", cli.weights(weights, noise=0.05, is_whole=True), "--out", out]
     return [fork_command(*words, env=environment) for environment in rank_environments(2)]
 
 
@@ -82,7 +82,7 @@ def test_two_processes_design_what_one_does_and_continue_it(cli: CommandLine, ki
         arguments = ("binder", str(given), "--length", "6", "--avoid", f"{given}:A", "--steps", "1,1,1")
         arguments += ("--give-up-below", "1")
     alone, both = cli.folder / "alone", cli.folder / "both"
-    path = cli.weights(weights, noise=0.05)
+    path = cli.weights(weights, noise=0.05, is_whole=True)
     done = cli.run("design", *arguments, "--device", "cpu", "--weights", path, "--out", alone)
     assert done.code == 0, done.err
     budget = ("--memory-budget", "8GiB")

@@ -98,14 +98,14 @@ def test_ranks_share_a_gradient(ranks: int, kind: str) -> None:
     [("exp_res", 0.98), ("rg", 0.9), pytest.param("con", 0.7, marks=pytest.mark.slow)],
 )
 def test_gradients_in_bfloat16_point_where_those_in_float32_do(
-    monomer: AlphaFold, loss: str, bound: float
+    whole_monomer: AlphaFold, loss: str, bound: float
 ) -> None:
     """By the cosine of their angle; docs/design.md states the bounds."""
     task = hallucination(24)
     x = torch.randn(24, 20, generator=torch.manual_seed(1))
     exact, rounded = (
         Evaluator(task, [model], {loss: 1.0})(x, Relaxation(soft=0.6))
-        for model in (monomer, set_precision(copy.deepcopy(monomer), "bf16"))
+        for model in (whole_monomer, set_precision(copy.deepcopy(whole_monomer), "bf16"))
     )
     assert exact.gradient is not None
     assert rounded.gradient is not None

@@ -17,6 +17,7 @@ from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.folding.network import NetworkPasses, represent
 from fastfold.protein.metrics.contacts import contact_probabilities
+from tests.helpers.command_line import small_model
 from tests.helpers.networks import folder, oracle_arrays, oracle_config
 
 Source = Callable[[int, int], Mapping[str, Tensor]]
@@ -75,10 +76,8 @@ def test_a_pass_that_ends_after_a_block_has_the_output_of_the_block():
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> fastfold.AlphaFold:
-    path = tmp_path_factory.mktemp("weights") / "params_model_1_ptm.npz"
-    path.write_bytes((folder("synthetic_monomer") / "params.npz").read_bytes())
-    return fastfold.load_model(path)
+def model() -> fastfold.AlphaFold:
+    return small_model()
 
 
 def test_python_has_the_representations_of_predict(model: fastfold.AlphaFold):
@@ -100,10 +99,8 @@ def test_python_has_the_representations_of_predict(model: fastfold.AlphaFold):
     assert np.allclose(mean["pair"], alone.arrays["pair"].mean((0, 1)), atol=1e-6)
 
 
-def test_chains_are_in_the_order_of_the_input(tmp_path_factory: pytest.TempPathFactory):
-    path = tmp_path_factory.mktemp("weights") / "params_model_1_multimer_v3.npz"
-    path.write_bytes((folder("synthetic_multimer") / "params.npz").read_bytes())
-    multimer = fastfold.load_model(path)
+def test_chains_are_in_the_order_of_the_input():
+    multimer = small_model("model_1_multimer_v3")
     aba = "MKTAYIAKQR:GSHMAWLPE:MKTAYIAKQR"
     wanted = fastfold.predict(aba, multimer, num_recycles=0, save_representations=True)
     found = fastfold.embed(aba, multimer, num_recycles=0)

@@ -28,7 +28,7 @@ def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
     msas.mkdir()
     (msas / "T1.a3m").write_text(f">q\n{SEQUENCE}\n>r\n{SEQUENCE.replace('K', 'R')}\n")
     flags = ("--mutations", "A4G,K8W+T3S", "--num-recycles", "0", "--no-plots", "--msa-dir", msas)
-    arguments = ("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", "mini", *flags)
+    arguments = ("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", cli.weights(), *flags)
     done = cli.run(*arguments)
     assert done.code == 0, done.err
     assert done.out.startswith("3 folded")
@@ -101,7 +101,8 @@ def test_missing_evidence_is_reported(cli: CommandLine):
     """A folder without an alignment of the target, as in ``infer``."""
     (cli.folder / "msas").mkdir()
     flags = ("--mutations", "A4G", "--num-recycles", "0", "--no-plots", "--msa-dir", cli.folder / "msas")
-    done = cli.run("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, *flags)
+    fasta, weights = cli.fasta({"T1": SEQUENCE}), ("--weights", cli.weights())
+    done = cli.run("mutate", fasta, "--out", cli.out, *weights, *flags)
     assert "T1: no alignment of chain A in" in done.err
     assert {row["mutations"]: row["name"] for row in table(cli).values()} == {"A4G": "T1_A4G"}
     assert COLUMNS[0] == "mutations"

@@ -26,7 +26,7 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import Precision, element_size, set_precision  # noqa: E402
 from fastfold.inference.config import InferConfig  # noqa: E402
-from fastfold.inference.folding.prediction import fold  # noqa: E402
+from fastfold.inference.folding.prediction import TargetFold  # noqa: E402
 from fastfold.inference.planning.planner import Planner  # noqa: E402
 from fastfold.utils.machine import process_memory  # noqa: E402
 
@@ -53,7 +53,7 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
         sampler = featurize(target.chains, [([msa], [])], config, seed=0)
         budget = planner.smallest(length, **sizes) if which == "smallest" else 10**15
         plan = planner.plan(length, budget, **sizes)
-        fold(model, sampler, target, InferConfig(num_recycles=1), plan)
+        TargetFold(model, sampler, target, InferConfig(num_recycles=1), 0).run(plan)
         return {"measured": process_memory("VmHWM") - before, "planned": plan.peak, "before": before}
 
     run(16)  # loads code and starts threads, which is not the fold's own memory

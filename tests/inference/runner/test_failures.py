@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from fastfold.inference.folding import predictor
+from fastfold.inference.folding.prediction import TargetFold
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import OTHER, SEQUENCE
 
@@ -41,13 +41,13 @@ def test_a_failing_target_is_reported_and_the_others_go_on(cli: CommandLine):
 def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ):
-    def fold(model, sampler, target, *rest, **options):
-        if target.name == "bad":
+    def run(self, *arguments, **options):
+        if self.target.name == "bad":
             raise TypeError("unsupported operand\nsecond line")
-        return real(model, sampler, target, *rest, **options)
+        return real(self, *arguments, **options)
 
-    real = predictor.fold
-    monkeypatch.setattr(predictor, "fold", fold)
+    real = TargetFold.run
+    monkeypatch.setattr(TargetFold, "run", run)
     fasta = cli.fasta({"bad": SEQUENCE, "good": OTHER})
     done = cli.infer(fasta)
     assert done.code == 1
@@ -59,7 +59,7 @@ def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(
 
 
 def test_running_out_of_memory_is_told_with_a_remedy(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(predictor, "fold", lambda *_, **__: torch.empty(1 << 52))
+    monkeypatch.setattr(TargetFold, "run", lambda *_, **__: torch.empty(1 << 52))
     done = cli.infer(cli.fasta({"T1": SEQUENCE}))
     assert done.code == 1
     assert "residues would fit: fold shorter pieces, use --precision bf16" in done.err
