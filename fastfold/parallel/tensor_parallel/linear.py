@@ -182,7 +182,8 @@ class LinearGrid(ParallelLinear):
     def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         depth, column = self.before.rows
         weight = replicated(weight, (depth,))
-        return summa_linear(x, weight, self.in_parts.sizes, self.before.features, column)
+        y: Tensor = SummaLinear.apply(x, weight, self.in_parts.sizes, self.before.features, column)
+        return y
 
 
 class Linear3D(ParallelLinear):
@@ -207,7 +208,8 @@ class Linear3D(ParallelLinear):
         slab, line = self.before.rows
         rows = [x.shape[0]] * line.size if row_sizes is None else row_sizes
         lines = CubeLines(input=line, weight=slab, output=self.before.features)
-        return cube_linear(x, weight, rows, self._out_sizes, lines)
+        y: Tensor = CubeLinear.apply(x, weight, rows, self._out_sizes, lines)
+        return y
 
 
 _LINEARS: dict[str, type[ParallelLinear]] = {
@@ -224,7 +226,13 @@ def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group
 
 
 class SummaLinear(Function):
-    """``x @ weight.T`` on a grid; see :func:`summa_linear`."""
+    """``x @ weight.T``, ``[batch_i, ..., out_j]``, of matrices that are cut into blocks over a square grid.
+
+    ``x`` is ``[batch_i, ..., in_j]``: this rank's row of the batch, its column's part of the features. The weight is
+    ``[out_j, in_i]``: its column's part of the output features, its row's part of the input features, which have parts
+    of lengths ``sizes``. ``row`` are the ranks of its row of the grid, one for each column, ``column`` those of its
+    column.
+    """
 
     @staticmethod
     def forward(
@@ -261,23 +269,6 @@ class SummaLinear(Function):
         return x_gradient, weight_gradient, None, None, None
 
 
-def summa_linear(x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group) -> Tensor:
-    """Compute ``x @ weight.T`` of matrices that are cut into blocks over a square grid.
-
-    Args:
-        x: ``[batch_i, ..., in_j]``: this rank's row of the batch, its column's part of the features.
-        weight: ``[out_j, in_i]``: its column's part of the output features, its row's part of the input features.
-        sizes: Lengths of the parts of the input features.
-        row: The ranks of this rank's row of the grid, one for each column.
-        column: The ranks of its column.
-
-    Returns:
-        ``[batch_i, ..., out_j]``
-    """
-    result: Tensor = SummaLinear.apply(x, weight, sizes, row, column)
-    return result
-
-
 class CubeLines(NamedTuple):
     """The lines of the cube that contain a rank.
 
@@ -291,7 +282,12 @@ class CubeLines(NamedTuple):
 
 
 class CubeLinear(Function):
-    """``x @ weight.T`` on a cube; see :func:`cube_linear`."""
+    """``x @ weight.T``, ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``lines.output``, on a cube.
+
+    ``x`` is ``[rows[r], ..., in]`` with r the number in ``lines.input``: the rank's part of the slab's batch, whose
+    lengths ``rows`` are the same before and after. The weight is ``[cuts[r], in]`` with r the number in
+    ``lines.weight``: its part of the block's outputs.
+    """
 
     @staticmethod
     def forward(
@@ -322,22 +318,3 @@ class CubeLinear(Function):
             weight_terms = async_ops.start_reduce_scatter(product, 0, lines.weight, ctx.cuts)
         of_both = (None if terms is None else terms.wait() for terms in (x_terms, weight_terms))
         return *of_both, None, None, None
-
-
-def cube_linear(
-    x: Tensor, weight: Tensor, rows: Sequence[int], cuts: Sequence[int], lines: CubeLines
-) -> Tensor:
-    """Compute ``x @ weight.T`` on a cube of ranks.
-
-    Args:
-        x: ``[rows[r], ..., in]`` with r this rank's number in ``lines.input``: its part of the slab's batch.
-        weight: ``[cuts[r], in]`` with r its number in ``lines.weight``: its part of the block's outputs.
-        rows: Lengths of the slab's batch, before (over ``lines.input``) and after (over ``lines.output``).
-        cuts: Lengths of the parts of the weight's block.
-        lines: The lines of the cube that contain the rank.
-
-    Returns:
-        ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``lines.output``.
-    """
-    result: Tensor = CubeLinear.apply(x, weight, rows, cuts, lines)
-    return result
