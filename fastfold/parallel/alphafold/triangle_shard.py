@@ -216,6 +216,7 @@ class TriangleOfTerms(Function):
 
     @staticmethod
     def begin(ctx: Any) -> None:
+        """Compute the factors again, which needs no gradient."""
         # Saved tensors are read once: activation checkpointing returns them a single time.
         pair, mask, *others = saved = ctx.saved_tensors
         parameters = TriangleParams(*others[3:]).factors
