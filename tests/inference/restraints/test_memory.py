@@ -17,7 +17,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def fit() -> Fit:
-    model = random_model(oracle_config("synthetic_monomer"), dtype=torch.float32)
+    config = oracle_config("synthetic_monomer")
+    config.model.heads.structure_module.num_layer = 1
+    model = random_model(config, dtype=torch.float32)
     return fit_target(model, CPU, 40, None, name="T1", rows=1, templates=0)
 
 
