@@ -30,7 +30,7 @@ from fastfold.parallel.alphafold.triangle_shard import (
 )
 from fastfold.parallel.axial.projections import Projections
 from fastfold.parallel.axial.shards import AxialShards, gather_bytes
-from fastfold.parallel.comm.async_ops import absent, broadcasts
+from fastfold.parallel.comm.async_ops import shards_in_turn
 
 
 class GatheredBias(RegatheringLayer):
@@ -181,14 +181,7 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         out = pair if self.policy.inplace else torch.empty_like(pair)
         sizes = self.shards.sizes(msa_mask.shape[-1])
         owners = [rank for rank, size in enumerate(sizes) if size]
-
-        def piece(number: int) -> Tensor:
-            rank = owners[number]
-            if rank == self.shards.group.rank:
-                return left
-            return absent(left, *left.shape[:-2], sizes[rank], left.shape[-1])
-
-        for passing in broadcasts(piece, owners, self.shards.group):
+        for passing in shards_in_turn(left, -2, sizes, self.shards.group, owners):
             stop = start + passing.shape[-2]
             rows, result = pair[..., start:stop, :, :], out[..., start:stop, :, :]
             for index in self.policy.slices(rows, -3):

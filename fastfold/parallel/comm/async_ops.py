@@ -327,6 +327,23 @@ def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Gro
         yield found.pop()
 
 
+def shards_in_turn(
+    own: Tensor, dim: int, sizes: Sequence[int], group: Group, owners: Sequence[int] | None = None
+) -> Iterator[Tensor]:
+    """Yield the shards along ``dim`` of all ranks, or of ``owners`` in their order; the next one is sent meanwhile.
+
+    ``sizes`` are the lengths of all ranks' shards.
+    """
+    owners = range(group.size) if owners is None else owners
+
+    def piece(number: int) -> Tensor:
+        shape = list(own.shape)
+        shape[dim] = sizes[owners[number]]
+        return own if owners[number] == group.rank else absent(own, *shape)
+
+    return broadcasts(piece, owners, group)
+
+
 def absent(like: Tensor, *shape: int) -> Tensor:
     """Return a tensor of a shape that takes no memory, for a piece that another rank owns."""
     return like.new_empty(()).expand(shape)

@@ -32,7 +32,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.kernels.common.layout import MASKED_LOGIT, batched
 from fastfold.kernels.common.scratch import accumulation_dtype, without_autocast
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import AsyncResult, absent, broadcasts, completed
+from fastfold.parallel.comm.async_ops import AsyncResult, completed, shards_in_turn
 from fastfold.parallel.comm.collectives import all_to_all, first_order, gather
 from fastfold.parallel.comm.groups import Group, shard_sizes
 
@@ -232,13 +232,7 @@ class Ring:
             for shard in self.order:
                 yield None if bias is None else bias[..., self.keys(shard)]
             return
-        group = self.bias_group
-
-        def piece(step: int) -> Tensor:
-            shard = self.order[step]
-            return bias if group.rank == shard else absent(bias, *bias.shape[:-1], self.sizes[shard])
-
-        yield from broadcasts(piece, self.order, group)
+        yield from shards_in_turn(bias, -1, self.sizes, self.bias_group, self.order)
 
     def scores(
         self,

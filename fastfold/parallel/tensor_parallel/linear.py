@@ -15,7 +15,7 @@ for huge neural networks", 2021.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import absent, broadcasts, sums
+from fastfold.parallel.comm.async_ops import shards_in_turn, sums
 from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient, first_order
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
@@ -220,11 +220,6 @@ _LINEARS: dict[str, type[ParallelLinear]] = {
 }
 
 
-def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group) -> Iterator[Tensor]:
-    """Yield the blocks of all ranks, one after another."""
-    return broadcasts(lambda k: own if group.rank == k else absent(own, *shapes[k]), range(group.size), group)
-
-
 class SummaLinear(Function):
     """``x @ weight.T``, ``[batch_i, ..., out_j]``, of matrices that are cut into blocks over a square grid.
 
@@ -239,14 +234,12 @@ class SummaLinear(Function):
         ctx: Any, x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # Blocks of x along this rank's row, and of the weight along its column.
-        ctx.lefts = [(*x.shape[:-1], size) for size in sizes]
-        ctx.rights = [(weight.shape[0], size) for size in sizes]
-        ctx.row, ctx.column = row, column
+        ctx.sizes, ctx.row, ctx.column = sizes, row, column
         # Half precision would round after every step.
         wide = torch.promote_types(x.dtype, torch.float32)
         y = x.new_zeros((*x.shape[:-1], weight.shape[0]), dtype=wide)
-        lefts, rights = _broadcast_each(x, ctx.lefts, row), _broadcast_each(weight, ctx.rights, column)
+        # Blocks of x along this rank's row, and of the weight along its column.
+        lefts, rights = shards_in_turn(x, -1, sizes, row), shards_in_turn(weight, -1, sizes, column)
         for left, right in zip(lefts, rights, strict=True):
             y += left @ right.T
         return y.to(x.dtype)
@@ -259,11 +252,11 @@ class SummaLinear(Function):
         x_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
             # Features k of the input belong to column k.
-            rights = _broadcast_each(weight, ctx.rights, column)
+            rights = shards_in_turn(weight, -1, ctx.sizes, column)
             (x_gradient,) = sums((gradient @ right for right in rights), range(row.size), row)
         if ctx.needs_input_grad[1]:
             flat = gradient.reshape(-1, gradient.shape[-1])
-            lefts = _broadcast_each(x, ctx.lefts, row)
+            lefts = shards_in_turn(x, -1, ctx.sizes, row)
             terms = (flat.T @ left.reshape(flat.shape[0], -1) for left in lefts)
             (weight_gradient,) = sums(terms, range(column.size), column)
         return x_gradient, weight_gradient, None, None, None
