@@ -43,22 +43,20 @@ def block_communication(
         Collectives of the forward pass and of the backward pass.
     """
     trunk = model_config("model_1").model.embeddings_and_evoformer
-    with fake_mesh(plan, rank) as mesh:
-        block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel).to("meta")
-        block = shard(block, mesh)
-        # Not fake tensors: a product that is sent in blocks of channels to 512 ranks is a quarter of a million shards.
-        with torch.device("meta"):
-            lengths = (sequences, residues), (residues, residues)
-            channels = (trunk.msa_channel, trunk.pair_channel)
-            msa, pair = (
-                torch.empty(*shape, c, requires_grad=True)
-                for shape, c in zip(_shards(mesh, *lengths), channels, strict=True)
-            )
-            with mesh.record() as forward:
-                found: tuple[Tensor, Tensor] = block(msa, pair, *(torch.empty(shape) for shape in lengths))
-            with mesh.record() as log:
-                if backward:
-                    (found[0].sum() + found[1].sum()).backward()
+    # Not fake tensors: a product that is sent in blocks of channels to 512 ranks is a quarter of a million shards.
+    with fake_mesh(plan, rank) as mesh, torch.device("meta"):
+        block = shard(EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel), mesh)
+        lengths = (sequences, residues), (residues, residues)
+        channels = (trunk.msa_channel, trunk.pair_channel)
+        msa, pair = (
+            torch.empty(*shape, c, requires_grad=True)
+            for shape, c in zip(_shards(mesh, *lengths), channels, strict=True)
+        )
+        with mesh.record() as forward:
+            found: tuple[Tensor, Tensor] = block(msa, pair, *(torch.empty(shape) for shape in lengths))
+        with mesh.record() as log:
+            if backward:
+                (found[0].sum() + found[1].sum()).backward()
     return forward, log
 
 

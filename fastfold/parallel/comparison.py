@@ -68,14 +68,26 @@ class StageComparison:
         names = {id(x): name for name, x in (*plain.named_parameters(), *plain.named_buffers())}
         with mode:
             given, named = tree_map_only(Tensor, fake, (tuple(args), dict(everywhere)))
-            expected = _Fingerprints(names, (given, named)).of_call(
-                type(model).__name__, lambda: plain(*given, **named)
-            )
+            try:
+                expected, _ = _Fingerprints(names, (given, named)).of_call(partial(plain, *given, **named))
+            except Exception as error:  # shapes that depend on data raise many types
+                raise ConfigError(
+                    f"{type(model).__name__} cannot be traced to compare its pipeline stages with it "
+                    f"({type(error).__name__}: {first_line(error)}): if the stages are right, pass "
+                    "compare_first=False to parallelize()"
+                ) from error
             prints, passed = _Fingerprints(names, (given, named)), given
             found: list[str] = []
             for number, stage in enumerate(stages):
                 place = f"stage {number} of {len(stages)} of the pipeline"
-                found, result = prints.of_stage(place, partial(stage, *passed, **named))
+                try:
+                    found, result = prints.of_call(partial(stage, *passed, **named))
+                except ConfigError:
+                    raise
+                except Exception as error:
+                    raise ConfigError(
+                        f"{place} raises {type(error).__name__}: {first_line(error)}; {_REMEDY}"
+                    ) from error
                 passed = result if isinstance(result, tuple | list) else (result,)
                 if number + 1 < len(stages) and not all(isinstance(x, Tensor) for x in passed):
                     kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in passed))
@@ -111,28 +123,10 @@ class _Fingerprints(TorchDispatchMode):
             if isinstance(x, Tensor):
                 self._known[x] = f"input {number}"
 
-    def of_call(self, name: str, call: Callable[[], Any]) -> list[str]:
-        """Return the fingerprints of the tensors that the model returns."""
-        try:
-            with self:
-                return [self._of(x) for x in tensors_in(call())]
-        except Exception as error:  # shapes that depend on data raise many types
-            raise ConfigError(
-                f"{name} cannot be traced to compare its pipeline stages with it ({type(error).__name__}: "
-                f"{first_line(error)}): if the stages are right, pass compare_first=False to parallelize()"
-            ) from error
-
-    def of_stage(self, place: str, call: Callable[[], Any]) -> tuple[list[str], Any]:
-        """Return the fingerprints of the tensors that a stage returns, and its result."""
-        try:
-            with self:
-                result = call()
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"{place} raises {type(error).__name__}: {first_line(error)}; {_REMEDY}"
-            ) from error
+    def of_call(self, call: Callable[[], Any]) -> tuple[list[str], Any]:
+        """Return the fingerprints of the tensors that a call returns, and its result."""
+        with self:
+            result = call()
         return [self._of(x) for x in tensors_in(result)], result
 
     def _of(self, x: Tensor) -> str:
@@ -190,12 +184,16 @@ def fake(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
 
+def fakes(module: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
+    """Return parameters and buffers without data in place of a module's, by the ids of those."""
+    with mode:
+        found: dict[int, Any] = {id(x): fake(x) for x in module.buffers()}
+        return found | {id(p): nn.Parameter(fake(p), p.requires_grad) for p in module.parameters()}
+
+
 def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Copy a module with parameters and buffers without data."""
-    with mode:
-        memo: dict[int, Any] = {id(x): fake(x) for x in model.buffers()}
-        memo |= {id(p): nn.Parameter(fake(p.detach()), p.requires_grad) for p in model.parameters()}
-    return detached_copy(model, memo)
+    return detached_copy(model, fakes(model, mode))
 
 
 class _Detached(TorchFunctionMode):

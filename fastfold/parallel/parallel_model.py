@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.comm.groups import Group, nested_shard
 from fastfold.parallel.comparison import StageComparison
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
@@ -198,11 +198,7 @@ class Parallel(nn.Module):
         The batch is split over ``dp``, and over the rows of a 2d, 2.5d or 3d tensor parallel grid; ranks of one
         ``sp``, ``dap``, ``pp`` or 1d ``tp`` group take the same rows.
         """
-        start = 0
-        for group in self._batch_groups():
-            own = group.shard(count)
-            start, count = start + own.start, own.stop - own.start
-        return slice(start, start + count)
+        return nested_shard(count, self._batch_groups())
 
     def loss_share(self, count: float) -> float:
         """Return the factor of a rank's mean loss that makes the sum over ranks the mean over the batch.

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import AsyncResult, Box, completed
+from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comm.moves import Move
+from fastfold.parallel.comm.moves import Box, BoxMove, Move
 
 REDUCTIONS = ("start_all_reduce", "start_reduce_scatter", "start_reduce")
 # Of a ring that adds up as it goes: what has been added so far is passed on.
@@ -50,11 +50,10 @@ def _own_part(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
 ) -> Tensor:
     """The box that a rank gets, zero but for what it had already."""
-    held, wanted = source[group.rank], target[group.rank]
-    kept = [async_ops._common(*pair) for pair in zip(held, wanted, strict=True)]
-    out = x.new_zeros(async_ops._box_shape(x.shape, dims, wanted))
-    async_ops._cut(out, dims, wanted, tuple(kept)).copy_(async_ops._cut(x, dims, held, tuple(kept)))
-    return out
+    move = BoxMove(dims, source, target, group.rank)
+    received = [x.new_zeros(shape) for shape in move.shapes(x, group.rank)]
+    received[group.rank] = move.pieces(x)[group.rank]
+    return move.join(received)
 
 
 Reduction = tuple[str, int]

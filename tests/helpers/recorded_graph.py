@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_leaves
 
 from tests.helpers.host_reads import NoHostReads
 
 
 def _memory(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """All tensors of an operator's arguments or results, which may be lists."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for x in tree:
+            yield from _tensors(x)
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -35,19 +43,17 @@ class RecordedGraph(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        old = {_memory(x): x for x in _tensors((*args, *kwargs.values()))}
         if func._schema.is_mutable:
-            for x in given:
-                if _memory(x) not in self._own and _memory(x) not in self._before:
+            for place, x in old.items():
+                if place not in self._own and place not in self._before:
                     whole = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
-                    self._before[_memory(x)] = whole, whole.clone()
+                    self._before[place] = whole, whole.clone()
         found = func(*args, **kwargs)
-        made = [x for x in tree_iter(found) if isinstance(x, Tensor)]
-        old = {_memory(x) for x in given}
-        for x in made:
-            if _memory(x) not in old:
-                self._own[_memory(x)] = x
-        self._launches.append((func, args, kwargs, [x for x in made if _memory(x) not in old]))
+        made = [x for x in _tensors(found) if _memory(x) not in old]
+        self._own |= {_memory(x): x for x in made}
+        if made or func._schema.is_mutable:  # a view is no launch
+            self._launches.append((func, args, kwargs, made))
         return found
 
     def __exit__(self, *error: Any) -> None:
@@ -62,10 +68,10 @@ class RecordedGraph(TorchDispatchMode):
         """Run what was recorded, in its order."""
         self.replays += 1
         for func, args, kwargs, made in self._launches:
-            found = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
-            new = found[len(found) - len(made) :] if made else []
-            for old, x in zip(made, new, strict=True):
-                old.copy_(x)
+            found = func(*args, **kwargs)
+            if made:
+                for old, x in zip(made, [*_tensors(found)][-len(made) :], strict=True):
+                    old.copy_(x)
 
 
 def record(function: Callable[[], Any], device: torch.device) -> tuple[Callable[[], None], Any]:

@@ -22,9 +22,10 @@ GB = 10**9
 MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
 
 
-def _config(preset: str = MONOMER) -> Any:
+def _config(preset: str = MONOMER, templates: int = 4) -> Any:
     """A network with one block in each stack and two layers of structure: further ones use the same memory again."""
     config = model_config(preset)
+    config.model.embeddings_and_evoformer.template.max_templates = templates
     trunk = config.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
     trunk.template.template_pair_stack.num_block = 1
@@ -32,8 +33,14 @@ def _config(preset: str = MONOMER) -> Any:
     return config
 
 
-def _features(n: int, clusters: int, extra: int, *, multimer: bool) -> dict[str, Tensor]:
-    s, e, t = (clusters, n), (extra, n), (4, n)
+def _short(preset: str = MONOMER) -> Any:
+    """Of two templates: the first and the last one, in whose memory are those between."""
+    return _config(preset, templates=2)
+
+
+def _features(config: Any, n: int, clusters: int, extra: int) -> dict[str, Tensor]:
+    multimer = is_multimer(config)
+    s, e, t = (clusters, n), (extra, n), (config.model.embeddings_and_evoformer.template.max_templates, n)
     shapes = {
         "seq_mask": (n,),
         "target_feat": (n, 21 if multimer else 22),
@@ -59,13 +66,13 @@ def _simulate(
     n: int, budget: int, *, config: Any = None, clusters: int = 32, extra: int = 32, **options: Any
 ) -> Simulated:
     config = config or _config()
-    features = _features(n, clusters, extra, multimer=is_multimer(config))
+    features = _features(config, n, clusters, extra)
     return simulate(config, lambda *_: dict(features), n, budget, rows=clusters + extra, **options)
 
 
-def _small_budget(n: int, config: Any = None, **room: int) -> int:
+def _small_budget(n: int, config: Any, **room: int) -> int:
     """Little more than the smallest that works, so that there are many blocks and what can leave does."""
-    planner = Planner(config or _config(), 2, "cuda", parameters=15 * 10**6, **room)
+    planner = Planner(config, 2, "cuda", parameters=15 * 10**6, **room)
     return planner.smallest(n, rows=64) + n * n * 32 // room.get("ranks", 1)
 
 
@@ -110,7 +117,8 @@ def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() ->
 @pytest.mark.parametrize("host", [0.08, 0.2])
 def test_padded_products_find_room_on_the_host_at_odd_lengths(host: float) -> None:
     """Rows that wait are padded like those on the GPU, and nothing takes more of the host than it may."""
-    found = _simulate(1001, _small_budget(1001, host_memory=int(host * GB)), host_memory=int(host * GB))
+    config, room = _short(), {"host_memory": int(host * GB)}
+    found = _simulate(1001, _small_budget(1001, config, **room), config=config, **room)
     assert 0 < found.host == found.plan.chunks.host <= host * GB
 
 
@@ -128,7 +136,8 @@ def test_padded_products_find_room_on_the_host_at_odd_lengths(host: float) -> No
 def test_a_rank_of_several_takes_what_is_planned(ranks: int, host: float, disk: float, n: int) -> None:
     """Under the smallest budgets, even shards and others, with some of what waits on the host and some on a disk."""
     room = {"host_memory": int(host * GB), "disk": int(disk * GB), "ranks": ranks}
-    found = _simulate(n, _small_budget(n, **room), **room)
+    config = _short()
+    found = _simulate(n, _small_budget(n, config, **room), config=config, **room)
     # The largest block of attention is longer than a whole shard here.
     assert found.planned - 2 * CUDA_BLOCK - (64 << 20) <= found.peak <= found.planned
     assert found.host <= found.plan.chunks.host <= room["host_memory"]
@@ -156,7 +165,7 @@ def test_thirty_thousand_residues_fit_eight_gpus_of_80_gb() -> None:
 )
 def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str) -> None:
     """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
-    config = _config(preset)
+    config = _short(preset)
     budget = _small_budget(1024, config, host_memory=host * GB)
     found = _simulate(1024, budget, config=config, host_memory=host * GB)
     assert found.plan.streams == (found.plan.policy.offload is not None) == (host > 0)
@@ -168,8 +177,9 @@ def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str)
 @pytest.mark.parametrize("host", [0, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
-    budget = _small_budget(192, host_memory=host * GB)
-    once, twice = (_simulate(192, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
+    config, room = _short(), {"host_memory": host * GB}
+    budget = _small_budget(192, config, **room)
+    once, twice = (_simulate(192, budget, config=config, num_recycles=k, **room) for k in (0, 1))
     assert (twice.plan.policy.offload is not None) == (host > 0)
     assert (once.peak, once.host) == (twice.peak, twice.host)
 
@@ -188,7 +198,9 @@ def test_members_of_an_ensemble_take_what_is_planned(members: int) -> None:
 
 @pytest.mark.slow
 def test_left_out_blocks_change_no_peak() -> None:
-    few, every = (_simulate(384, _small_budget(384), every_block=every) for every in (False, True))
+    config = _config()
+    budget = _small_budget(384, config)
+    few, every = (_simulate(384, budget, config=config, every_block=every) for every in (False, True))
     assert (few.plan.blocks["templates"] or 0) * 5 < 384**2 * 64
     assert few.peak == every.peak
 
@@ -216,8 +228,9 @@ def test_a_budget_without_a_plan_is_refused() -> None:
 def test_expandable_segments_hold_little_more_than_the_tensors(ranks: int) -> None:
     """All within what the plan leaves to gaps, at a length that no kernel likes."""
     room = {"host_memory": GB // ranks, "ranks": ranks}
-    budget = _small_budget(1023, **room)
-    found = _simulate(1023, budget, allocator="expandable", **room)
+    config = _short()
+    budget = _small_budget(1023, config, **room)
+    found = _simulate(1023, budget, config=config, allocator="expandable", **room)
     assert found.peak < found.reserved <= found.plan.peak <= budget
 
 

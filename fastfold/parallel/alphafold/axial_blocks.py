@@ -8,9 +8,8 @@ all other steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,36 +36,24 @@ def works_in_place(policy: ExecutionPolicy) -> bool:
     return policy.inplace and not torch.is_grad_enabled()
 
 
-def reshard_pair(
-    shards: AxialShards, pair: Tensor, cut: int, *, policy: ExecutionPolicy
-) -> AsyncResult[Tensor]:
-    """Start resharding the pair to a shard along its columns (``cut=-2``) or its rows (``cut=-3``).
-
-    In place it is done at once, and the result takes the memory of ``pair``.
-    """
-    where = {"cut": cut, "join": -5 - cut, "length": pair.shape[cut]}
-    if works_in_place(policy):
-        return completed(shards.reshard_into(pair, pair, **where, blocks=policy.reshard_blocks))
-    return shards.reshard_async(pair, **where)
-
-
-def reshard_msa(
+def reshard(
     shards: AxialShards,
-    msa: Tensor,
+    x: Tensor,
     cut: int,
     *,
-    msa_mask: Tensor,
+    mask: Tensor,
     policy: ExecutionPolicy,
     memory: Tensor | None = None,
 ) -> AsyncResult[Tensor]:
-    """Start resharding the MSA to a shard along its residues (``cut=-2``) or its sequences (``cut=-3``).
+    """Start resharding an MSA or a pair to a shard along its columns (``cut=-2``) or its rows (``cut=-3``).
 
-    With a ``memory`` it is done at once, in that tensor's memory if it is large enough.
+    The mask is whole. In place it is done at once, in the memory of ``x``, or in ``memory`` if that is large enough.
     """
-    where = {"cut": cut, "join": -5 - cut, "length": msa_mask.shape[-4 - cut]}
-    if memory is None:
-        return shards.reshard_async(msa, **where)
-    return completed(shards.reshard_into(msa, memory, **where, blocks=policy.reshard_blocks))
+    where = {"cut": cut, "join": -5 - cut, "length": mask.shape[-4 - cut]}
+    if not works_in_place(policy):
+        return shards.reshard_async(x, **where)
+    memory = x if memory is None else memory
+    return completed(shards.reshard_into(x, memory, **where, blocks=policy.reshard_blocks))
 
 
 def _run_steps(
@@ -74,17 +61,19 @@ def _run_steps(
     steps: Iterable[Step],
     x: Tensor,
     mask: Tensor,
-    reshard: Callable[[Tensor, int], AsyncResult[Tensor]],
     *,
     cut: int,
     end: int,
+    policy: ExecutionPolicy,
+    memory: Tensor | None = None,
     pair: Tensor | None = None,
 ) -> Tensor:
     """Run steps that update one tensor, whose shard is cut along ``cut`` before and along ``end`` after them."""
     for step in steps:
         needed = end if step.cut is None else step.cut
         if needed != cut:
-            x, cut = reshard(x, needed).wait(), needed
+            moved = reshard(block.shards, x, needed, mask=mask, policy=policy, memory=memory)
+            x, cut = moved.wait(), needed
         own = block.shards.take(mask, cut + 1)
         x = getattr(block, step.name)(*step.inputs(x, x if pair is None else pair, own, own))
     return x
@@ -126,30 +115,29 @@ class ShardedEvoformerBlock(EvoformerBlock):
         """
         policy = self.msa_transition.policy
         memory = msa if works_in_place(policy) else None
-        reshard = partial(reshard_msa, self.shards, msa_mask=msa_mask, policy=policy, memory=memory)
+        to_sequences = partial(reshard, self.shards, cut=-3, mask=msa_mask, policy=policy, memory=memory)
         if not self.outer_product_first:
-            msa = self._update_msa(msa, pair, msa_mask, reshard)
+            msa = self._update_msa(msa, pair, msa_mask, memory)
         # The MSA's resharding overlaps with the pair's updates. Before row attention it overlaps with the
         # outer product, unless that reads the MSA in place.
         beside = self.outer_product_first and memory is None
-        moving = reshard(msa, -3) if beside else None
+        moving = to_sequences(msa) if beside else None
         pair = self.outer_product_mean(msa, pair, msa_mask)
-        moving = moving or reshard(msa, -3)
+        moving = moving or to_sequences(msa)
         del msa  # its resharded copy replaces it
         if self.outer_product_first:
-            return self._update_msa(moving.wait(), pair, msa_mask, reshard), self._update_pair(
-                pair, pair_mask
-            )
+            return self._update_msa(moving.wait(), pair, msa_mask, memory), self._update_pair(pair, pair_mask)
         pair = self._update_pair(pair, pair_mask)
         return moving.wait(), pair
 
-    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, reshard: Any) -> Tensor:
+    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, memory: Tensor | None) -> Tensor:
         """Update ``[*, s, N, c_m]``; return ``[*, S, n, c_m]``."""
-        return _run_steps(self, self.msa_steps(), msa, msa_mask, reshard, cut=-3, end=-2, pair=pair)
+        policy, steps = self.msa_transition.policy, self.msa_steps()
+        return _run_steps(self, steps, msa, msa_mask, cut=-3, end=-2, policy=policy, memory=memory, pair=pair)
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        reshard = partial(reshard_pair, self.shards, policy=self.pair_transition.policy)
-        return _run_steps(self, self.edge_steps(), pair, pair_mask, reshard, cut=-2, end=-2)
+        policy = self.pair_transition.policy
+        return _run_steps(self, self.edge_steps(), pair, pair_mask, cut=-2, end=-2, policy=policy)
 
     def msa_steps(self) -> list[Step]:
         """Return the steps that update the MSA."""
@@ -179,8 +167,8 @@ class AxialTemplatePairBlock(TemplatePairBlock):
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
-        reshard = partial(reshard_pair, self.shards, policy=self.pair_transition.policy)
-        return _run_steps(self, self.steps(), pair, pair_mask, reshard, cut=-3, end=-3)
+        policy = self.pair_transition.policy
+        return _run_steps(self, self.steps(), pair, pair_mask, cut=-3, end=-3, policy=policy)
 
 
 class AxialEvoformerStack(EvoformerStack):
@@ -199,21 +187,21 @@ class AxialEvoformerStack(EvoformerStack):
         assert isinstance(first, ShardedEvoformerBlock)
         residues, policy = first.outer_product_first, first.msa_transition.policy
         memory = msa if works_in_place(policy) else None
-        reshard = partial(reshard_msa, self.shards, msa_mask=msa_mask, policy=policy, memory=memory)
+        move = partial(reshard, self.shards, mask=msa_mask, policy=policy, memory=memory)
         moving = self._entering(pair, pair_mask, policy)
         if residues:
-            msa = reshard(msa, -2).wait()
+            msa = move(msa, -2).wait()
         msa, pair = super().forward(msa, moving.wait(), msa_mask, pair_mask)
         moving = self._leaving(pair, pair_mask, policy)
         if residues:
-            msa = reshard(msa, -3).wait()
+            msa = move(msa, -3).wait()
         return msa, moving.wait()
 
     def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
-        return reshard_pair(self.shards, pair, -2, policy=policy)
+        return reshard(self.shards, pair, -2, mask=pair_mask, policy=policy)
 
     def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncResult[Tensor]:
-        return reshard_pair(self.shards, pair, -3, policy=policy)
+        return reshard(self.shards, pair, -3, mask=pair_mask, policy=policy)
 
 
 class AxialTemplatePairStack(TemplatePairStack):

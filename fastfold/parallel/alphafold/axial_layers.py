@@ -19,18 +19,18 @@ from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.parallel.alphafold.regather import (
     Regather,
     Regathered,
+    RegatheredOuterProduct,
     RegatheringLayer,
     attention_regathered,
-    outer_product_regathered,
 )
 from fastfold.parallel.alphafold.triangle_shard import (
     ShardedTriangleMultiplication,
     SummedTerms,
-    multiplication_of_terms,
+    TriangleOfTerms,
 )
 from fastfold.parallel.axial.projections import Projections
 from fastfold.parallel.axial.shards import AxialShards, gather_bytes
-from fastfold.parallel.comm.async_ops import absent, broadcasts
+from fastfold.parallel.comm.async_ops import shards_in_turn
 
 
 class GatheredBias(RegatheringLayer):
@@ -161,7 +161,8 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
             return self.recorded(left, right, pair, *masks)
         parameters = self.output.weight, self.output.bias
         gathers = (None, again) if rows else (again, None)
-        return outer_product_regathered(left, right, pair, masks, *parameters, again=gathers)
+        out: Tensor = RegatheredOuterProduct.apply(left, right, pair, masks, gathers, *parameters)
+        return out
 
     @classmethod
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int, passing: int = 4) -> int:
@@ -180,14 +181,7 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         out = pair if self.policy.inplace else torch.empty_like(pair)
         sizes = self.shards.sizes(msa_mask.shape[-1])
         owners = [rank for rank, size in enumerate(sizes) if size]
-
-        def piece(number: int) -> Tensor:
-            rank = owners[number]
-            if rank == self.shards.group.rank:
-                return left
-            return absent(left, *left.shape[:-2], sizes[rank], left.shape[-1])
-
-        for passing in broadcasts(piece, owners, self.shards.group):
+        for passing in shards_in_turn(left, -2, sizes, self.shards.group, owners):
             stop = start + passing.shape[-2]
             rows, result = pair[..., start:stop, :, :], out[..., start:stop, :, :]
             for index in self.policy.slices(rows, -3):
@@ -240,7 +234,9 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
         length = pair.shape[-3 if self.outgoing else -2]
         row = pair.new_empty(()).expand(*pair.shape[:-3], 1, length, pair.shape[-1])
         terms = SummedTerms(self.shards, length, self.outgoing, meanwhile)
-        return multiplication_of_terms(pair, pair_mask, self.dropout(row), self.kernel_parameters(), terms)
+        parameters = self.kernel_parameters()
+        out: Tensor = TriangleOfTerms.apply(pair, pair_mask, self.dropout(row), terms, *parameters)
+        return out
 
     def _dropout(self, pair: Tensor, cut_columns: bool) -> Tensor | None:
         """Return this rank's part of the whole pair's dropout factors, which all ranks draw alike."""

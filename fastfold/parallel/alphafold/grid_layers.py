@@ -23,8 +23,10 @@ from fastfold.parallel.alphafold.axial_blocks import AxialEvoformerStack, Sharde
 from fastfold.parallel.alphafold.regather import recomputed
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.axial.grid import Grid, contract, contract_columns
-from fastfold.parallel.comm.async_ops import AsyncResult, Box
+from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.collectives import gather, redistribute_async
+from fastfold.parallel.comm.groups import shard_slices
+from fastfold.parallel.comm.moves import Box
 from fastfold.parallel.sequence_parallel.attention import ring_attention
 
 ATTENTIONS = ("auto", "ring", "reshard")
@@ -154,24 +156,23 @@ class GridTriangleAttention(TriangleAttention):
         turned = not self.starting
         grid = self.layout.grid.transposed if turned else self.layout.grid
         bias = self.bias(pair) if bias is None else bias
+
+        def turn(x: Tensor) -> Tensor:
+            return x.transpose(-3, -2) if turned else x
+
         # The following works on rows; around ending nodes, those of the transposed tensor.
-        rows = pair.transpose(-3, -2) if turned else pair
+        rows = turn(pair)
         if self.layout.rings((*lengths, pair.shape[-1]), self.attention.heads, turned=turned):
             factors = _factors(self.dropout, pair, lengths, self.layout.grid)
             if turned:
                 factors, pair_mask, bias = columns(factors), pair_mask.mT, bias.mT
-            updated = _ring(self.norm, self.attention, rows, pair_mask, bias, factors, grid)
-            return updated.transpose(-3, -2) if turned else updated
+            return turn(_ring(self.norm, self.attention, rows, pair_mask, bias, factors, grid))
         moved = grid.to_rows_async(rows, length)
         whole = self.layout.grid.gather(bias, lengths, (-2, -1))
         own = grid.row_part(length)
-        if turned:
-            updated = super().forward(moved.wait().transpose(-3, -2), pair_mask[..., own], whole)
-            updated = updated.transpose(-3, -2)
-        else:
-            updated = super().forward(moved.wait(), pair_mask[..., own, :], whole)
-        updated = grid.from_rows(updated, rows.shape[-3], length)
-        return updated.transpose(-3, -2) if turned else updated
+        own_mask = pair_mask[..., own] if turned else pair_mask[..., own, :]
+        updated = turn(super().forward(turn(moved.wait()), own_mask, whole))
+        return turn(grid.from_rows(updated, rows.shape[-3], length))
 
 
 class GridOuterProductMean(OuterProductMean):
@@ -266,4 +267,4 @@ def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> AsyncResult[Tensor]
 
 
 def _rows(grid: Grid, length: int) -> list[Box]:
-    return [(part, slice(0, length)) for part in grid.whole_slices(length)]
+    return [(part, slice(0, length)) for part in shard_slices(length, grid.whole.size)]

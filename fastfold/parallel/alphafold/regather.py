@@ -108,7 +108,13 @@ class RegatheringLayer(nn.Module):
         return self.shards.gather(x, dim, length), again
 
 
-class _OuterProduct(Function):
+class RegatheredOuterProduct(Function):
+    """:func:`fastfold.kernels.outer_product_mean` as a pair's update, with a side that is not kept.
+
+    ``masks`` are those of both sides, the parameters weight and bias. ``again`` has a function that gathers the side
+    again, and None for the other.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -137,24 +143,6 @@ class _OuterProduct(Function):
             grad, whole, masks, parameters, EPS, [True] * 4, ctx.backend
         )
         return of_left, of_right, grad, None, None, *of_parameters
-
-
-def outer_product_regathered(
-    left: Tensor,
-    right: Tensor,
-    pair: Tensor,
-    masks: tuple[Tensor, Tensor],
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    again: tuple[Regather | None, Regather | None],
-) -> Tensor:
-    """Compute :func:`fastfold.kernels.outer_product_mean` as a pair's update, with a side that is not kept.
-
-    ``masks`` are those of both sides, and ``again`` has a function that gathers the side again, and None for the other.
-    """
-    out: Tensor = _OuterProduct.apply(left, right, pair, masks, again, weight, bias)
-    return out
 
 
 class _Attention(Function):

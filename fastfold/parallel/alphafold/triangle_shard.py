@@ -1,6 +1,6 @@
 """Triangle multiplication on any part of the pair, before and after the edges are contracted.
 
-With gradients, ranks may send the terms of its sums in one message (:func:`multiplication_of_terms`). A rank with a
+With gradients, ranks may send the terms of its sums in one message (:class:`TriangleOfTerms`). A rank with a
 part of the contracted residue has its term of every sum. The terms are summed on the rank with the product's rows, so
 the update is made on a shard along the rows of the pair. The backward pass recomputes the activations between factors
 and product while the product's gradient is sent.
@@ -191,14 +191,20 @@ class SummedTerms:
         return Move(before=Shards(pair.dim() - 2, sizes), after=Shards(pair.dim() - 3, sizes))
 
 
-class _Multiplication(Function):
+class TriangleOfTerms(Function):
+    """``pair [*, n, N, c_z]``, updated by :func:`fastfold.kernels.triangle_multiplication` and cut by rows.
+
+    The pair and its mask are ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones; the factors
+    of the dropout are for the rows ``[*, 1, N, c_z]``.
+    """
+
     @staticmethod
     @without_autocast
     def forward(
         ctx: Any, pair: Tensor, mask: Tensor, dropout: Tensor | None, how: SummedTerms, *parameters: Tensor
     ) -> Tensor:
         group = TriangleParams(*parameters)
-        ctx.how, ctx.begun, ctx.begin = how, None, _Multiplication.begin
+        ctx.how, ctx.begun, ctx.begin = how, None, TriangleOfTerms.begin
         ctx.backend = products_backend(pair, max(group.out_weight.shape), None)
         factors = torch.ops.fastfold.triangle_factors(pair, mask, group.factors, ctx.backend)
         product, *rows = [found.wait() for found in how.send(how.product(factors), pair)]
@@ -210,6 +216,7 @@ class _Multiplication(Function):
 
     @staticmethod
     def begin(ctx: Any) -> None:
+        """Compute the factors again, which needs no gradient."""
         # Saved tensors are read once: activation checkpointing returns them a single time.
         pair, mask, *others = saved = ctx.saved_tensors
         parameters = TriangleParams(*others[3:]).factors
@@ -246,15 +253,3 @@ class _Multiplication(Function):
             of_factors[:2] = torch._foreach_add(of_factors[:2], update[:2])
         found = zip([*of_factors, *update[2:]], needs, strict=True)
         return grad_pair, None, None, None, *(g if need else None for g, need in found)
-
-
-def multiplication_of_terms(
-    pair: Tensor, mask: Tensor, dropout: Tensor | None, parameters: TriangleParams, how: SummedTerms
-) -> Tensor:
-    """Return ``pair [*, n, N, c_z]``, updated by :func:`fastfold.kernels.triangle_multiplication`, cut by rows.
-
-    The pair and its mask are ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones; the factors
-    of the dropout are for the rows ``[*, 1, N, c_z]``.
-    """
-    out: Tensor = _Multiplication.apply(pair, mask, dropout, how, *parameters)
-    return out

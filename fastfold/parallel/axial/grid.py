@@ -26,7 +26,7 @@ from torch.autograd import Function
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.axial.matmul import filled, padded_matmul
-from fastfold.parallel.comm.async_ops import AsyncResult, Box, absent, broadcasts, sums
+from fastfold.parallel.comm.async_ops import AsyncResult, absent, broadcasts, sums
 from fastfold.parallel.comm.collectives import (
     all_to_all_async,
     first_order,
@@ -35,6 +35,7 @@ from fastfold.parallel.comm.collectives import (
     redistribute_async,
 )
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
+from fastfold.parallel.comm.moves import Box
 from fastfold.parallel.mesh import ParallelMesh
 
 CONTRACTIONS = ("auto", "summa", "channels")
@@ -179,15 +180,11 @@ class Grid:
 
         ``x`` is cut along ``dim``, counted from the end, into consecutive shards over ``whole``.
         """
-        shards: list[Box] = [(part,) for part in self.whole_slices(length)]
+        shards: list[Box] = [(part,) for part in shard_slices(length, self.whole.size)]
         parts: list[Box] = [(part,) for part in self.row_parts(length)]
         moved = redistribute_async(x, (dim,), shards, parts, self.whole).wait()
         own = self.own_rows(length)
         return gather_async(moved, dim, self.row, shard_sizes(own.stop - own.start, self.columns))
-
-    def whole_slices(self, length: int) -> list[slice]:
-        """Return the shards of an axis that is cut over all ranks."""
-        return shard_slices(length, self.whole.size)
 
 
 class _Panels(NamedTuple):

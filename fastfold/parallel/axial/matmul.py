@@ -89,8 +89,7 @@ class _Terms(Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, spec: ContractionSpec, step: int) -> Tensor:
         ctx.save_for_backward(left, right)
-        starts = range(0, left.shape[-3], step)
-        ctx.spec, ctx.blocks = spec, [_Block([slice(i, min(left.shape[-3], i + step))]) for i in starts]
+        ctx.spec, ctx.blocks = spec, _channel_blocks(left.shape[-3], 1, step)
         out = _empty_result(left, right, spec)
 
         def terms() -> Iterator[list[AsyncResult[Tensor]]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fastfold.errors import LostProcessError, first_line
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comm.moves import Move, Shards
+from fastfold.parallel.comm.moves import Box, BoxMove, Move, Shards
 
 # PyTorch 2.13 renamed both; PyTorch 2.11 has the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -33,8 +33,6 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 T = TypeVar("T")
 
 _GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
-
-Box = tuple[slice, ...]  #: Part of each dimension, with explicit start and stop
 
 
 @dataclass
@@ -89,22 +87,6 @@ def completed(x: Tensor) -> AsyncResult[Tensor]:
     return AsyncResult(lambda: x)
 
 
-def _exchange(
-    op: str, pieces: Sequence[Tensor], received: Sequence[int], group: Group
-) -> tuple[Tensor, dist.Work, Tensor]:
-    """Send piece i to rank i and receive ``received[i]`` elements from it.
-
-    Returns the flat buffer, the handle to wait for, and the memory that is sent.
-    """
-    numbers = [piece.numel() for piece in pieces]
-    flat = pieces[0].new_empty(sum(numbers))
-    # One pass over strided pieces; making them contiguous first would take two.
-    places = [place.view(piece.shape) for place, piece in zip(flat.split(numbers), pieces, strict=True)]
-    torch._foreach_copy_(places, list(pieces))
-    buffer, work = _all_to_all(op, flat, numbers, received, group)
-    return buffer, work, flat
-
-
 def _all_to_all(
     op: str, flat: Tensor, sent: Sequence[int], received: Sequence[int], group: Group
 ) -> tuple[Tensor, dist.Work]:
@@ -137,14 +119,17 @@ def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[A
     return _start_exchange(moves, group)
 
 
-def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult[Tensor]]:
+def _start_exchange(
+    moves: Sequence[tuple[Tensor, Move | BoxMove]], group: Group
+) -> list[AsyncResult[Tensor]]:
     """Start :func:`start_exchange` as one all-to-all, for any moves."""
     dtypes = {x.dtype for x, _ in moves}
     mixed = len(dtypes) > 1
     unit = torch.uint8 if mixed else dtypes.pop()
     op = moves[0][1].op if len(moves) == 1 else "all_to_all"
-    if all(move.even for _, move in moves):
-        return _exchange_even(op, moves, unit, group)
+    even = [(x, move) for x, move in moves if isinstance(move, Move) and move.even]
+    if len(even) == len(moves):
+        return _exchange_even(op, even, unit, group)
 
     def numbers(shapes: Sequence[Sequence[torch.Size]]) -> list[list[int]]:
         return [
@@ -168,7 +153,7 @@ def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[
     buffer, work = _all_to_all(op, flat, [*map(sum, to_rank)], [*map(sum, from_rank)], group)
     parts = buffer.split([number for each in from_rank for number in each])
 
-    def finish(move: Move, dtype: torch.dtype, index: int) -> Tensor:
+    def finish(move: Move | BoxMove, dtype: torch.dtype, index: int) -> Tensor:
         own = parts[index :: len(shapes)]
         return move.join([_typed(part, dtype, shape) for part, shape in zip(own, shapes[index], strict=True)])
 
@@ -309,58 +294,19 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
     if group.size == 1:
         return completed(x)
     target, source = (group.rank + offset) % group.size, (group.rank - offset) % group.size
-    empty = x.new_empty(0)
-    shape = torch.Size((*x.shape[:dim], sizes[source], *x.shape[dim + 1 :]))
+    flat, shape = x.contiguous().view(-1), torch.Size((*x.shape[:dim], sizes[source], *x.shape[dim + 1 :]))
+    sent = [len(flat) if rank == target else 0 for rank in range(group.size)]
     received = [shape.numel() if rank == source else 0 for rank in range(group.size)]
-    pieces = [x if rank == target else empty for rank in range(group.size)]
-    buffer, work, sent = _exchange("shift", pieces, received, group)
-    return AsyncResult(lambda: buffer.view(shape), work, sent)
+    buffer, work = _all_to_all("shift", flat, sent, received, group)
+    return AsyncResult(lambda: buffer.view(shape), work, flat)
 
 
 def start_redistribute(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
 ) -> AsyncResult[Tensor]:
-    """Move boxes from one layout to another; every element of the target is in one source.
-
-    ``dims`` are the dimensions of the boxes, ``source`` and ``target`` the box of each rank. The other dimensions are
-    whole.
-    """
-    held, wanted = source[group.rank], target[group.rank]
-    pieces = [_cut(x, dims, held, [_common(*pair) for pair in zip(held, box, strict=True)]) for box in target]
-    found = [[_common(*pair) for pair in zip(box, wanted, strict=True)] for box in source]
-    shapes = [_box_shape(x.shape, dims, box) for box in found]
-    shape = _box_shape(x.shape, dims, wanted)
-    numbers = [part.numel() for part in shapes]
-    buffer, work, sent = _exchange("all_to_all", pieces, numbers, group)
-
-    def finish() -> Tensor:
-        out = buffer.new_empty(shape)
-        for part, size, box in zip(buffer.split(numbers), shapes, found, strict=True):
-            _cut(out, dims, wanted, box).copy_(part.view(size))
-        return out
-
-    return AsyncResult(finish, work, sent)
-
-
-def _common(one: slice, other: slice) -> slice:
-    start = max(one.start, other.start)
-    return slice(start, max(start, min(one.stop, other.stop)))
-
-
-def _box_shape(shape: torch.Size, dims: Sequence[int], box: Sequence[slice]) -> torch.Size:
-    found = list(shape)
-    for dim, part in zip(dims, box, strict=True):
-        found[dim] = part.stop - part.start
-    return torch.Size(found)
-
-
-def _cut(x: Tensor, dims: Sequence[int], held: Box, box: Sequence[slice]) -> Tensor:
-    """Return the part ``box`` of a tensor that holds ``held``."""
-    for dim, here, part in zip(dims, held, box, strict=True):
-        length = part.stop - part.start
-        # An empty part may be outside.
-        x = x.narrow(dim, part.start - here.start if length else 0, length)
-    return x
+    """Move boxes from one layout to another; arguments as of :class:`~fastfold.parallel.comm.moves.BoxMove`."""
+    (found,) = _start_exchange([(x, BoxMove(dims, source, target, group.rank))], group)
+    return found
 
 
 def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Tensor]]:
@@ -379,6 +325,23 @@ def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Gro
     started = ([start_broadcast(piece(panel), owner, group)] for panel, owner in enumerate(owners))
     for found in drain(started):
         yield found.pop()
+
+
+def shards_in_turn(
+    own: Tensor, dim: int, sizes: Sequence[int], group: Group, owners: Sequence[int] | None = None
+) -> Iterator[Tensor]:
+    """Yield the shards along ``dim`` of all ranks, or of ``owners`` in their order; the next one is sent meanwhile.
+
+    ``sizes`` are the lengths of all ranks' shards.
+    """
+    owners = range(group.size) if owners is None else owners
+
+    def piece(number: int) -> Tensor:
+        shape = list(own.shape)
+        shape[dim] = sizes[owners[number]]
+        return own if owners[number] == group.rank else absent(own, *shape)
+
+    return broadcasts(piece, owners, group)
 
 
 def absent(like: Tensor, *shape: int) -> Tensor:

@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import AsyncResult, Box, completed
+from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.comm.moves import Move, Shards
+from fastfold.parallel.comm.moves import Box, Move, Shards
 
 Start = Callable[[Tensor], AsyncResult[Tensor]]
 StartMany = Callable[[Sequence[Tensor]], Sequence[AsyncResult[Tensor]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +36,15 @@ def shard_sizes(length: int, parts: int) -> list[int]:
 def shard_slices(length: int, parts: int) -> list[slice]:
     """Return the shards of an axis of ``length`` as :func:`shard_sizes` cuts it."""
     return [slice(start, stop) for start, stop in pairwise([0, *accumulate(shard_sizes(length, parts))])]
+
+
+def nested_shard(length: int, groups: Iterable[Group]) -> slice:
+    """Return this rank's part of an axis of ``length`` that is cut over successive groups, the outermost first."""
+    start = 0
+    for group in groups:
+        own = group.shard(length)
+        start, length = start + own.start, own.stop - own.start
+    return slice(start, start + length)
 
 
 @dataclass(frozen=True)
@@ -79,26 +88,31 @@ class CommunicationLog:
 
 
 class Reporter:
-    """Registry of open logs to which the groups of one mesh report their messages."""
+    """Functions to which the groups of one mesh report their messages."""
 
     def __init__(self) -> None:
-        self._logs: list[CommunicationLog] = []
+        self._listeners: list[Callable[[Communication], None]] = []
 
     def report(self, entry: Communication) -> None:
-        """Add an entry to every open log."""
-        for log in self._logs:
-            log.entries.append(entry)
+        """Pass an entry to every listener."""
+        for listener in self._listeners:
+            listener(entry)
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[Communication], None]) -> Iterator[None]:
+        """Pass all messages to a function until the context ends."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     @contextmanager
     def record(self) -> Iterator[CommunicationLog]:
         """Log all messages until the context ends."""
         log = CommunicationLog()
-        self._logs.append(log)
-        try:
+        with self.heard_by(log.entries.append):
             yield log
-        finally:
-            # By identity: two logs with equal entries are equal dataclasses.
-            self._logs = [other for other in self._logs if other is not log]
 
 
 class Group:

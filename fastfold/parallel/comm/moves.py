@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Box = tuple[slice, ...]  #: Part of each dimension, with explicit start and stop
+
 
 class Shards(NamedTuple):
     """Cut of a tensor along one dimension.
@@ -125,3 +127,51 @@ class Move:
         out[..., shape[-2] :, :].zero_()
         out[..., shape[-1] :].zero_()
         return out, out[..., : shape[-2], : shape[-1]]
+
+
+@dataclass(frozen=True)
+class BoxMove:
+    """Change from one layout of boxes to another; the boxes of the ranks cover each element once."""
+
+    dims: Sequence[int]  #: Dimensions of the boxes, counted from the front; others are whole
+    source: Sequence[Box]  #: Each rank's box of the tensor
+    target: Sequence[Box]  #: Each rank's box of the result
+    rank: int  #: This rank
+    op = "all_to_all"  #: Name in a log
+
+    def pieces(self, x: Tensor) -> Sequence[Tensor]:
+        """Return the piece for each rank, as views of ``x``."""
+        held = self.source[self.rank]
+        return [self._part(x, held, _common(held, box)) for box in self.target]
+
+    def shapes(self, x: Tensor, rank: int) -> list[torch.Size]:
+        """Return the shapes of the pieces that ``rank`` receives; its own tensor is ``x``."""
+        return [self._shape(x, _common(box, self.target[rank])) for box in self.source]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Join the received pieces to the result."""
+        wanted = self.target[self.rank]
+        out = parts[0].new_empty(self._shape(parts[0], wanted))
+        for part, box in zip(parts, self.source, strict=True):
+            self._part(out, wanted, _common(box, wanted)).copy_(part)
+        return out
+
+    def _shape(self, x: Tensor, box: Box) -> torch.Size:
+        found = list(x.shape)
+        for dim, part in zip(self.dims, box, strict=True):
+            found[dim] = part.stop - part.start
+        return torch.Size(found)
+
+    def _part(self, x: Tensor, held: Box, box: Box) -> Tensor:
+        """Return the part ``box`` of a tensor that holds ``held``."""
+        for dim, here, part in zip(self.dims, held, box, strict=True):
+            length = part.stop - part.start
+            # An empty part may be outside.
+            x = x.narrow(dim, part.start - here.start if length else 0, length)
+        return x
+
+
+def _common(one: Box, other: Box) -> Box:
+    starts = [max(a.start, b.start) for a, b in zip(one, other, strict=True)]
+    stops = [min(a.stop, b.stop) for a, b in zip(one, other, strict=True)]
+    return tuple(slice(start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))

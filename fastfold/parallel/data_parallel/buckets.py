@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.groups import Group, Reporter
+from fastfold.parallel.comm.groups import Group, Reporter, nested_shard
 
 BUCKET_ELEMENTS = 8_000_000
 """Default number of elements of a bucket: 32 MB of float32, enough for a link's full rate."""
@@ -46,11 +46,7 @@ class Sharding:
 
     def own(self, length: int) -> slice:
         """Return this rank's slice of a buffer of ``length``."""
-        start = 0
-        for group in self.groups:
-            length //= group.size
-            start += group.rank * length
-        return slice(start, start + length)
+        return nested_shard(length, self.groups)
 
     def start_reduce_scatter(self, flat: Tensor) -> Callable[[], Tensor]:
         """Start summing ``flat`` ``[length]`` over all ranks; the returned function waits for this rank's shard."""

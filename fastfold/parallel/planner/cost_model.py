@@ -278,17 +278,11 @@ def exchanges_seconds(entries: Iterable[Communication], plan: ParallelPlan, rate
     return sum(exchange_seconds(entry, plan, rates) for entry in entries)
 
 
-@dataclass(frozen=True)
-class _Exchanged:
-    """Messages of a rank for its gradients and shards."""
-
-    every_sample: tuple[Communication, ...]
-    every_step: tuple[Communication, ...]
-
-
 @cache
-def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
-    """Return rank 0's messages of a ZeRO stage's real exchanges on parameters without data, and their number.
+def _exchanged(zero: int, layout: ParallelPlan) -> tuple[list[Communication], list[Communication], int]:
+    """Return rank 0's messages of a ZeRO stage for each sample and each step, and the number of parameters.
+
+    The exchanges are real, on parameters without data.
 
     Bytes are proportional to the number of parameters, so one run serves all numbers. The layout has no pipeline.
     """
@@ -299,17 +293,19 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
             with torch.no_grad():
                 collectives.gather(torch.empty(1024), 0, group)
                 collectives.reduce_scatter(torch.empty(elements), 0, group)
-            return _Exchanged(tuple(log.entries), ()), elements
+            return log.entries, [], elements
         parameters = {"all": nn.Parameter(torch.empty(elements))}
         gradients = Replicated(parameters, mesh, {}, stage=zero)
         found = gradients.take_sample()
-        of_sample = tuple(log.entries)
+        of_sample = list(log.entries)
         gradients.finish(found)
         gradients.all_gather_params()
-        return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :]), elements
+        return of_sample, log.entries[len(of_sample) :], elements
 
 
-def _expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchanged, int]:
+def _expected_exchanges(
+    zero: int, dp: int, dp_shard: int = 0
+) -> tuple[list[Communication], list[Communication], int]:
     """Predict :func:`_exchanged` in processes that have joined, where fake ranks cannot run."""
     elements = 1024 * dp
     if zero == 3:
@@ -322,10 +318,10 @@ def _expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Exchang
             messages.append(
                 Communication("all_reduce", "dp_replicate", groups, 2 * (groups - 1) / groups * own)
             )
-        return _Exchanged(tuple(messages), ()), elements
+        return messages, [], elements
     shards = 4 * 1024 * (dp - 1)
     ops = (("all_reduce", 2 * shards),) if zero == 0 else (("reduce_scatter", shards), ("all_gather", shards))
-    return _Exchanged((), tuple(Communication(op, "dp", dp, sent) for op, sent in ops)), elements
+    return [], [Communication(op, "dp", dp, sent) for op, sent in ops], elements
 
 
 def synchronisation_seconds(
@@ -338,15 +334,15 @@ def synchronisation_seconds(
     if plan.replicas == 1:
         return 0.0
     if plan.dp_shard or (dist.is_initialized() and plan.replicas == plan.dp):
-        found, traced = _expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
+        *found, traced = _expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
     else:
-        found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
+        *found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
     of_sample, of_step = (
         [
             exchange_seconds(replace(entry, sent=entry.sent * parameters / traced), plan, rates)
             for entry in entries
         ]
-        for entries in (found.every_sample, found.every_step)
+        for entries in found
     )
     if plan.zero == 3:
         # The parameters are gathered for every pass, the gradients reduce-scattered once.

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.cost import OPERATOR_COSTS, OperatorCost
 from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.comparison import fakes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 
@@ -80,19 +81,6 @@ class Trace:
 
     regions: dict[str, Region]  #: By name; ``""`` is the model outside of all named ones
     peak: float  #: Maximum number of bytes that exist at a time in addition to the parameters
-
-
-class Listened(list[Communication]):
-    """A log that passes each new entry to a listener."""
-
-    def __init__(self, listener: Callable[[Communication], None]) -> None:
-        super().__init__()
-        self._listener = listener
-
-    def append(self, entry: Communication) -> None:
-        """Keep an entry and tell the listener."""
-        super().append(entry)
-        self._listener(entry)
 
 
 def _own_bytes(x: Tensor) -> int:
@@ -319,25 +307,6 @@ def fake_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
         dist.destroy_process_group()
 
 
-def make_fake(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace parameters and buffers by tensors without data, in place; shared ones stay shared."""
-    made: dict[int, Any] = {}
-
-    def fake(x: Tensor) -> Any:
-        if id(x) not in made:
-            bare = mode.from_tensor(x.detach())
-            made[id(x)] = (
-                nn.Parameter(bare, requires_grad=x.requires_grad) if isinstance(x, nn.Parameter) else bare
-            )
-        return made[id(x)]
-
-    for child in module.modules():
-        for table in (child._parameters, child._buffers):
-            for name, x in table.items():
-                if x is not None:
-                    table[name] = fake(x)
-
-
 def trace(
     build: Callable[[ParallelMesh], nn.Module],
     loss: Callable[[nn.Module], Tensor],
@@ -355,10 +324,12 @@ def trace(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with nullcontext() if small else mode:
         module = build(mesh)
+    if small:
+        found = fakes(module, mode)
+        for child in module.modules():
+            for table in (child._parameters, child._buffers):
+                table.update({name: found[id(x)] for name, x in table.items() if x is not None})
     with mode:
-        if small:
-            make_fake(module, mode)
         recorder = Recorder(module)
-        with mesh.record() as log:
-            log.entries = Listened(recorder.communicated)
+        with mesh.reporter.heard_by(recorder.communicated):
             return recorder.record(loss, regions)

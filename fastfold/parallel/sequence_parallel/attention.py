@@ -32,7 +32,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.kernels.common.layout import MASKED_LOGIT, batched
 from fastfold.kernels.common.scratch import accumulation_dtype, without_autocast
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import AsyncResult, absent, broadcasts, completed
+from fastfold.parallel.comm.async_ops import AsyncResult, completed, shards_in_turn
 from fastfold.parallel.comm.collectives import all_to_all, first_order, gather
 from fastfold.parallel.comm.groups import Group, shard_sizes
 
@@ -232,13 +232,39 @@ class Ring:
             for shard in self.order:
                 yield None if bias is None else bias[..., self.keys(shard)]
             return
-        group = self.bias_group
+        yield from shards_in_turn(bias, -1, self.sizes, self.bias_group, self.order)
 
-        def piece(step: int) -> Tensor:
-            shard = self.order[step]
-            return bias if group.rank == shard else absent(bias, *bias.shape[:-1], self.sizes[shard])
+    def scores(
+        self,
+        q: Tensor,
+        place: tuple[int, slice, slice],
+        shard: int,
+        k: Tensor,
+        bias: Tensor | None,
+        masked: Tensor | None,
+    ) -> Tensor:
+        """Return the scores ``[H, r, n, keys]`` of one block of queries and a shard's keys.
 
-        yield from broadcasts(piece, self.order, group)
+        Queries are ``q [B, H, R, Nq, D]``, already scaled, and keys ``k [B, H, R, keys, D]``.
+        """
+        b, row, query = place
+        scores = q[b, :, row, query] @ k[b, :, row].mT
+        if bias is not None:
+            scores += bias[b, :, None, query]
+        if masked is not None:
+            scores.masked_fill_(masked[b, row, None, self.keys(shard)], MASKED_LOGIT)
+        if self.first_query is not None:
+            first = self.first_query + query.start
+            queries = torch.arange(first, first + scores.shape[-2], device=scores.device)
+            keys = self.keys(shard)
+            positions = torch.arange(keys.start, keys.stop, device=scores.device)
+            scores.masked_fill_(positions > queries[:, None], -math.inf)
+        return scores
+
+    def sees(self, shard: int, queries: int) -> bool:
+        """Return True if any of the own queries sees any key of the shard."""
+        keys, first = self.keys(shard), self.first_query
+        return keys.start < keys.stop and (first is None or keys.start < first + queries)
 
 
 def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
@@ -249,44 +275,6 @@ def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
     starts = (range(batch), range(0, rows, row_step), range(0, queries, query_step))
     for b, r, n in itertools.product(*starts):
         yield b, slice(r, r + row_step), slice(n, n + query_step)
-
-
-@dataclass
-class _Queries:
-    """Queries of this rank, heads first, of an exact dtype: ``q [B, H, R, Nq, D]``, already scaled."""
-
-    q: Tensor
-    ring: Ring
-
-    def scores(
-        self,
-        place: tuple[int, slice, slice],
-        shard: int,
-        k: Tensor,
-        bias: Tensor | None,
-        masked: Tensor | None,
-    ) -> Tensor:
-        """Return ``[H, r, n, keys]`` of one block and the keys ``k [B, H, R, keys, D]`` of a shard."""
-        b, row, query = place
-        scores = self.q[b, :, row, query] @ k[b, :, row].mT
-        if bias is not None:
-            scores += bias[b, :, None, query]
-        if masked is not None:
-            scores.masked_fill_(masked[b, row, None, self.ring.keys(shard)], MASKED_LOGIT)
-        if self.ring.first_query is not None:
-            first = self.ring.first_query + query.start
-            queries = torch.arange(first, first + scores.shape[-2], device=scores.device)
-            keys = self.ring.keys(shard)
-            positions = torch.arange(keys.start, keys.stop, device=scores.device)
-            scores.masked_fill_(positions > queries[:, None], -math.inf)
-        return scores
-
-    def sees(self, shard: int) -> bool:
-        """Return True if any query sees any key of the shard."""
-        keys, first = self.ring.keys(shard), self.ring.first_query
-        if keys.start == keys.stop:
-            return False
-        return first is None or keys.start < first + self.q.shape[-2]
 
 
 def _heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -306,18 +294,18 @@ class RingAttention(Function):
         ctx: Any, q: Tensor, kv: Tensor, bias: Tensor | None, masked: Tensor | None, ring: Ring
     ) -> Tensor:
         exact = accumulation_dtype(q)
-        own = _Queries(_heads_first(q, exact) * ring.scale, ring)
-        out = torch.zeros_like(own.q)
-        total = own.q.new_zeros(*own.q.shape[:-1], 1)
+        own = _heads_first(q, exact) * ring.scale
+        out = torch.zeros_like(own)
+        total = own.new_zeros(*own.shape[:-1], 1)
         largest = torch.full_like(total, -math.inf)
         for (shard, passing), b_bias in zip(ring.travel(kv), ring.biases(bias), strict=True):
-            if not own.sees(shard):
+            if not ring.sees(shard, own.shape[-2]):
                 continue
             k, v = _heads_first(passing, exact).unbind(0)
-            for place in _blocks((*own.q.shape[:-1], k.shape[-2])):
+            for place in _blocks((*own.shape[:-1], k.shape[-2])):
                 b, row, query = place
                 at = (b, slice(None), row, query)
-                scores = own.scores(place, shard, k, b_bias, masked)
+                scores = ring.scores(own, place, shard, k, b_bias, masked)
                 highest = torch.maximum(largest[at], scores.amax(-1, keepdim=True))
                 # A query that has seen no key yet keeps zeros.
                 pivot = highest.masked_fill(highest == -math.inf, 0)
@@ -336,52 +324,51 @@ class RingAttention(Function):
 
     @staticmethod
     @first_order
+    @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        grads: tuple[Tensor | None, ...] = _differentiate(gradient, ctx)
-        return grads
-
-
-@without_autocast
-def _differentiate(gradient: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments of :class:`RingAttention`; the weights are recomputed."""
-    q, kv, bias, masked, out, largest, total = ctx.saved_tensors
-    ring: Ring = ctx.ring
-    exact = out.dtype
-    own = _Queries(_heads_first(q, exact) * ring.scale, ring)
-    gradient = _heads_first(gradient, exact)
-    mean = (gradient * out).sum(-1, keepdim=True)
-    grad_q = torch.zeros_like(own.q)
-    grad_bias = _BiasGradient(bias, ring) if bias is not None and ctx.needs_input_grad[2] else None
-    arriving: AsyncResult[Tensor] | None = None
-    for step, ((shard, passing), b_bias) in enumerate(zip(ring.travel(kv), ring.biases(bias), strict=True)):
-        k, v = _heads_first(passing, exact).unbind(0)
-        grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
-        h_bias = None if grad_bias is None else grad_bias.start(shard)
-        for place in _blocks((*own.q.shape[:-1], k.shape[-2])) if own.sees(shard) else ():
-            b, row, query = place
-            at = (b, slice(None), row, query)
-            weights = own.scores(place, shard, k, b_bias, masked).sub_(largest[at]).exp_().div_(total[at])
-            grad_v[b, :, row] += weights.mT @ gradient[at]
-            # Gradient of the softmax: the weight times (its gradient - their weighted mean).
-            grad_scores = (gradient[at] @ v[b, :, row].mT).sub_(mean[at]).mul_(weights)
-            if masked is not None:
-                # A weight of 0 has done this already, except in rows whose keys are all masked.
-                grad_scores.masked_fill_(masked[b, row, None, ring.keys(shard)], 0)
-            grad_q[at] += grad_scores @ k[b, :, row]
-            grad_k[b, :, row] += grad_scores.mT @ own.q[at]
-            if h_bias is not None:
-                h_bias[b, :, query] += grad_scores.sum(1)
-        if grad_bias is not None:
-            grad_bias.finish(shard)
-        grad_kv = torch.stack((grad_k, grad_v)).movedim(-4, -2)
-        if arriving is not None:
-            grad_kv = arriving.wait() + grad_kv
-        arriving = ring.shift(grad_kv, step)
-    assert arriving is not None
-    # The last shift returns every gradient to its own rank.
-    grad_kv = arriving.wait().to(kv.dtype)
-    grad_q = (grad_q * ring.scale).movedim(-4, -2).to(q.dtype)
-    return grad_q, grad_kv, None if grad_bias is None else grad_bias.result(), None, None
+        # The weights are recomputed.
+        q, kv, bias, masked, out, largest, total = ctx.saved_tensors
+        ring: Ring = ctx.ring
+        exact = out.dtype
+        own = _heads_first(q, exact) * ring.scale
+        gradient = _heads_first(gradient, exact)
+        mean = (gradient * out).sum(-1, keepdim=True)
+        grad_q = torch.zeros_like(own)
+        grad_bias = _BiasGradient(bias, ring) if bias is not None and ctx.needs_input_grad[2] else None
+        arriving: AsyncResult[Tensor] | None = None
+        for step, ((shard, passing), b_bias) in enumerate(
+            zip(ring.travel(kv), ring.biases(bias), strict=True)
+        ):
+            k, v = _heads_first(passing, exact).unbind(0)
+            grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+            h_bias = None if grad_bias is None else grad_bias.start(shard)
+            for place in _blocks((*own.shape[:-1], k.shape[-2])) if ring.sees(shard, own.shape[-2]) else ():
+                b, row, query = place
+                at = (b, slice(None), row, query)
+                weights = (
+                    ring.scores(own, place, shard, k, b_bias, masked).sub_(largest[at]).exp_().div_(total[at])
+                )
+                grad_v[b, :, row] += weights.mT @ gradient[at]
+                # Gradient of the softmax: the weight times (its gradient - their weighted mean).
+                grad_scores = (gradient[at] @ v[b, :, row].mT).sub_(mean[at]).mul_(weights)
+                if masked is not None:
+                    # A weight of 0 has done this already, except in rows whose keys are all masked.
+                    grad_scores.masked_fill_(masked[b, row, None, ring.keys(shard)], 0)
+                grad_q[at] += grad_scores @ k[b, :, row]
+                grad_k[b, :, row] += grad_scores.mT @ own[at]
+                if h_bias is not None:
+                    h_bias[b, :, query] += grad_scores.sum(1)
+            if grad_bias is not None:
+                grad_bias.finish(shard)
+            grad_kv = torch.stack((grad_k, grad_v)).movedim(-4, -2)
+            if arriving is not None:
+                grad_kv = arriving.wait() + grad_kv
+            arriving = ring.shift(grad_kv, step)
+        assert arriving is not None
+        # The last shift returns every gradient to its own rank.
+        grad_kv = arriving.wait().to(kv.dtype)
+        grad_q = (grad_q * ring.scale).movedim(-4, -2).to(q.dtype)
+        return grad_q, grad_kv, None if grad_bias is None else grad_bias.result(), None, None
 
 
 class _BiasGradient:

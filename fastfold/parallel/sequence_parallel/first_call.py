@@ -9,6 +9,7 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any
 
@@ -35,12 +36,13 @@ _REMEDY = (
 class FirstCall:
     """One comparison of a module, to be made before its first call.
 
-    ``lay_out`` is called with the lengths of all parts of a short sequence, or None for the whole on each rank; it
-    returns a function that undoes it.
+    ``laid_out`` returns a context for the lengths of all parts of a short sequence, or None for the whole on each rank.
     """
 
-    def __init__(self, group: Group, lay_out: Callable[[Sequence[int] | None], Callable[[], None]]) -> None:
-        self._group, self._lay_out = group, lay_out
+    def __init__(
+        self, group: Group, laid_out: Callable[[Sequence[int] | None], AbstractContextManager[None]]
+    ) -> None:
+        self._group, self._laid_out = group, laid_out
         self._dims = WeakIdKeyDictionary()
 
     def note(self, part: Tensor, dim: int) -> None:
@@ -80,18 +82,16 @@ class FirstCall:
             )
 
     def _run(self, module: nn.Module, inputs: Any, sizes: Sequence[int] | None) -> Any:
-        undo = self._lay_out(sizes)
+        args, kwargs = inputs
         try:
-            args, kwargs = inputs
-            return module(*args, **kwargs)
+            with self._laid_out(sizes):
+                return module(*args, **kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             where = "the whole of" if sizes is None else "parts of"
             raise ConfigError(
                 f"{type(module).__name__} on {where} a short sequence raises {type(error).__name__}: "
                 f"{first_line(error)}; {_REMEDY}"
             ) from error
-        finally:
-            undo()
 
     def _inputs(self, args: Any, kwargs: Any, sizes: Sequence[int], short: Sequence[int]) -> tuple[Any, Any]:
         """Return arguments of a short sequence, for this rank's part and for the whole."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from inspect import signature
 from types import SimpleNamespace
@@ -80,7 +81,7 @@ class SequenceParallel:
         self.sizes: list[int] | None = None
         self.is_whole = False
         """True while every rank runs a whole sequence, for a comparison."""
-        self._first_call = FirstCall(group, self._lay_out)
+        self._first_call = FirstCall(group, self._laid_out)
         layers = {child for child in module.modules() if isinstance(child, attention)}
         if not layers:
             kinds = attention if isinstance(attention, tuple) else (attention,)
@@ -135,14 +136,14 @@ class SequenceParallel:
         self._handle.remove()
         self._first_call.compare(module, args, kwargs, self._sizes())
 
-    def _lay_out(self, sizes: Sequence[int] | None) -> Callable[[], None]:
+    @contextmanager
+    def _laid_out(self, sizes: Sequence[int] | None) -> Iterator[None]:
         before = self.sizes, self.is_whole
         self.sizes, self.is_whole = self.sizes if sizes is None else list(sizes), sizes is None
-
-        def undo() -> None:
+        try:
+            yield
+        finally:
             self.sizes, self.is_whole = before
-
-        return undo
 
     def _sizes(self) -> list[int]:
         if self.sizes is None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import collectives
-from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
+from fastfold.parallel.comm.groups import Group, nested_shard, shard_sizes, shard_slices
 from fastfold.parallel.mesh import ParallelMesh
 
 
@@ -56,8 +56,7 @@ class Layout:
 
         Without ``features`` the last dimension stays whole (labels, token ids).
         """
-        for group in self.rows:
-            x = x[group.shard(x.shape[0])]
+        x = x[nested_shard(x.shape[0], self.rows)]
         if features is not None:
             x = x[..., features.part(self.features.rank).to(x.device)]
         return x

@@ -15,7 +15,7 @@ for huge neural networks", 2021.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import absent, broadcasts, sums
+from fastfold.parallel.comm.async_ops import shards_in_turn, sums
 from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient, first_order
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
@@ -182,7 +182,8 @@ class LinearGrid(ParallelLinear):
     def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         depth, column = self.before.rows
         weight = replicated(weight, (depth,))
-        return summa_linear(x, weight, self.in_parts.sizes, self.before.features, column)
+        y: Tensor = SummaLinear.apply(x, weight, self.in_parts.sizes, self.before.features, column)
+        return y
 
 
 class Linear3D(ParallelLinear):
@@ -207,7 +208,8 @@ class Linear3D(ParallelLinear):
         slab, line = self.before.rows
         rows = [x.shape[0]] * line.size if row_sizes is None else row_sizes
         lines = CubeLines(input=line, weight=slab, output=self.before.features)
-        return cube_linear(x, weight, rows, self._out_sizes, lines)
+        y: Tensor = CubeLinear.apply(x, weight, rows, self._out_sizes, lines)
+        return y
 
 
 _LINEARS: dict[str, type[ParallelLinear]] = {
@@ -218,27 +220,26 @@ _LINEARS: dict[str, type[ParallelLinear]] = {
 }
 
 
-def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group) -> Iterator[Tensor]:
-    """Yield the blocks of all ranks, one after another."""
-    return broadcasts(lambda k: own if group.rank == k else absent(own, *shapes[k]), range(group.size), group)
-
-
 class SummaLinear(Function):
-    """``x @ weight.T`` on a grid; see :func:`summa_linear`."""
+    """``x @ weight.T``, ``[batch_i, ..., out_j]``, of matrices that are cut into blocks over a square grid.
+
+    ``x`` is ``[batch_i, ..., in_j]``: this rank's row of the batch, its column's part of the features. The weight is
+    ``[out_j, in_i]``: its column's part of the output features, its row's part of the input features, which have parts
+    of lengths ``sizes``. ``row`` are the ranks of its row of the grid, one for each column, ``column`` those of its
+    column.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # Blocks of x along this rank's row, and of the weight along its column.
-        ctx.lefts = [(*x.shape[:-1], size) for size in sizes]
-        ctx.rights = [(weight.shape[0], size) for size in sizes]
-        ctx.row, ctx.column = row, column
+        ctx.sizes, ctx.row, ctx.column = sizes, row, column
         # Half precision would round after every step.
         wide = torch.promote_types(x.dtype, torch.float32)
         y = x.new_zeros((*x.shape[:-1], weight.shape[0]), dtype=wide)
-        lefts, rights = _broadcast_each(x, ctx.lefts, row), _broadcast_each(weight, ctx.rights, column)
+        # Blocks of x along this rank's row, and of the weight along its column.
+        lefts, rights = shards_in_turn(x, -1, sizes, row), shards_in_turn(weight, -1, sizes, column)
         for left, right in zip(lefts, rights, strict=True):
             y += left @ right.T
         return y.to(x.dtype)
@@ -251,31 +252,14 @@ class SummaLinear(Function):
         x_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
             # Features k of the input belong to column k.
-            rights = _broadcast_each(weight, ctx.rights, column)
+            rights = shards_in_turn(weight, -1, ctx.sizes, column)
             (x_gradient,) = sums((gradient @ right for right in rights), range(row.size), row)
         if ctx.needs_input_grad[1]:
             flat = gradient.reshape(-1, gradient.shape[-1])
-            lefts = _broadcast_each(x, ctx.lefts, row)
+            lefts = shards_in_turn(x, -1, ctx.sizes, row)
             terms = (flat.T @ left.reshape(flat.shape[0], -1) for left in lefts)
             (weight_gradient,) = sums(terms, range(column.size), column)
         return x_gradient, weight_gradient, None, None, None
-
-
-def summa_linear(x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group) -> Tensor:
-    """Compute ``x @ weight.T`` of matrices that are cut into blocks over a square grid.
-
-    Args:
-        x: ``[batch_i, ..., in_j]``: this rank's row of the batch, its column's part of the features.
-        weight: ``[out_j, in_i]``: its column's part of the output features, its row's part of the input features.
-        sizes: Lengths of the parts of the input features.
-        row: The ranks of this rank's row of the grid, one for each column.
-        column: The ranks of its column.
-
-    Returns:
-        ``[batch_i, ..., out_j]``
-    """
-    result: Tensor = SummaLinear.apply(x, weight, sizes, row, column)
-    return result
 
 
 class CubeLines(NamedTuple):
@@ -291,7 +275,12 @@ class CubeLines(NamedTuple):
 
 
 class CubeLinear(Function):
-    """``x @ weight.T`` on a cube; see :func:`cube_linear`."""
+    """``x @ weight.T``, ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``lines.output``, on a cube.
+
+    ``x`` is ``[rows[r], ..., in]`` with r the number in ``lines.input``: the rank's part of the slab's batch, whose
+    lengths ``rows`` are the same before and after. The weight is ``[cuts[r], in]`` with r the number in
+    ``lines.weight``: its part of the block's outputs.
+    """
 
     @staticmethod
     def forward(
@@ -322,22 +311,3 @@ class CubeLinear(Function):
             weight_terms = async_ops.start_reduce_scatter(product, 0, lines.weight, ctx.cuts)
         of_both = (None if terms is None else terms.wait() for terms in (x_terms, weight_terms))
         return *of_both, None, None, None
-
-
-def cube_linear(
-    x: Tensor, weight: Tensor, rows: Sequence[int], cuts: Sequence[int], lines: CubeLines
-) -> Tensor:
-    """Compute ``x @ weight.T`` on a cube of ranks.
-
-    Args:
-        x: ``[rows[r], ..., in]`` with r this rank's number in ``lines.input``: its part of the slab's batch.
-        weight: ``[cuts[r], in]`` with r its number in ``lines.weight``: its part of the block's outputs.
-        rows: Lengths of the slab's batch, before (over ``lines.input``) and after (over ``lines.output``).
-        cuts: Lengths of the parts of the weight's block.
-        lines: The lines of the cube that contain the rank.
-
-    Returns:
-        ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``lines.output``.
-    """
-    result: Tensor = CubeLinear.apply(x, weight, rows, cuts, lines)
-    return result

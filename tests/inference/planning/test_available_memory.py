@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,9 @@ def test_nothing_fits_into_nothing():
     assert Planner(model_config("model_1"), 4).longest(0) == 0
 
 
+@cache
 def network(precision: Precision = "fp32") -> AlphaFold:
-    """An official network without memory."""
+    """An official network without memory, which tests only read."""
     with torch.device("meta"):
         return set_precision(AlphaFold(model_config("model_1_ptm")), precision)
 

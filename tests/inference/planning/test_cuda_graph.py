@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -38,17 +40,23 @@ from tests.helpers.recorded_graph import record
 from tests.parallel.alphafold.axial_networks import monomer_sample, multimer_sample, small_network
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-PASSES = 4
+PASSES = 3
+
+
+@cache
+def _made(name: str) -> tuple[AlphaFold, dict[str, Tensor]]:
+    sample = monomer_sample(11, 5, 4) if name == "synthetic_monomer" else multimer_sample()
+    return small_network(name), sample.features
 
 
 def _network(name: str) -> tuple[AlphaFold, Callable[[int, int], Mapping[str, Tensor]]]:
     """A network, and features of which each pass and each ensemble member has others."""
-    sample = (monomer_sample(11, 5, 4) if name == "synthetic_monomer" else multimer_sample()).features
+    model, sample = _made(name)
 
     def features(cycle: int, member: int) -> dict[str, Tensor]:
         return {key: value[(cycle + member) % 2].clone() for key, value in sample.items()}
 
-    return small_network(name), features
+    return copy.deepcopy(model), features
 
 
 @pytest.fixture
@@ -67,7 +75,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[PassGraph]:
 
 
 def _run(
-    model: AlphaFold, features: Callable[[int, int], Mapping[str, Tensor]], *, ensemble: int = 1, graph: bool
+    model: AlphaFold,
+    features: Callable[[int, int], Mapping[str, Tensor]],
+    *,
+    passes: int = PASSES,
+    ensemble: int = 1,
+    graph: bool,
 ) -> dict[str, Tensor]:
     """Positions after every pass, and what the last one gives."""
     found = {}
@@ -75,13 +88,13 @@ def _run(
     def watch(cycle: int, shown: dict[str, Any]) -> None:
         found[f"pass {cycle}"] = shown["atom_positions"]  # not copied: a later pass must leave it as it is
 
-    passes = NetworkPasses(
-        PASSES - 1,
+    settings = NetworkPasses(
+        passes - 1,
         num_ensemble=ensemble,
         is_complex=model.multimer,
         cuda_graph=cuda_graph.KeptGraph() if graph else None,
     )
-    result, scores = run_network(model, features, passes, watch)
+    result, scores = run_network(model, features, settings, watch)
     return found | scores | result["representations"]
 
 
@@ -134,8 +147,8 @@ def test_a_change_of_shape_is_captured_anew(graphs: list[PassGraph]) -> None:
     def changing(cycle: int, member: int) -> dict[str, Tensor]:
         return _cut(features(cycle, member), cycle)
 
-    expected = _run(model, changing, graph=False)
-    found = _run(model, changing, graph=True)
+    expected = _run(model, changing, passes=4, graph=False)
+    found = _run(model, changing, passes=4, graph=True)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert (graphs[0].captures, graphs[0].replays) == (2, 2)
 
@@ -177,7 +190,7 @@ def test_another_way_to_carry_out_the_network_is_captured_anew() -> None:
     """As where memory ended, and the fold goes on in smaller pieces."""
     model, features = _network("synthetic_monomer")
     graph = PassGraph(model.eval(), record)
-    for blocks, made in ((FOLDING_POLICY.block_elements, (1, 2)), (64, (2, 4))):
+    for blocks, made in ((FOLDING_POLICY.block_elements, (1, 2)), (1024, (2, 4))):
         set_policy(model, replace(FOLDING_POLICY, block_elements=blocks))
         with torch.inference_mode():
             model(features, 2, run_pass=graph)
@@ -192,7 +205,7 @@ def test_predictions_of_one_length_share_a_graph(
 ) -> None:
     """From its second pass on the first records and replays, and the others replay all passes."""
     monkeypatch.setattr(predictor, "check_cuda_graphs", lambda wanted, device: None)
-    model = fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz")
+    model = small_network("synthetic_monomer").float().eval()
     settings: dict[str, Any] = {"num_recycles": 1, "seeds": (0, 1)}
     expected = fastfold.predict_many(SEQUENCES, model, **settings)
     found = fastfold.predict_many(SEQUENCES, model, cuda_graphs=True, **settings)

@@ -12,7 +12,7 @@ from fastfold.inference.planning.planner import Planner
 from fastfold.inference.planning.report import copied_bytes, fold_costs, fold_time
 from fastfold.parallel.planner.hardware import FOLDING, rates
 from fastfold.utils.units import GIB
-from tests.inference.test_simulate import GB, MONOMER, MULTIMER, _config, _simulate, _small_budget
+from tests.inference.test_simulate import GB, MONOMER, MULTIMER, _short, _simulate, _small_budget
 
 H100 = rates("h100", FOLDING)
 
@@ -29,7 +29,7 @@ H100 = rates("h100", FOLDING)
 def test_the_bytes_that_a_plan_copies_are_those_of_the_simulated_fold(
     preset: str, room: dict[str, Any]
 ) -> None:
-    config = _config(preset)
+    config = _short(preset)
     # All blocks of rows: left out ones copy nothing.
     found = _simulate(256, _small_budget(256, config, **room), config=config, every_block=True, **room)
     planner = Planner(config, 2, "cuda", **room)

@@ -181,7 +181,7 @@ def test_the_command_writes_the_report(cli: CommandLine) -> None:
         "--restraints",
         path,
         "--restraint-steps",
-        "2",
+        "1",
         "--restraint-leave-one-out",
     )
     assert done.code == 0, done.err

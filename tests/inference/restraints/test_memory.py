@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from fastfold.errors import InputError
 from fastfold.inference.planning.fit import Fit, fit_target
+from fastfold.inference.planning.gradient_plan import GradientPlanner
+from fastfold.inference.restraints import fit as restraint_fit
 from fastfold.inference.restraints.fit import plan_restraints
 from tests.helpers.networks import oracle_config, random_model
 
 CPU = torch.device("cpu")
+PLANNERS: dict[str, GradientPlanner] = {}  #: Of the target of ``fit``, by sizes and options
 
 
 @pytest.fixture(scope="module")
 def fit() -> Fit:
-    model = random_model(oracle_config("synthetic_monomer"), dtype=torch.float32)
+    config = oracle_config("synthetic_monomer")
+    config.model.heads.structure_module.num_layer = 1
+    model = random_model(config, dtype=torch.float32)
     return fit_target(model, CPU, 40, None, name="T1", rows=1, templates=0)
 
 
-def test_short_targets_without_an_alignment_are_planned_only_within_a_budget(fit: Fit) -> None:
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of the same target trace the network once."""
+
+    def planner_once(config: Any, *sizes: Any, **options: Any) -> GradientPlanner:
+        key = repr((sizes, options))
+        if key not in PLANNERS:
+            PLANNERS[key] = GradientPlanner(config, *sizes, **options)
+        return PLANNERS[key]
+
+    monkeypatch.setattr(restraint_fit, "GradientPlanner", planner_once)
+
+
+def test_short_targets_without_an_alignment_are_planned_only_within_a_budget(
+    fit: Fit, traced_once: None
+) -> None:
     assert plan_restraints(fit, is_limited=False) is None
     plan = plan_restraints(fit, is_limited=True)
     assert plan is not None
@@ -39,7 +60,7 @@ def test_the_rows_of_an_alignment_count(fit: Fit) -> None:
     assert plan_restraints(replace(fit, residues=150), is_limited=False) is not None
 
 
-def test_a_gradient_that_does_not_fit_is_refused_with_a_remedy(fit: Fit) -> None:
+def test_a_gradient_that_does_not_fit_is_refused_with_a_remedy(fit: Fit, traced_once: None) -> None:
     with pytest.raises(
         InputError, match=r"T1, steps towards restraints.*a gradient of 40 residues needs .* found 0.10 GiB; "
     ):

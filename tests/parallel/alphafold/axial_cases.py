@@ -217,9 +217,20 @@ def differences(
     Where all outputs are cut, the sum of the ranks' losses is the plain loss and so are the sums of gradients; where
     they are whole, every rank's loss is the plain one and the gradients' means are.
     """
+    return compared_step(case, mesh, batch, make_parallel)()
+
+
+def compared_step(
+    case: Case,
+    mesh: ParallelMesh,
+    batch: tuple[int, ...] = (),
+    make_parallel: Callable[[nn.Module, ParallelMesh], nn.Module] = axial_parallel,
+) -> Callable[[], dict[str, float]]:
+    """A step on shards that gives :func:`differences` whenever it is called, from one step of one process."""
     plain, inputs = plain_module(case), inputs_of(case, batch)
     expected = run_step(case, plain, inputs, lambda x, _: x)
-    return _sharded_differences(case, mesh, copy.deepcopy(plain), inputs, expected, make_parallel)
+    module = make_parallel(copy.deepcopy(plain), mesh)
+    return lambda: _sharded_differences(case, mesh, module, inputs, expected)
 
 
 def rounding(
@@ -232,7 +243,8 @@ def rounding(
     exact, inputs = plain_module(case).eval(), inputs_of(case, ())
     expected = run_step(case, exact, inputs, lambda x, _: x)
     plain, rounded = copy.deepcopy(exact).to(dtype), [x.to(dtype) for x in inputs]
-    shards = _sharded_differences(case, mesh, copy.deepcopy(plain), rounded, expected, make_parallel)
+    module = make_parallel(copy.deepcopy(plain), mesh)
+    shards = _sharded_differences(case, mesh, module, rounded, expected)
     alone = AxialShards(Group(None))
     own = run_step(case, plain, rounded, lambda x, _: x)
     return shards, _step_differences(case, alone, own, expected)
@@ -244,11 +256,9 @@ def _sharded_differences(
     module: nn.Module,
     inputs: Sequence[Tensor],
     expected: Step,
-    make_parallel: Callable[[nn.Module, ParallelMesh], nn.Module],
 ) -> dict[str, float]:
-    """Of a module that is made parallel, on this rank's shards of the inputs, from a step of one process."""
+    """Of a parallel module, on this rank's shards of the inputs, from a step of one process."""
     module.zero_grad()
-    module = make_parallel(module, mesh)
     shards = AxialShards(mesh.group("dap"))
     found = run_step(case, module, inputs, lambda x, cut: shards.take(x, cut) if cut else x)
     mean_gradients(module.parameters(), shards.group)

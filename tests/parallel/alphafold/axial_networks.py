@@ -57,7 +57,7 @@ def monomer_sample(residues: int, sequences: int, extra: int, first: int = 0) ->
     return Sample(cut, {key: value[-1] for key, value in cut.items()})
 
 
-def multimer_sample(residues: int = 23) -> Sample:
+def multimer_sample(residues: int = 21) -> Sample:
     """The first residues of the synthetic complex: 18 of its first chain, the others of its second."""
     config = oracle_config("synthetic_multimer")
     merged = oracle_arrays("synthetic_multimer", "features")

@@ -22,8 +22,7 @@ from fastfold.parallel.alphafold.axial_blocks import (
     AxialTemplatePairStack,
     keep_gathered,
     refuse_missing_steps,
-    reshard_msa,
-    reshard_pair,
+    reshard,
     works_in_place,
 )
 from fastfold.parallel.alphafold.regather import RegatheringLayer
@@ -78,23 +77,24 @@ def test_blocks_without_gradients_are_those_of_one_process(name: str, inplace: b
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_pair_and_an_msa_go_from_one_cut_to_the_other_and_back(inplace: bool) -> None:
     pair, msa = torch.randn(7, 7, 4), torch.randn(5, 7, 4)
-    mask, policy = torch.ones(5, 7), ExecutionPolicy(inplace=inplace, reshard_blocks=2)
+    policy = ExecutionPolicy(inplace=inplace, reshard_blocks=2)
 
     @torch.no_grad()
     def run(group: Group) -> None:
         shards = AxialShards(group)
         rows, sequences = shards.take(pair, 0).clone(), shards.take(msa, 0).clone()
-        columns = reshard_pair(shards, rows, -2, policy=policy).wait()
+        move = partial(reshard, shards, mask=torch.ones(7, 7), policy=policy)
+        columns = move(rows, -2).wait()
         assert torch.equal(columns, shards.take(pair, 1))
-        back = reshard_pair(shards, columns, -3, policy=policy).wait()
+        back = move(columns, -3).wait()
         assert torch.equal(back, shards.take(pair, 0))
         assert (back.data_ptr() == rows.data_ptr()) == inplace
         memory = torch.empty(20, 7, 4) if inplace else None
-        reshard = partial(reshard_msa, shards, msa_mask=mask, policy=policy, memory=memory)
-        residues = reshard(sequences, -2).wait()
+        move = partial(reshard, shards, mask=torch.ones(5, 7), policy=policy, memory=memory)
+        residues = move(sequences, -2).wait()
         assert torch.equal(residues, shards.take(msa, 1))
         assert memory is None or residues.data_ptr() == memory.data_ptr()
-        again = reshard(residues.clone(), -3).wait()
+        again = move(residues.clone(), -3).wait()
         assert torch.equal(again, shards.take(msa, 0))
 
     on_one_line(RANKS, run)

@@ -34,10 +34,10 @@ BOUND = 1e-12
 
 
 def _monomer(plan: ParallelPlan, steps: int, checkpointing: bool) -> list[tuple[float, str]]:
-    """15 residues, 5 + 4 rows and 3 extra ones: nothing divides by 2."""
+    """13 residues, 5 + 4 rows and 3 extra ones: nothing divides by 2."""
     return compare_training(
         small_network("synthetic_monomer"),
-        [monomer_sample(15, 5, 3)],
+        [monomer_sample(13, 5, 3)],
         plan,
         steps=steps,
         checkpointing=checkpointing,
@@ -64,7 +64,7 @@ def _check(found: list[list[tuple[float, str]]]) -> None:
 @pytest.mark.parametrize(
     ("ranks", "steps", "checkpointing"),
     [
-        (2, 3, False),
+        (2, 2, False),
         pytest.param(2, 1, True, marks=pytest.mark.slow),
         pytest.param(4, 3, True, marks=pytest.mark.slow),
         pytest.param(8, 1, False, marks=pytest.mark.slow),

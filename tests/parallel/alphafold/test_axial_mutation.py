@@ -13,7 +13,7 @@ from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.drop_reductions import undetected_reductions
 from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.spawn_ranks import launch
-from tests.parallel.alphafold.axial_cases import CASES, difference, differences
+from tests.parallel.alphafold.axial_cases import CASES, compared_step, difference
 from tests.parallel.alphafold.axial_networks import (
     Sample,
     gradient_differences,
@@ -28,9 +28,9 @@ REDUCTIONS = {"monomer block": 7, "multimer block": 7, "monomer template stack":
 
 def _blocks() -> dict[str, tuple[int, list[str]]]:
     mesh = ParallelMesh(ParallelPlan(dap=2))
+    steps = {name: compared_step(CASES[name], mesh) for name in REDUCTIONS}
     return {
-        name: undetected_reductions(lambda case=CASES[name]: max(differences(case, mesh).values()))
-        for name in REDUCTIONS
+        name: undetected_reductions(lambda step=step: max(step().values())) for name, step in steps.items()
     }
 
 

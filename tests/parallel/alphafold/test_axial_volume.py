@@ -31,9 +31,10 @@ def _block_sends(ranks: int, residues: int, sequences: int) -> tuple[Communicati
         mesh = ParallelMesh(ParallelPlan(dap=ranks))
         shards = AxialShards(mesh.group("dap"))
         trunk = model_config("model_1").model.embeddings_and_evoformer
-        block = EvoformerBlock(trunk.evoformer, C_M, C_Z)
-        block = axial_parallel(block, mesh)
         # Shapes alone: nothing is computed and nothing held.
+        with torch.device("meta"):
+            block = EvoformerBlock(trunk.evoformer, C_M, C_Z)
+        block = axial_parallel(block, mesh)
         with FakeTensorMode():
             for module in block.modules():
                 for name, parameter in list(module.named_parameters(recurse=False)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,11 @@ from fastfold.cli import main
 from fastfold.errors import ConfigError
 from fastfold.parallel import best_plans
 from fastfold.parallel.alphafold.workload import alphafold_workload
+from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner import workload
 from fastfold.parallel.planner.cost_model import step_cost
+from fastfold.parallel.planner.fake_run import Trace, trace
 from fastfold.parallel.planner.hardware import TRAINING, rates
 from fastfold.parallel.planner.search import candidates, overrides, plan_table
 from fastfold.parallel.planner.workload import Workload, standard_layouts
@@ -27,10 +31,25 @@ def gpt() -> Workload:
     return gpt_workload(GPT, samples=12)
 
 
-@pytest.fixture(scope="module")
-def alphafold() -> Workload:
-    """A small crop of a network without templates."""
-    return alphafold_workload("model_5", residues=64, msa=16, extra_msa=32, samples=1)
+SIZES = {"residues": 64, "msa": 16, "extra_msa": 32}  #: A small crop, for a network without templates
+TRACES: dict[ParallelPlan, Trace] = {}  #: Of AlphaFold at this size, by layout
+
+
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AlphaFold is traced once for all tests: a trace depends on sizes and layout alone."""
+
+    def trace_once(build: Any, loss: Any, mesh: ParallelMesh, **options: Any) -> Trace:
+        if mesh.plan not in TRACES:
+            TRACES[mesh.plan] = trace(build, loss, mesh, **options)
+        return TRACES[mesh.plan]
+
+    monkeypatch.setattr(workload, "trace", trace_once)
+
+
+@pytest.fixture
+def alphafold(traced_once: None) -> Workload:
+    return alphafold_workload("model_5", samples=1, **SIZES)
 
 
 def test_the_best_plan_is_the_best_of_all_that_fit(gpt: Workload) -> None:
@@ -115,6 +134,9 @@ def test_layouts_are_all_factorisations_and_as_square_a_grid_as_there_is() -> No
     assert len(found) == len(set(found))
 
 
+FLAGS = [f"--{name.replace('_', '-')}={size}" for name, size in SIZES.items()] + ["--model", "model_5"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -137,13 +159,12 @@ def test_the_command_refuses_what_is_unknown_with_the_nearest_that_is(
 
 
 def test_the_command_prints_plans_with_their_settings_and_the_origin_of_every_rate(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], traced_once: None
 ) -> None:
-    sizes = ["--residues", "32", "--msa", "8", "--extra-msa", "16", "--model", "model_5"]
-    assert main(["plan", *sizes, "--gpus", "2", "--gpu", "h200", "--global-batch", "2", "--count", "1"]) == 0
+    assert main(["plan", *FLAGS, "--gpus", "2", "--gpu", "h200", "--global-batch", "2", "--count", "1"]) == 0
     out = capsys.readouterr().out
     assert "parallel.dp=2" in out
-    assert "data.crop_size=32" in out
+    assert "data.crop_size=64" in out
     assert out.count("tabulated (NVIDIA H200 data sheet") == 5
     plan = next(line for line in out.splitlines() if "parallel.dp=2" in line)
     assert "ms (uncalibrated)" in plan
@@ -151,10 +172,11 @@ def test_the_command_prints_plans_with_their_settings_and_the_origin_of_every_ra
     assert "5 µs in addition to its work, no less than 10 µs to be launched" in out
 
 
-def test_the_command_counts_graphs_in_the_place_of_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_counts_graphs_in_the_place_of_kernels(
+    capsys: pytest.CaptureFixture[str], traced_once: None
+) -> None:
     """And refuses them of a fold, whose plan knows nothing of them."""
-    sizes = ["--residues", "32", "--msa", "8", "--extra-msa", "16", "--model", "model_5"]
-    options = ["plan", *sizes, "--gpus", "1", "--gpu", "h200", "--global-batch", "1", "--count", "1"]
+    options = ["plan", *FLAGS, "--gpus", "1", "--gpu", "h200", "--global-batch", "1", "--count", "1"]
     seconds = []
     for graphs in ([], ["--cuda-graphs"]):
         assert main([*options, *graphs]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.tensor_parallel.linear import CubeLines, cube_linear
+from fastfold.parallel.tensor_parallel.linear import CubeLinear, CubeLines
 from tests.helpers.thread_ranks import on_a_grid, together
 
 BATCH, INNER, IN, OUT = 9, 2, 6, 10
@@ -33,7 +33,7 @@ def test_parts_of_product_and_gradients_are_those_of_the_whole() -> None:
         of_weight = (inside(block, x), y_line.shard(IN))
         of_output = (inside(slab, y_line), slice(None), block)
         own, part = whole[of_input].clone().requires_grad_(), weight[of_weight].clone().requires_grad_()
-        found = cube_linear(own, part, rows, cuts, CubeLines(input=z, weight=x, output=y_line))
+        found = CubeLinear.apply(own, part, rows, cuts, CubeLines(input=z, weight=x, output=y_line))
         found.backward(grad[of_output])
         pairs = ((found, y[of_output]), (own.grad, whole_grad[of_input]), (part.grad, weight_grad[of_weight]))
         return [float((a - b).detach().abs().max()) for a, b in pairs]  # type: ignore[operator]
@@ -45,7 +45,7 @@ def test_a_rank_alone_multiplies_and_sends_nothing() -> None:
     alone = Group(None)
     x, weight = torch.randn(3, 4).double(), torch.randn(5, 4).double().requires_grad_()
     with alone.reporter.record() as log:
-        found = cube_linear(x, weight, [3], [5], CubeLines(alone, alone, alone))
+        found = CubeLinear.apply(x, weight, [3], [5], CubeLines(alone, alone, alone))
         found.sum().backward()
     assert torch.equal(found, x @ weight.T)
     torch.testing.assert_close(weight.grad, x.sum(0).expand(5, 4))

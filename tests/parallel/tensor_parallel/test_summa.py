@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.tensor_parallel.linear import summa_linear
+from fastfold.parallel.tensor_parallel.linear import SummaLinear
 from tests.helpers.thread_ranks import on_a_grid
 
 BATCH, INNER, IN, OUT = 5, 2, 7, 6
@@ -36,7 +36,7 @@ def test_blocks_of_product_and_gradients_are_those_of_the_whole(side: int) -> No
         block = weight[out, column.shard(IN)].clone().requires_grad_()
         assert sizes[j] == own.shape[-1]
         assert sizes[i] == block.shape[-1]
-        found = summa_linear(own, block, sizes, row, column)
+        found = SummaLinear.apply(own, block, sizes, row, column)
         found.backward(grad[batch, :, out])
         pairs = (
             (found, y[batch, :, out]),
@@ -57,7 +57,7 @@ def test_half_precision_is_added_up_in_float32_and_only_what_is_needed_is_sent()
 
     def run(column: Group, row: Group) -> tuple[bool, list[str]]:
         own = x[column.shard(BATCH), :, row.shard(IN)].clone().requires_grad_()
-        found = summa_linear(own, weight[row.shard(OUT), column.shard(IN)], sizes, row, column)
+        found = SummaLinear.apply(own, weight[row.shard(OUT), column.shard(IN)], sizes, row, column)
         with row.reporter.record() as log, column.reporter.record() as other:
             found.float().sum().backward()
         same = torch.equal(found.detach(), exact[column.shard(BATCH), :, row.shard(OUT)])
