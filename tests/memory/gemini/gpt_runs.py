@@ -15,7 +15,7 @@ from fastfold.memory import Gemini, GeminiConfig
 def build(**changes: Any) -> nn.Module:
     """A small GPT; equal arguments give equal parameters."""
     sizes = {
-        "layers": 4,
+        "layers": 3,
         "width": 16,
         "heads": 2,
         "vocabulary": 24,
