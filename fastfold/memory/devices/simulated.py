@@ -78,11 +78,6 @@ class SimulatedDevice(Device):
         finally:
             self._paused -= 1
 
-    @property
-    def is_paused(self) -> bool:
-        """True while operators run on the host."""
-        return self._paused > 0
-
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Return a buffer of NaN (zeros for integers) that is not counted yet."""
         buffer = self._own(torch.zeros(numel, dtype=dtype))
@@ -114,7 +109,7 @@ class SimulatedDevice(Device):
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         is_other_device = tensor.device.type != self.device.type
-        if self.is_paused or is_other_device or key in self._known or key in self._buffers:
+        if self._paused or is_other_device or key in self._known or key in self._buffers:
             return
         self._charge(size, "a tensor made by an operator")
         self._known[key] = size
@@ -177,7 +172,7 @@ class _Meter(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._simulated.device.type == "meta" and (answer := _answer(func, args, kwargs)) is not None:
             return answer
-        if self._simulated.is_paused:
+        if self._simulated._paused:
             return func(*args, **kwargs)
         definition = OPDEFS.get(func._schema.name)
         if definition is not None:
