@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fastfold.memory.devices.device import copy_on
 from fastfold.memory.devices.tiers import NvmeTier, Region, smallest_gap
 
 Allocate = Callable[[int, torch.dtype], Tensor]
@@ -323,12 +324,7 @@ class StreamedRows:
             target.copy_(source)
             return None
         # The writer of the source and the last reader of the target are on the main stream.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        return event
+        return copy_on(self._stream, target, source)
 
 
 def _shaped(buffer: Tensor, *shape: int) -> Tensor:

@@ -27,7 +27,14 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import Contraction
 from fastfold.memory import SimulatedDevice
 from fastfold.memory.offload import HostBuffers
 from tests.conftest import REPOSITORY, require_shared
-from tests.helpers.networks import folder, oracle_arrays, oracle_config, oracle_features, random_model
+from tests.helpers.networks import (
+    folder,
+    oracle_arrays,
+    oracle_config,
+    oracle_features,
+    random_model,
+    shallow_config,
+)
 
 
 def smallest() -> ExecutionPolicy:
@@ -81,7 +88,7 @@ def _tensors(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 )
 def test_every_policy_gives_the_same_numbers(name: str) -> None:
     """Within 1e-5 in float32, with templates kept or embedded twice, and with logits in blocks of rows."""
-    config = oracle_config(name)
+    config = shallow_config(name)
     model, source = random_model(config), _source(name, config)
     plain, host = _tensors(_run(model, source, ExecutionPolicy())), HostBuffers()
     policies = (
@@ -242,7 +249,7 @@ def test_confidences_of_lazy_logits_are_those_of_the_whole() -> None:
 
 
 def test_there_is_one_pair_tensor_from_the_first_cycle_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = oracle_config()
+    config = shallow_config()
     model, seen = random_model(config), []
     iterate = model.iterate
 
@@ -263,7 +270,7 @@ def test_there_is_one_pair_tensor_from_the_first_cycle_to_the_last(monkeypatch: 
 
 
 def test_what_no_head_needs_is_left_out() -> None:
-    config = oracle_config()
+    config = shallow_config()
     policy = ExecutionPolicy(1, True, heads=("predicted_lddt",))
     result = _run(random_model(config), oracle_features(), policy)
     assert "msa" not in result["representations"]
@@ -272,7 +279,7 @@ def test_what_no_head_needs_is_left_out() -> None:
 
 
 def test_masked_templates_are_not_embedded_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = oracle_config()
+    config = shallow_config()
     model, features = random_model(config), oracle_features()
     features["template_mask"][:, 1:] = 0.0
     embedder = model.template_embedder
@@ -294,7 +301,7 @@ def test_masked_templates_are_not_embedded_and_change_nothing(monkeypatch: pytes
 
 def test_ensemble_members_see_the_same_recycled_pair() -> None:
     """The first one may not overwrite what the second one needs."""
-    config = oracle_config()
+    config = shallow_config()
     model, features = random_model(config), oracle_features()
     twice = {k: torch.cat([v[:1], v[:1], v[1:2], v[1:2]]) for k, v in features.items()}
     once = {k: torch.cat([v[:1], v[1:2]]) for k, v in features.items()}

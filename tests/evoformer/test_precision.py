@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -151,10 +151,28 @@ def _outputs(tree: dict[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _errors(network: AlphaFold, precision: str, fold: Callable[[], dict[str, Any]]) -> dict[str, float]:
+def _errors(exact: dict[str, Tensor], found: dict[str, Any]) -> dict[str, float]:
     """How far each output is from that of float32, as a share of its size."""
-    exact, found = (_outputs((set_precision(network, which), fold())[1]) for which in ("fp32", precision))
-    return {x: float((found[x] - exact[x]).norm() / exact[x].norm().clamp(min=1e-9)) for x in exact}
+    outputs = _outputs(found)
+    return {x: float((outputs[x] - exact[x]).norm() / exact[x].norm().clamp(min=1e-9)) for x in exact}
+
+
+@functools.cache
+def _exact_run(name: str) -> tuple[AlphaFold, dict[str, Tensor], _Passes, list[dict[str, Tensor]]]:
+    """Network and features of a recorded run, what its passes leave, and outputs in float32.
+
+    Outputs are those of the first pass alone, of each later one alone, and of all together.
+    """
+    directory = folder(name) if name.startswith("synthetic") else require_shared("oracles", name)
+    network, features = _recorded_run(directory)
+    passes = _Passes()
+    with torch.no_grad():
+        whole = network(features, state=passes)
+        alone = [
+            network(features, 0),
+            *(network(features, state=_Last(*kept)) for kept in passes.left.items()),
+        ]
+    return network, features, passes, [_outputs(result) for result in (*alone, whole)]
 
 
 RUNS = (
@@ -179,18 +197,15 @@ def test_reduced_products_change_recorded_runs_by_less_than_three_percent(
     monkeypatch.setattr(linear, "FEW_INPUTS", 0)
     if not units:
         monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
-    network, features = _recorded_run(
-        folder(name) if name.startswith("synthetic") else require_shared("oracles", name)
-    )
-    passes = _Passes()
+    recorded, features, passes, exact = _exact_run(name)
+    network = set_precision(copy.deepcopy(recorded), precision)
     with torch.no_grad():
-        network(features, state=passes)
-        first = _errors(network, precision, partial(network, features, 0))
-        later = [
-            _errors(network, precision, partial(network, features, state=_Last(*kept)))
-            for kept in passes.left.items()
+        found = [
+            network(features, 0),
+            *(network(features, state=_Last(*kept)) for kept in passes.left.items()),
+            network(features),
         ]
-        whole = _errors(network, precision, partial(network, features))
+    first, *later, whole = map(_errors, exact, found)
     assert len(later) == network.config.model.num_recycle > 0
     for errors in (first, *later, whole):
         assert len(errors) >= 3

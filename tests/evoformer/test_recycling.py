@@ -7,11 +7,11 @@ import torch
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.evoformer import model as model_module
-from tests.helpers.networks import oracle_arrays, oracle_config, oracle_features, random_model
+from tests.helpers.networks import oracle_arrays, oracle_features, random_model, shallow_config
 
 
 def test_features_may_come_one_cycle_at_a_time() -> None:
-    model = random_model(oracle_config())
+    model = random_model(shallow_config())
     features = oracle_features()
     asked: list[tuple[int, int]] = []
 
@@ -29,7 +29,7 @@ def test_features_may_come_one_cycle_at_a_time() -> None:
 
 
 def test_more_recycles_change_the_result_and_are_counted() -> None:
-    model = random_model(oracle_config())
+    model = random_model(shallow_config())
     features = oracle_features()
     seen: list[int] = []
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_more_recycles_change_the_result_and_are_counted() -> None:
 
 def test_ensemble_averages_representations() -> None:
     """Pair and single are means over the samples; the masked MSA belongs to the first sample."""
-    model = random_model(oracle_config())
+    model = random_model(shallow_config())
     features = {key: value[:2] for key, value in oracle_features().items()}
     with torch.no_grad():
         both = model(features, num_recycles=0, num_ensemble=2)["representations"]
@@ -59,7 +59,7 @@ def test_ensemble_averages_representations() -> None:
 @pytest.mark.parametrize(("tolerance", "expected"), [(-1.0, 4), (1e6, 1), (1e-9, 4)])
 def test_multimer_stops_when_the_structure_settles(tolerance: float, expected: int) -> None:
     """As in the official loop one more pass follows the one that settled, and a tolerance below zero is off."""
-    config = oracle_config("synthetic_multimer")
+    config = shallow_config("synthetic_multimer")
     config.model.recycle_early_stop_tolerance = tolerance
     model = random_model(config)
     merged = oracle_arrays("synthetic_multimer", "features")

@@ -12,7 +12,7 @@ from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import Linear, SharedDropout
-from tests.helpers.networks import oracle_config, oracle_features, random_model
+from tests.helpers.networks import oracle_config, oracle_features, random_model, shallow_config
 
 
 @pytest.mark.parametrize(("shared_dim", "shape"), [(-3, (1, 9, 4)), (-2, (8, 1, 4))])
@@ -97,7 +97,7 @@ def test_checkpointing_gives_the_same_gradients() -> None:
     """Recomputed blocks draw the same dropout."""
     gradients = []
     for enabled in (False, True):
-        model = random_model(oracle_config()).train()
+        model = random_model(shallow_config()).train()
         model.set_checkpointing(enabled)
         torch.manual_seed(1)
         _loss(model, oracle_features()).backward()
@@ -107,7 +107,7 @@ def test_checkpointing_gives_the_same_gradients() -> None:
 
 
 def test_only_the_last_cycle_records_gradients() -> None:
-    model = random_model(oracle_config())
+    model = random_model(shallow_config())
     features = oracle_features()
     first = {key: value[:1] for key, value in features.items()}
     calls: list[bool] = []

@@ -23,6 +23,15 @@ def oracle_config(name: str = "synthetic_monomer") -> ConfigDict:
     return ConfigDict(json.loads((ORACLES / name / "config.json").read_text()))
 
 
+def shallow_config(name: str = "synthetic_monomer") -> ConfigDict:
+    """Configuration of a recorded run with fewer blocks: two of the Evoformer, and one of each other stack."""
+    config = oracle_config(name)
+    trunk = config.model.embeddings_and_evoformer
+    trunk.evoformer_num_block, trunk.extra_msa_stack_num_block = 2, 1
+    trunk.template.template_pair_stack.num_block = 1
+    return config
+
+
 def oracle_arrays(name: str, file: str) -> dict[str, np.ndarray]:
     """Arrays of a recorded run, to be changed."""
     return {key: array.copy() for key, array in _recorded(name, file).items()}

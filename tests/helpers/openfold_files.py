@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -19,12 +20,17 @@ def official_arrays(name: str) -> dict[str, np.ndarray]:
 
 
 def openfold_state(name: str, era: str) -> dict[str, Tensor]:
-    """Recorded parameters as OpenFold would have them.
+    """Recorded parameters as OpenFold would have them, to be changed.
 
     Args:
         name: Recorded run.
         era: ``v1`` (published monomer weights) or ``v2`` (since the multimer networks).
     """
+    return {key: tensor.clone() for key, tensor in _openfold_state(name, era).items()}
+
+
+@functools.cache
+def _openfold_state(name: str, era: str) -> dict[str, Tensor]:
     config = oracle_config(name)
     with torch.device("meta"):
         model = AlphaFold(config)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastfold.evoformer.losses.masked import used_indices
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
-from fastfold.utils.device import reads_are_free
 
 
 def frame_aligned_point_error(
@@ -43,7 +43,7 @@ def frame_aligned_point_error(
         ``[*]``.
     """
     # About half of the 8 frames and 14 atoms of a residue do not exist, so most pairs can be skipped.
-    frames, points = _used(frames_mask), _used(points_mask)
+    frames, points = used_indices(frames_mask), used_indices(points_mask)
     predicted, target = predicted[..., frames], target[..., frames]
     predicted_points, target_points = predicted_points[..., points, :], target_points[..., points, :]
     frames_mask, points_mask = frames_mask[..., frames], points_mask[..., points]
@@ -58,16 +58,6 @@ def frame_aligned_point_error(
         weight = weight * pair_mask[..., frames, :][..., points]
         count = weight.sum((-2, -1))
     return (error * weight).sum((-2, -1)) / (length_scale * (eps + count))
-
-
-def _used(mask: Tensor) -> Tensor | slice:
-    """Return the indices that are set in any sample of a mask ``[*, F]``.
-
-    On a GPU all indices are returned, because the host would have to wait for the number of the others.
-    """
-    if not reads_are_free(mask.device):
-        return slice(None)
-    return mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1)
 
 
 def _seen(frames: Rigid, points: Tensor) -> list[Tensor]:

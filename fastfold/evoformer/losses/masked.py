@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.execution import LazyRows
+from fastfold.utils.device import reads_are_free
 
 
 def full_precision(tree: Any) -> Any:
@@ -35,6 +36,16 @@ def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> T
     axes = tuple(range(-dims, 0))
     mask = mask.to(value.dtype).expand_as(value)
     return (mask * value).sum(axes) / (mask.sum(axes) + eps)
+
+
+def used_indices(mask: Tensor) -> Tensor | slice:
+    """Return the indices that are set in any sample of a mask ``[*, F]``.
+
+    On a GPU all indices are returned, because the host would have to wait for the number of the others.
+    """
+    if not reads_are_free(mask.device):
+        return slice(None)
+    return mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1)
 
 
 class RowPart(Protocol):

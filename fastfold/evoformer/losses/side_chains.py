@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.losses.masked import masked_mean
+from fastfold.evoformer.losses.masked import masked_mean, used_indices
 from fastfold.protein.all_atom import lookup
-from fastfold.utils.device import reads_are_free
 
 
 def torsion_losses(structure: dict[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -59,16 +58,6 @@ def rename_ground_truth(positions: Tensor, batch: dict[str, Tensor]) -> dict[str
     }
 
 
-def _used(mask: Tensor) -> Tensor:
-    """Return the indices that are set in any sample of a mask ``[*, 14 N]``.
-
-    On a GPU all indices are returned, because the host would have to wait for the number of the others.
-    """
-    if not reads_are_free(mask.device):
-        return torch.arange(mask.shape[-1], device=mask.device)
-    return mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1)
-
-
 def _better(predicted: Tensor, truth: Tensor, alternative: Tensor, moving: Tensor, fixed: Tensor) -> Tensor:
     """Return 1 for residues ``[*, N]`` that fit better under the alternative names.
 
@@ -76,7 +65,7 @@ def _better(predicted: Tensor, truth: Tensor, alternative: Tensor, moving: Tenso
     """
     moving, fixed = moving.flatten(-2), fixed.flatten(-2)
     # Few atoms move, so computing only distances from moving to fixed atoms saves memory.
-    rows, columns = (_used(mask) for mask in (moving, fixed))
+    rows, columns = used_indices(moving), used_indices(fixed)
 
     def distances(points: Tensor) -> Tensor:
         points = points.flatten(-3, -2)
@@ -90,5 +79,6 @@ def _better(predicted: Tensor, truth: Tensor, alternative: Tensor, moving: Tenso
         return (weight * ((found - distances(points)).square() + 1e-10).sqrt()).sum(-1)
 
     gain = misfit(truth) - misfit(alternative)
-    of_residue = torch.zeros_like(predicted[..., 0, 0]).index_add(-1, rows // 14, gain)
+    residues = torch.arange(moving.shape[-1], device=moving.device)[rows] // 14
+    of_residue = torch.zeros_like(predicted[..., 0, 0]).index_add(-1, residues, gain)
     return (of_residue > 0).to(predicted.dtype)

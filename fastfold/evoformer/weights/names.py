@@ -7,7 +7,8 @@ the leading axis of one array. OpenFold has a tensor for each block, as we have.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import count, takewhile
 from math import prod
 from typing import Any, NamedTuple
@@ -318,26 +319,27 @@ def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
         if "*" in ours:
             blocks = (ours.replace("*", str(i)) for i in count())
             present = list(takewhile(parameters.__contains__, blocks))
-            mappings += [_mapping(model, name, key, i, len(present)) for i, name in enumerate(present)]
+            if present:  # all blocks are alike
+                first = _mapping(model, present[0], key)
+                stacked = partial(replace, first, blocks=len(present))
+                mappings += [stacked(name=name, block=i) for i, name in enumerate(present)]
         elif ours in parameters:
             mappings.append(_mapping(model, ours, key))
     return mappings
 
 
-def _mapping(
-    model: AlphaFold, name: str, key: str, block: int | None = None, blocks: int = 0
-) -> ParamMapping:
+def _mapping(model: AlphaFold, name: str, key: str) -> ParamMapping:
     layer, _, leaf = name.rpartition(".")
     linear = model.get_submodule(layer)
     if not isinstance(linear, nn.Linear):
-        return ParamMapping(name, key, tuple(model.get_parameter(name).shape), block=block, blocks=blocks)
+        return ParamMapping(name, key, tuple(model.get_parameter(name).shape))
     owner, _, part = layer.rpartition(".")
     how = _axes(model.get_submodule(owner), part, linear, key)
     inputs, outputs = how.pop("inputs", (linear.in_features,)), how.pop("outputs", (linear.out_features,))
     inputs = inputs if leaf == "weight" else ()
     if "view" in how:
         how["view"] = (*inputs, *how["view"])
-    return ParamMapping(name, key, (*inputs, *outputs), inputs=len(inputs), block=block, blocks=blocks, **how)
+    return ParamMapping(name, key, (*inputs, *outputs), inputs=len(inputs), **how)
 
 
 def _axes(owner: nn.Module, part: str, linear: nn.Linear, key: str) -> dict[str, Any]:

@@ -263,6 +263,16 @@ class Device(Tier):
         yield
 
 
+def copy_on(stream: torch.cuda.Stream, target: Tensor, source: Tensor) -> torch.cuda.Event:
+    """Copy on a side stream after the work queued so far, and return the event at the end."""
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+    return event
+
+
 class CudaDevice(Device):
     """CUDA device. Evicted buffers return their memory to PyTorch's allocator; their views are valid after a reload.
 
@@ -325,12 +335,7 @@ class CudaDevice(Device):
             raise DeviceFull(buffer.nbytes, used, self.budget, what) from error
         self._charge(buffer.nbytes, what)
         # Work on the main stream that has not finished may still use the memory.
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            buffer.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        self._arriving[buffer.untyped_storage()._cdata] = event
+        self._arriving[buffer.untyped_storage()._cdata] = copy_on(self._stream, buffer, source)
         self.received += buffer.nbytes
 
     def wait(self, buffer: Tensor) -> None:
@@ -348,9 +353,8 @@ class CudaDevice(Device):
     def send(self, tensor: Tensor, host: Tier) -> Tensor:
         """Copy on the side stream; the tensor's memory is not reused before the copy ends."""
         copy = host.allocate_waiting(tensor.numel(), tensor.dtype, "activations")
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor, non_blocking=True)
+        with torch.no_grad():
+            copy_on(self._stream, copy.as_strided(tensor.shape, tensor.stride()), tensor)
         tensor.record_stream(self._stream)
         return copy
 
@@ -358,21 +362,14 @@ class CudaDevice(Device):
         """Copy on a separate stream, through pinned memory if the target is not pinned or is added to."""
         direct = target.is_pinned() and not add
         place = target if direct else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self._home.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._home), torch.no_grad():
-            place.copy_(tensor, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
+        with torch.no_grad():
+            event = copy_on(self._home, place, tensor)
         tensor.record_stream(self._home)
         self._fetches.put(target, staged=None if direct else place, add=add, event=event, to=to)
 
     def _begin(self, waiting: Tensor) -> EarlyCopy:
         back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            back.copy_(waiting, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
+        event = copy_on(self._stream, back, waiting)
         # After a cancellation, the memory is not reused before the copy ends.
         back.record_stream(self._stream)
         return EarlyCopy(back, event)

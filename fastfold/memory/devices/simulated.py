@@ -172,6 +172,8 @@ class _Meter(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._simulated.device.type == "meta" and (answer := _answer(func, args, kwargs)) is not None:
             return answer
+        if self._simulated._paused:
+            return func(*args, **kwargs)
         definition = OPDEFS.get(func._schema.name)
         if definition is not None:
             with self:
@@ -180,7 +182,7 @@ class _Meter(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
-        for leaf in tree_leaves(out):
+        for leaf in (out,) if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._simulated.hold(leaf)
         return out

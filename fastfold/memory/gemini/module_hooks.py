@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import count
@@ -173,12 +173,21 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in METADATA:
-            for leaf in tree_leaves((args, kwargs)):
+            for leaf in _leaves((*args, *(kwargs or {}).values())):
                 if isinstance(leaf, nn.Parameter):
                     self._hooks.use(leaf)
                     if func == _DATA:
                         self._hooks.store.note_change(leaf)
         return func(*args, **(kwargs or {}))
+
+
+def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
+    # Most arguments are tensors and numbers, and flattening them as a tree takes longer than a small operator.
+    for argument in arguments:
+        if isinstance(argument, list | tuple | dict):
+            yield from tree_leaves(argument)
+        else:
+            yield argument
 
 
 class StateHooks(NotCopied):

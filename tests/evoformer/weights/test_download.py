@@ -144,8 +144,8 @@ def test_connections_that_drop_are_taken_up_again(folder: Path, ranges: bool) ->
             request.send(200, TAR, drop_after=drop)
 
     with loopback(answer) as server:
-        download_weights(PUBLISHED["multimer"], mirror=server.url)
-    check(folder, PUBLISHED["multimer"])
+        download_weights(PUBLISHED["multimer"][:2], mirror=server.url)
+    check(folder, PUBLISHED["multimer"][:2])
 
 
 def test_a_server_that_leads_elsewhere_is_followed(folder: Path) -> None:
@@ -299,10 +299,10 @@ def test_a_mirror_on_the_disk(tmp_path: Path, folder: Path, layout: str) -> None
     if layout in ("archive", "file"):
         (mirror / ARCHIVE).write_bytes(TAR)
     else:
-        for name in map(file_name, PTM):
+        for name in map(file_name, PTM[:2]):
             (inner / name).write_bytes(MEMBERS[name])  # type: ignore[arg-type]
-    download_weights(PTM, mirror=str(mirror / ARCHIVE if layout == "file" else mirror))
-    check(folder, PTM)
+    download_weights(PTM[:2], mirror=str(mirror / ARCHIVE if layout == "file" else mirror))
+    check(folder, PTM[:2])
 
 
 @pytest.mark.parametrize(
@@ -347,15 +347,15 @@ DiskUsage = namedtuple("DiskUsage", "total used free")
 def test_a_disk_without_room_is_noticed_before_anything_is_fetched(
     server: Loopback, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = sum(len(MEMBERS[file_name(network)]) for network in PTM) + (16 << 20)  # type: ignore[arg-type]
+    needed = sum(len(MEMBERS[file_name(network)]) for network in PTM[:2]) + (16 << 20)  # type: ignore[arg-type]
     free = needed - 1
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(0, 0, free))
     with pytest.raises(WriteError, match=r"the remaining download needs .* MB; free some space"):
-        download_weights(PTM, mirror=server.url)
+        download_weights(PTM[:2], mirror=server.url)
     assert not list(folder.glob("params*"))
     free += 1
-    download_weights(PTM, mirror=server.url)
-    check(folder, PTM)
+    download_weights(PTM[:2], mirror=server.url)
+    check(folder, PTM[:2])
 
 
 def client(limit: int, arguments: Sequence[str]) -> int:

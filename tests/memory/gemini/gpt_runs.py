@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fastfold.memory import Gemini, GeminiConfig
 def build(**changes: Any) -> nn.Module:
     """A small GPT; equal arguments give equal parameters."""
     sizes = {
-        "layers": 4,
+        "layers": 3,
         "width": 16,
         "heads": 2,
         "vocabulary": 24,
@@ -55,6 +56,17 @@ class Managed(Plain):
     def loss_step(self, step: int, passes: int = 1, length: int = 8) -> float:
         with self.manager.device.running():
             return _loss_step(self, step, passes, length)
+
+
+@functools.cache
+def plain_run(
+    steps: int, *, passes: tuple[int, ...] = (), length: int = 8, checkpointing: str = "block", **sizes: int
+) -> tuple[list[float], Plain]:
+    """Losses of an unmanaged run, and the run after its last step, to be read only."""
+    model = build(checkpointing=checkpointing, **sizes)
+    run = Plain(model, adam(model))
+    counts = passes or (1,) * steps
+    return [run.loss_step(i, count, length) for i, count in enumerate(counts[:steps])], run
 
 
 def _loss_step(run: Plain, step: int, passes: int, length: int) -> float:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastfold.memory import Access, Gemini, GeminiConfig, SimulatedDevice, Span, choose_spans, with_spans
 from fastfold.memory.gemini.activations import SMALLEST
-from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, tokens
+from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, plain_run, tokens
 
 # Activations of a block are of the size of its parameters.
 SIZES = {"layers": 6, "width": 32, "context": 32, "checkpointing": "none"}
@@ -38,12 +38,10 @@ def managed(budget: int, recompute: bool, policy: str = "auto") -> Managed:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_losses_are_bit_equal_whatever_happens_to_activations(policy, recompute):
     """In the first step, when all goes to the host, and in later ones, when the planner chooses; the budget is hard."""
-    model = build(**SIZES)
-    plain = Plain(model, adam(model))
+    losses, plain = plain_run(4, length=LENGTH, **SIZES)
     budget = 1 << 22 if policy == "cuda" else 200_000 if recompute else 300_000
     run = managed(budget, recompute, policy)
-    for step in range(4):
-        assert run.loss_step(step, length=LENGTH) == plain.loss_step(step, length=LENGTH)
+    assert [run.loss_step(step, length=LENGTH) for step in range(4)] == losses
     for a, b in zip(plain.model.state_dict().values(), run.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     assert run.manager.device.peak <= budget
@@ -57,11 +55,8 @@ def test_a_budget_that_the_activations_alone_exceed():
     budget = 150_000
     peak, _ = unmanaged_peak()
     assert peak > 4 * budget
-    model = build(**SIZES)
-    plain, run = Plain(model, adam(model)), managed(budget, recompute=True)
-    assert [run.loss_step(i, length=LENGTH) for i in range(3)] == [
-        plain.loss_step(i, length=LENGTH) for i in range(3)
-    ]
+    run = managed(budget, recompute=True)
+    assert [run.loss_step(i, length=LENGTH) for i in range(3)] == plain_run(3, length=LENGTH, **SIZES)[0]
     assert run.manager.device.peak <= budget
 
 

@@ -15,7 +15,7 @@ import torch
 from fastfold.errors import OutputError
 from fastfold.memory import NvmeTier
 from tests.conftest import REPOSITORY
-from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build
+from tests.memory.gemini.gpt_runs import Managed, adam, build, plain_run
 from tests.memory.gemini.test_manager import TIGHT, budget_of
 
 
@@ -45,11 +45,10 @@ def test_killed_without_warning_a_run_goes_on_under_any_policy(policy: str, othe
     assert list((tmp_path / "scratch").iterdir()) == []
     newest = max(tmp_path.glob("state*.pt"), key=lambda path: int(path.stem.removeprefix("state")))
     saved = torch.load(newest, weights_only=True)
-    model, plain_model = build(), build()
+    model = build()
     run = Managed(model, adam(model), budget=budget_of(other), policy=other)
     run.manager.load_state_dict(saved["state"])
-    plain = Plain(plain_model, adam(plain_model))
-    expected = [plain.loss_step(step) for step in range(saved["step"] + 3)]
+    expected, _ = plain_run(saved["step"] + 3)
     assert saved["loss"] == expected[saved["step"]]
     assert [run.loss_step(saved["step"] + i) for i in (1, 2)] == expected[-2:]
 
