@@ -170,9 +170,10 @@ class _Meter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._simulated.device.type == "meta" and (answer := _answer(func, args, kwargs)) is not None:
-            return answer
-        if self._simulated._paused:
+        if self._simulated.device.type == "meta":
+            if (answer := _answer(func, args, kwargs)) is not None:
+                return answer
+        elif self._simulated._paused:
             return func(*args, **kwargs)
         definition = OPDEFS.get(func._schema.name)
         if definition is not None:

@@ -184,10 +184,10 @@ class _Watch(TorchFunctionMode):
 def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
     # Most arguments are tensors and numbers, and flattening them as a tree takes longer than a small operator.
     for argument in arguments:
-        if isinstance(argument, list | tuple | dict):
-            yield from tree_leaves(argument)
-        else:
+        if isinstance(argument, Tensor | int | float):
             yield argument
+        else:
+            yield from tree_leaves(argument)
 
 
 class StateHooks(NotCopied):

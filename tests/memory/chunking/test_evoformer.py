@@ -16,7 +16,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.kernels.decompositions import decompositions
 from fastfold.memory import BudgetError, autochunk
 
-_N, _S, _C_M, _C_Z = 16, 6, 16, 8
+_N, _S, _C_M, _C_Z = 18, 6, 16, 8
 
 
 def _block(c_m: int, c_z: int) -> EvoformerBlock:
