@@ -184,11 +184,11 @@ def fake(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
 
-def fakes(module: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
+def fakes(module: nn.Module, mode: FakeTensorMode, make: Callable[[Tensor], Tensor] = fake) -> dict[int, Any]:
     """Return parameters and buffers without data in place of a module's, by the ids of those."""
     with mode:
-        found: dict[int, Any] = {id(x): fake(x) for x in module.buffers()}
-        return found | {id(p): nn.Parameter(fake(p), p.requires_grad) for p in module.parameters()}
+        found: dict[int, Any] = {id(x): make(x.detach()) for x in module.buffers()}
+        return found | {id(p): nn.Parameter(make(p.detach()), p.requires_grad) for p in module.parameters()}
 
 
 def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

@@ -289,7 +289,7 @@ def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult[Tensor]:
 def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> AsyncResult[Tensor]:
     """Send to the rank ``offset`` further round the ring, and receive from the one ``offset`` before.
 
-    ``sizes`` are the lengths along ``dim`` of each rank's tensor.
+    ``sizes`` are the lengths along ``dim`` of each rank's tensor. ``x`` must not change before the wait.
     """
     if group.size == 1:
         return completed(x)

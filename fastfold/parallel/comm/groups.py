@@ -105,7 +105,8 @@ class Reporter:
         try:
             yield
         finally:
-            self._listeners.remove(listener)
+            # Other threads may be reporting.
+            self._listeners = [other for other in self._listeners if other is not listener]
 
     @contextmanager
     def record(self) -> Iterator[CommunicationLog]:

@@ -278,8 +278,11 @@ def exchanges_seconds(entries: Iterable[Communication], plan: ParallelPlan, rate
     return sum(exchange_seconds(entry, plan, rates) for entry in entries)
 
 
+_Messages = tuple[Communication, ...]
+
+
 @cache
-def _exchanged(zero: int, layout: ParallelPlan) -> tuple[list[Communication], list[Communication], int]:
+def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Messages, _Messages, int]:
     """Return rank 0's messages of a ZeRO stage for each sample and each step, and the number of parameters.
 
     The exchanges are real, on parameters without data.
@@ -293,19 +296,17 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[list[Communication], li
             with torch.no_grad():
                 collectives.gather(torch.empty(1024), 0, group)
                 collectives.reduce_scatter(torch.empty(elements), 0, group)
-            return log.entries, [], elements
+            return tuple(log.entries), (), elements
         parameters = {"all": nn.Parameter(torch.empty(elements))}
         gradients = Replicated(parameters, mesh, {}, stage=zero)
         found = gradients.take_sample()
-        of_sample = list(log.entries)
+        of_sample = tuple(log.entries)
         gradients.finish(found)
         gradients.all_gather_params()
-        return of_sample, log.entries[len(of_sample) :], elements
+        return of_sample, tuple(log.entries)[len(of_sample) :], elements
 
 
-def _expected_exchanges(
-    zero: int, dp: int, dp_shard: int = 0
-) -> tuple[list[Communication], list[Communication], int]:
+def _expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Messages, _Messages, int]:
     """Predict :func:`_exchanged` in processes that have joined, where fake ranks cannot run."""
     elements = 1024 * dp
     if zero == 3:
@@ -318,10 +319,10 @@ def _expected_exchanges(
             messages.append(
                 Communication("all_reduce", "dp_replicate", groups, 2 * (groups - 1) / groups * own)
             )
-        return messages, [], elements
+        return tuple(messages), (), elements
     shards = 4 * 1024 * (dp - 1)
     ops = (("all_reduce", 2 * shards),) if zero == 0 else (("reduce_scatter", shards), ("all_gather", shards))
-    return [], [Communication(op, "dp", dp, sent) for op, sent in ops], elements
+    return (), tuple(Communication(op, "dp", dp, sent) for op, sent in ops), elements
 
 
 def synchronisation_seconds(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastfold.parallel.comm.async_ops import Box
 from fastfold.parallel.comm.collectives import redistribute_async
 from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.comm.moves import Box
 from tests.helpers.thread_ranks import on_one_line
 
 ROWS = [(slice(0, 3), slice(0, 6)), (slice(3, 3), slice(0, 6)), (slice(3, 7), slice(0, 6))]

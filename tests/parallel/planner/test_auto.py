@@ -191,7 +191,7 @@ def test_regions_inside_of_regions_are_left_out_of_them() -> None:
 def test_expected_exchanges_are_those_that_the_stages_make(zero: int) -> None:
     every_sample, every_step, elements = _exchanged(zero, ParallelPlan(dp=4, tp=2))
     # The ranks also say which parameters they used.
-    every_step = [entry for entry in every_step if entry.sent > 100]
+    every_step = tuple(entry for entry in every_step if entry.sent > 100)
     assert _expected_exchanges(zero, 4) == (every_sample, every_step, elements)
 
 

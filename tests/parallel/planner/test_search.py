@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import getclosurevars
 from typing import Any
 
 import pytest
@@ -32,17 +33,20 @@ def gpt() -> Workload:
 
 
 SIZES = {"residues": 64, "msa": 16, "extra_msa": 32}  #: A small crop, for a network without templates
-TRACES: dict[ParallelPlan, Trace] = {}  #: Of AlphaFold at this size, by layout
+TRACES: dict[Any, Trace] = {}  #: Of AlphaFold, by layout and sizes
 
 
 @pytest.fixture
 def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AlphaFold is traced once for all tests: a trace depends on sizes and layout alone."""
+    """AlphaFold is traced once for all tests: a trace depends on layout and sizes alone."""
 
     def trace_once(build: Any, loss: Any, mesh: ParallelMesh, **options: Any) -> Trace:
-        if mesh.plan not in TRACES:
-            TRACES[mesh.plan] = trace(build, loss, mesh, **options)
-        return TRACES[mesh.plan]
+        sizes = {name: x for name, x in getclosurevars(loss).nonlocals.items() if isinstance(x, int)}
+        assert sizes.keys() == SIZES.keys()
+        key = mesh.plan, *sizes.items()
+        if key not in TRACES:
+            TRACES[key] = trace(build, loss, mesh, **options)
+        return TRACES[key]
 
     monkeypatch.setattr(workload, "trace", trace_once)
 
