@@ -122,12 +122,10 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
 
 def _agree(config: TrainConfig, context: DistributedContext) -> None:
     """Refuse configurations that differ between processes, because such processes would deadlock."""
-    of_first, *others = context.gather(config)
-    for other, of_other in enumerate(others, 1):
-        if of_other == of_first:
-            continue
-        texts = (to_yaml(each).splitlines() for each in (of_first, of_other))
-        for first, its in itertools.zip_longest(*texts, fillvalue="less"):
+    # YAML refuses values of wrong types, before the folder is touched.
+    of_all = [to_yaml(each).splitlines() for each in context.gather(config)]
+    for other, lines in enumerate(of_all):
+        for first, its in itertools.zip_longest(of_all[0], lines, fillvalue="less"):
             if first != its:
                 raise ConfigError(
                     f"the processes were started with different settings: {first.strip()} on rank 0, {its.strip()} on "

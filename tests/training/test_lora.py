@@ -147,9 +147,10 @@ def test_merged_network_computes_the_same_under_the_original_names():
 
 def test_merging_a_copy_leaves_the_original_as_it_was():
     """Copies share their layers' classes: a trap of PyTorch's own removal."""
-    expected = expected_outputs(trained)
-    merge_lora(copy.deepcopy(trained()))
-    got = outputs(trained())
+    model = adapted(trained=True)
+    expected = outputs(model)
+    merge_lora(copy.deepcopy(model))
+    got = outputs(model)
     assert all(torch.equal(expected[key], got[key]) for key in expected)
 
 

@@ -24,7 +24,6 @@ COMMON = [
     "trainer.validate_every=2",
     "trainer.steps=2",
     "optim.batch_size=2",
-    "model.overrides.model.heads.structure_module.num_layer=1",
 ]
 POLICIES = {
     # Hardly more than the largest operator needs.
