@@ -88,7 +88,7 @@ def _tensors(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 )
 def test_every_policy_gives_the_same_numbers(name: str) -> None:
     """Within 1e-5 in float32, with templates kept or embedded twice, and with logits in blocks of rows."""
-    config = shallow_config(name)
+    config = oracle_config(name)
     model, source = random_model(config), _source(name, config)
     plain, host = _tensors(_run(model, source, ExecutionPolicy())), HostBuffers()
     policies = (

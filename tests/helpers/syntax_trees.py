@@ -22,11 +22,13 @@ MODULES = {
 
 def parse_files(paths: Iterable[Path]) -> dict[Path, ast.Module]:
     """Parse files without the searches for garbage that so many new objects bring."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return {path: ast.parse(path.read_text("utf-8")) for path in paths}
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @functools.cache

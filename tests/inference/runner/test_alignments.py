@@ -49,6 +49,11 @@ def test_alignments_of_a_chain_are_found_and_used(cli: CommandLine, alone: list[
     assert cli.scores("T1")["plddt"] != alone
 
 
+def test_without_alignments_the_command_and_the_api_agree(cli: CommandLine, alone: list[float]):
+    assert cli.infer(cli.fasta({"T1": SEQUENCE})).code == 0
+    assert cli.scores("T1")["plddt"] == alone
+
+
 def test_all_alignments_of_a_folder_are_used_together(cli: CommandLine):
     folder = cli.folder / "msas" / "T1"
     folder.mkdir(parents=True)

@@ -293,14 +293,15 @@ def test_factors_and_update_around_a_contraction_are_the_whole_operator(backend:
     """With the residual and dropout, for rows of two batch elements."""
     torch.manual_seed(0)
     c, c_z = 8, 12
-    z, mask = torch.randn(2, 5, 5, c_z), (torch.rand(2, 5, 5) > 0.3).float()
-    norm_in, norm_out = ({"weight": torch.rand(k), "bias": torch.randn(k)} for k in (c_z, c))
-    sides = {"proj_weight": torch.randn(2 * c, c_z), "proj_bias": torch.randn(2 * c)}
-    sides |= {"gate_weight": torch.randn(2 * c, c_z), "gate_bias": torch.randn(2 * c)}
-    ends = {"out_weight": torch.randn(c_z, c), "out_bias": torch.randn(c_z)}
-    ends |= {"out_gate_weight": torch.randn(c_z, c_z), "out_gate_bias": torch.randn(c_z)}
-    ends |= {f"norm_out_{k}": x for k, x in norm_out.items()}
-    dropout = 2 * (torch.rand(2, 1, 5, c_z) > 0.5).float()
+    with DEVICE:
+        z, mask = torch.randn(2, 5, 5, c_z), (torch.rand(2, 5, 5) > 0.3).float()
+        norm_in, norm_out = ({"weight": torch.rand(k), "bias": torch.randn(k)} for k in (c_z, c))
+        sides = {"proj_weight": torch.randn(2 * c, c_z), "proj_bias": torch.randn(2 * c)}
+        sides |= {"gate_weight": torch.randn(2 * c, c_z), "gate_bias": torch.randn(2 * c)}
+        ends = {"out_weight": torch.randn(c_z, c), "out_bias": torch.randn(c_z)}
+        ends |= {"out_gate_weight": torch.randn(c_z, c_z), "out_gate_bias": torch.randn(c_z)}
+        ends |= {f"norm_out_{k}": x for k, x in norm_out.items()}
+        dropout = 2 * (torch.rand(2, 1, 5, c_z) > 0.5).float()
     whole = named_operators.triangle_multiplication(
         z, mask, **{f"norm_in_{k}": x for k, x in norm_in.items()}, **sides, **ends, outgoing=True,
         residual=z, dropout=dropout, backend=backend,
