@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -34,6 +35,7 @@ def test_killed_without_warning_a_run_goes_on_under_any_policy(policy: str, othe
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.memory.gemini.killed_run", policy, str(tmp_path)],
         cwd=REPOSITORY,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     end = time.monotonic() + 300
     while not (tmp_path / "state1.pt").exists():
