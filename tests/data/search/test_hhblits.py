@@ -69,8 +69,8 @@ def test_databases_are_searched_together_after_fasta_files(program: Path, tmp_pa
     arguments = (program.parent / "arguments").read_text()
     assert " -oa3m " in arguments
     assert arguments.endswith(
-        f" -cpu 2 -o /dev/null -n 3 -e 0.001 -maxseq 1000000 -realign_max 100000 -maxfilt 100000 -min_prefilter_hits 1000 "
-        f"-d {bfd} -d {uniref}\n"
+        f" -cpu 2 -o /dev/null -n 3 -e 0.001 -maxseq 1000000 -realign_max 100000 -maxfilt 100000 "
+        f"-min_prefilter_hits 1000 -d {bfd} -d {uniref}\n"
     )
 
 
