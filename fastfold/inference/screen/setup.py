@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +226,11 @@ def smallest_memory(
     by_network: dict[str, Callable[[int], int]] = {}
     for network in networks:
         settings = apply_settings(config, network.info.config)
-        planner = Planner(settings, size, "cpu", parameters=network.info.parameters * size)
+        planner = Planner(
+            settings, size, "cpu", parameters=network.info.parameters * size, templates=templates
+        )
         # With the network's maximum of rows, because the alignments are not known yet.
-        by_network[network.name] = cache(partial(planner.smallest, templates=templates))
+        by_network[network.name] = cache(planner.smallest)
 
     def smallest(target: Target) -> int:
         return max(by_network[one.name](target.num_residues) for one in suitable(networks, target))
