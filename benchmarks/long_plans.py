@@ -92,8 +92,8 @@ def run(case: Case, kind: AllocatorKind, blocks: int) -> dict[str, Any]:
     except (DeviceFull, BudgetError) as error:
         return found | {"holds": False, "why": str(error), "simulation_seconds": time.monotonic() - start}
     whole = model_config("model_1_ptm")
-    planner = Planner(whole, 2, "cuda", costs=costs, host_memory=case.host, ranks=case.gpus)
-    hours = fold_time(whole, planner.fold(case.residues, 64), one.plan, speeds, 4)
+    planner = Planner(whole, 2, "cuda", costs=costs, host_memory=case.host, ranks=case.gpus, rows=64)
+    hours = fold_time(whole, planner.fold(case.residues), one.plan, speeds, 4)
     return found | {
         "holds": True,
         "allocated": one.peak,
@@ -114,8 +114,8 @@ def cliff() -> list[dict[str, int]]:
     config = model_config("model_1_ptm")
     found = []
     for gib in (0, *range(16, 209, 16)):
-        planner = Planner(config, 2, "cuda", host_memory=gib * GIB, parameters=190 * 10**6)
-        found.append({"host_gib": gib, "smallest": planner.smallest(20_000, rows=64)})
+        planner = Planner(config, 2, "cuda", host_memory=gib * GIB, parameters=190 * 10**6, rows=64)
+        found.append({"host_gib": gib, "smallest": planner.smallest(20_000)})
         print(f"{gib:>4} GiB of the host: {found[-1]['smallest'] / GB:,.1f} GB on the device", flush=True)
     return found
 

@@ -132,11 +132,10 @@ def _prepare(
         host_memory=host_memory(options, host_memory_bytes(device.type)),
         parameters=parameter_bytes(module),
         host=host,
+        rows=options.msa + options.extra_msa,
+        templates=0 if options.part == "stack" else None,
     )
-    templates = 0 if options.part == "stack" else None
-    plan = planner.plan(
-        options.residues[0], budget, rows=options.msa + options.extra_msa, templates=templates
-    )
+    plan = planner.plan(options.residues[0], budget)
     if isinstance(module, AlphaFold):
         plan.apply(module)
     else:

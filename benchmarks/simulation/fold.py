@@ -185,8 +185,10 @@ def simulate(
             host=host,
             disk=disk,
             ranks=ranks,
+            rows=rows,
+            templates=templates,
         )
-        plan = planner.plan(residues, budget, rows=rows, templates=templates)
+        plan = planner.plan(residues, budget)
         if not every_block:
             policy = _FewBlocks(**{f.name: getattr(plan.policy, f.name) for f in fields(plan.policy)})
             plan = replace(plan, policy=policy)

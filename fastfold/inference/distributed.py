@@ -33,6 +33,7 @@ from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.fit import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.memory import HostBuffers
+from fastfold.parallel.data_parallel.buckets import broadcast_tensors
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.slurm import started_processes
 
@@ -294,9 +295,7 @@ class DistributedFolder:
         """Load the first process's weights into a network and parallelise it."""
         from fastfold.parallel import alphafold
 
-        with torch.no_grad():
-            for tensor in model.state_dict().values():
-                dist.broadcast(tensor, 0)
+        broadcast_tensors(list(model.state_dict().values()), self.context.mesh.group("dap"))
         self._precisions.append(precision_of(model))
         # The caller's network keeps its identity, and shares the submodules.
         self._networks.append((model, alphafold.shard(copy.copy(model), self.context.mesh)))

@@ -14,10 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.agreement import StepAgreement, agree_over_store, compare_inputs
-from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comparison import Split, StageComparison, without_data
-from fastfold.parallel.data_parallel.buckets import Buckets
+from fastfold.parallel.data_parallel.buckets import broadcast_tensors
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict, ShardFn
 from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
@@ -246,13 +245,8 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             if 0 in buffer.stride():  # an expanded element, which cannot be copied into
                 setattr(module, name, buffer.contiguous())
-    tensors = [x.detach() for x in (*model.parameters(), *model.buffers())]
     for group in groups:
-        buckets = Buckets(tensors)
-        for bucket in buckets:
-            flat = async_ops.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()
-            for number, x in buckets.split(bucket, flat).items():
-                tensors[number].copy_(x)
+        broadcast_tensors((*model.parameters(), *model.buffers()), group)
 
 
 def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:

@@ -17,21 +17,13 @@ from fastfold.data.loading.loader import SampleLoader, draw_rng, retry_io
 from fastfold.data.msa.find import TEMPLATE_HITS
 from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.entry import (
-    ComplexData,
-    ComplexEntry,
-    Entry,
-    EntryData,
-    mask_complex_plddt,
-    mask_low_plddt,
-    read_complex,
-    read_entry,
-)
+from fastfold.data.training.entry import Entry, EntryData, mask_low_plddt, read_entry
 from fastfold.data.training.packed.records import RecordFile, is_packed
 from fastfold.data.training.packed.samples import SAMPLES, MakeRecord, build, of_record
 from fastfold.data.training.sample import SampleSettings, complex_sample, training_sample
 from fastfold.data.training.templates import Candidates, TrainingTemplates, read_candidates
 from fastfold.errors import ConfigError
+from fastfold.evoformer.config import is_multimer
 from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
 from fastfold.training.sets.source import SampleSource, fixed_settings, open_source, to_scanned
@@ -50,20 +42,16 @@ class EntryReader:
     templates: TrainingTemplates | None = None  #: Source of template candidates, or None for no templates
     packed: RecordFile | None = None  #: The packed set of the entries, or None
 
-    def __call__(self, entry: Entry) -> EntryData | ComplexData:
-        data = self._read(entry) if entry.record is None else self._packed(entry.record)
+    def __call__(self, entry: Entry) -> EntryData:
+        if entry.record is not None:
+            data = self._packed(entry.record)
+        else:
+            data = read_entry(entry) if self.cache is None else self.cache.read(entry)
         if not entry.has_plddt:
             return data
-        if isinstance(data, ComplexData):
-            return mask_complex_plddt(data, self.min_plddt)
-        return replace(data, chain=mask_low_plddt(data.chain, self.min_plddt))
+        return replace(data, chains=tuple(mask_low_plddt(chain, self.min_plddt) for chain in data.chains))
 
-    def _read(self, entry: Entry) -> EntryData | ComplexData:
-        if isinstance(entry, ComplexEntry):
-            return read_complex(entry) if self.cache is None else self.cache.read_complex(entry)
-        return read_entry(entry) if self.cache is None else self.cache.read(entry)
-
-    def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:
+    def candidates(self, entry: Entry, data: EntryData) -> dict[str, Candidates]:
         """Return the template candidates of the entry's chains by sequence.
 
         Raises:
@@ -77,7 +65,7 @@ class EntryReader:
             return entry.has_template_hits
         return bool(self._packed(entry.record).hits)
 
-    def _packed(self, number: int) -> EntryData | ComplexData:
+    def _packed(self, number: int) -> EntryData:
         assert self.packed is not None, "an entry of a packed set without the set"
         return of_record(self.packed.record(SAMPLES, number))
 
@@ -114,10 +102,10 @@ class MakeSample:
         settings = self.settings
         if entry.has_plddt:
             settings = replace(settings, max_rows=self.distillation_rows)
-        if isinstance(data, ComplexData):
+        if is_multimer(self.tree):
             return complex_sample(
                 data.chains,
-                data.alignments,
+                data.msas,
                 self.tree,
                 settings,
                 rng,

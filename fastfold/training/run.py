@@ -17,8 +17,9 @@ import numpy as np
 
 from fastfold._version import __version__
 from fastfold.data.loading.loader import retry_io
-from fastfold.data.training.entry import ComplexData, Entry, EntryData
+from fastfold.data.training.entry import Entry, EntryData
 from fastfold.errors import ConfigError, FastFoldError, InputError, OutputError
+from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel import DistributedContext, init_distributed, started_processes
@@ -111,7 +112,7 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
         with owned(Path(config.trainer.out), context):
             check_templates(config.data, tree)
             started = time.perf_counter()
-            complexes = bool(tree.model.global_config.multimer_mode)
+            complexes = is_multimer(tree)
             source = open_source(config.data, config.trainer.validate_chains, complexes=complexes)
             seconds = time.perf_counter() - started
             if seconds > _LONG_SCAN_S and config.data.index is None and context.is_rank_zero:
@@ -297,7 +298,7 @@ class _Run:
         if self.context.is_rank_zero and scores:
             self._record_validation(step, scores)
 
-    def _read(self, entry: Entry) -> tuple[EntryData | ComplexData, Templates]:
+    def _read(self, entry: Entry) -> tuple[EntryData, Templates]:
         data = self.reader(entry)
         candidates = self.reader.candidates(entry, data)
         return data, {sequence: chosen.best() for sequence, chosen in candidates.items()}

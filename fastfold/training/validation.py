@@ -17,10 +17,11 @@ from fastfold.data.features.pipeline import FeatureSampler, sampler_from_merged,
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.features.transforms import pseudo_beta
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training.entry import ComplexData, EntryData
+from fastfold.data.training.entry import EntryData
 from fastfold.data.training.labels import structure_labels
 from fastfold.data.training.sample import copies_of_residues, in_feature_order, merged_features
 from fastfold.evoformer.confidence import plddt
+from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import rows_of
 from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 from fastfold.evoformer.model import AlphaFold
@@ -96,16 +97,16 @@ Templates = Mapping[str, Mapping[str, np.ndarray]]  #: Raw template features by 
 def score_entry(
     model: AlphaFold,
     name: str,
-    data: EntryData | ComplexData,
+    data: EntryData,
     tree: Any,
     recycles: int,
     *,
     templates: Templates | None = None,
 ) -> ChainScore:
     """Fold a chain or a complex and compare it with its structure; equal chains are permuted to fit best."""
-    if isinstance(data, EntryData):
+    if not is_multimer(tree):
         return score_chain(model, name, data.chain, data.alignments, tree, recycles, templates=templates)
-    chains, alignments = in_feature_order(data.chains, data.alignments)
+    chains, alignments = in_feature_order(data.chains, data.msas)
     merged = merged_features(chains, alignments, templates=templates)
     folded = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)
     positions = np.concatenate([chain.positions for chain in chains])

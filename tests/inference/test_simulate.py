@@ -72,8 +72,8 @@ def _simulate(
 
 def _small_budget(n: int, config: Any, **room: int) -> int:
     """Little more than the smallest that works, so that there are many blocks and what can leave does."""
-    planner = Planner(config, 2, "cuda", parameters=15 * 10**6, **room)
-    return planner.smallest(n, rows=64) + n * n * 32 // room.get("ranks", 1)
+    planner = Planner(config, 2, "cuda", parameters=15 * 10**6, rows=64, **room)
+    return planner.smallest(n) + n * n * 32 // room.get("ranks", 1)
 
 
 @pytest.mark.slow

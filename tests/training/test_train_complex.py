@@ -15,7 +15,7 @@ import torch
 import fastfold
 import fastfold.training.trainer
 from fastfold.data.msa.msa import parse_a3m
-from fastfold.data.training.entry import ComplexData, ComplexMsas
+from fastfold.data.training.entry import ComplexMsas, EntryData
 from fastfold.data.training.sample import COPIES, FEATURES, LABELS, SampleSettings, complex_sample
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import ParallelMesh, ParallelPlan
@@ -259,7 +259,7 @@ def test_validation_takes_equal_chains_in_the_order_that_fits() -> None:
     bent.positions[6:, :, 1] += 4.0 * np.arange(8, dtype=np.float32)[:, None] * bent.mask[6:]
     model = random_model(TREE)
     scores = [
-        score_entry(model, "x", ComplexData(chains, (ComplexMsas(),) * 2, None), TREE, 0)
+        score_entry(model, "x", EntryData(chains, (ComplexMsas(),) * 2, None), TREE, 0)
         for chains in ((ONE, bent), (bent, ONE))
     ]
     assert scores[0].lddt_ca == pytest.approx(scores[1].lddt_ca)

@@ -328,14 +328,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def retry_io(function: Callable[[], T], waits_s: Sequence[float] = WAITS_S) -> T:
+def retry_io(function: Callable[[], T]) -> T:
     """Call a function, again if a file could not be read for a temporary reason.
 
     Raises:
         InputError: A file is invalid, or could not be read in any try.
         OSError: A file could not be read in any try.
     """
-    for wait in waits_s:
+    for wait in WAITS_S:
         try:
             return function()
         except (InputError, OSError) as error:

@@ -6,7 +6,6 @@ which calls the result ``bfd_uniref_hits.a3m``.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from pathlib import Path
 from fastfold.data.msa.msa import check_query, parse_a3m
 from fastfold.data.search.database import SequenceDatabase
 from fastfold.data.search.engine import Found, Report, Step
-from fastfold.data.search.programs import find_program, program_output, run_session
+from fastfold.data.search.programs import find_program, program_output, search_profiles
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import ConfigError, InputError
@@ -30,7 +29,6 @@ FLAGS = (
 """Flags of AlphaFold's call."""
 
 _PARTS = ("a3m", "hhm", "cs219")
-_LAST_CHARACTERS = 500
 
 
 def is_cluster_database(path: Path) -> bool:
@@ -115,23 +113,9 @@ class HhblitsEngine:
             yield Found(sequence, {f"{self.name}_hits.a3m": text.encode()}, facts)
 
     def _search(self, sequence: str) -> str:
-        with tempfile.TemporaryDirectory(prefix="fastfold-hhblits-") as folder:
-            query, output = Path(folder) / "query.fasta", Path(folder) / "output.a3m"
-            query.write_text(f">query\n{sequence}\n", "ascii")
-            line = [self._program, "-i", str(query), "-cpu", str(self.num_threads), "-oa3m", str(output)]
-            line += ["-o", "/dev/null", *FLAGS]
-            for database in self.databases:
-                line += ["-d", str(database.path)]
-            log = Path(folder) / "log"
-            try:
-                with log.open("wb") as file:
-                    code = run_session(line, file)
-            except OSError as error:
-                raise InputError(f"cannot be run: {error.strerror or error}", path=self._program) from None
-            if code or not output.is_file():
-                said = log.read_text("utf-8", "replace").strip()[-_LAST_CHARACTERS:]
-                raise InputError(f"hhblits failed with exit code {code}: {said}", path=self.databases[0].path)
-            text = output.read_text("utf-8", "replace")
+        flags = ("-cpu", str(self.num_threads), "-o", "/dev/null", *FLAGS)
+        paths = [database.path for database in self.databases]
+        text = search_profiles(self._program, f">query\n{sequence}\n", paths, output="-oa3m", flags=flags)
         check_query(parse_a3m(text, path=self._program), mask_unknown(sequence), path=self._program)
         return text
 

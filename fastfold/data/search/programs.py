@@ -7,11 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
+from fastfold.utils.text_files import PathLike
+
+_LAST_CHARACTERS = 500
 
 
 def find_program(name: str) -> str | None:
@@ -65,3 +69,32 @@ def run_session(line: Sequence[str], log: IO[bytes]) -> int:
             process.kill()
         process.wait()
         raise
+
+
+def search_profiles(
+    program: str, query: str, databases: Sequence[PathLike], *, output: str, flags: Sequence[str]
+) -> str:
+    """Search HH-suite's databases with an alignment by one of its programs; return the file that it writes.
+
+    The ``query`` is the text of an A3M file. A database is the common beginning of the names of its files. ``output``
+    is the program's option for the result, followed by its ``flags``.
+
+    Raises:
+        InputError: The program fails.
+    """
+    name = Path(program).name
+    with tempfile.TemporaryDirectory(prefix=f"fastfold-{name}-") as folder:
+        source, result, log = (Path(folder) / end for end in ("query.a3m", "result", "log"))
+        source.write_text(query, encoding="utf-8")
+        line = [program, "-i", str(source), output, str(result), *flags]
+        for database in databases:
+            line += ["-d", str(database)]
+        try:
+            with log.open("wb") as file:
+                code = run_session(line, file)
+        except OSError as error:
+            raise InputError(f"cannot be run: {error.strerror or error}", path=program) from None
+        if code or not result.is_file():
+            said = log.read_text("utf-8", "replace").strip()[-_LAST_CHARACTERS:]
+            raise InputError(f"{name} failed with exit code {code}: {said}", path=databases[0])
+        return result.read_text("utf-8", "replace")

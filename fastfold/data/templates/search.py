@@ -7,8 +7,6 @@ AlphaFold.
 from __future__ import annotations
 
 import io
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy as np
 
 from fastfold.data.msa.msa import Msa
 from fastfold.data.msa.sampling import a3m_text
-from fastfold.data.search.programs import find_program
+from fastfold.data.search.programs import find_program, search_profiles
 from fastfold.data.templates.hits import parse_hmmsearch
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.packages import require_package
@@ -186,17 +184,5 @@ def hhsearch(msa: Msa, databases: Sequence[PathLike]) -> str:
             "hhsearch is not installed: install HH-suite or the Python package colabfold-binaries, or search "
             "pdb_seqres.txt instead, for which FastFold needs no external program"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        query, output = Path(folder) / "query.a3m", Path(folder) / "output.hhr"
-        query.write_text(to_a3m(msa), encoding="utf-8")
-        command = [program, "-i", str(query), "-o", str(output), "-maxseq", "1000000", "-cpu", "1"]
-        for database in databases:
-            command += ["-d", str(database)]
-        try:
-            done = subprocess.run(command, capture_output=True, check=False)
-        except OSError as error:
-            raise InputError(f"cannot be run: {error.strerror or error}", path=program) from None
-        if done.returncode or not output.is_file():
-            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            raise InputError(f"hhsearch failed with exit code {done.returncode}: {said}", path=databases[0])
-        return output.read_text(encoding="utf-8", errors="replace")
+    flags = ("-maxseq", "1000000", "-cpu", "1")
+    return search_profiles(program, to_a3m(msa), databases, output="-o", flags=flags)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from fastfold.data.features.coevolution import Coevolution
 from fastfold.data.msa.find import AlignmentFile
@@ -34,13 +34,11 @@ from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache_format import Arrays
 from fastfold.data.training.entry import (
-    ComplexData,
     ComplexEntry,
     ComplexMsas,
     Entry,
     EntryData,
     read_chain_msa,
-    read_complex,
     read_entry,
 )
 from fastfold.data.training.templates import read_candidates
@@ -108,13 +106,15 @@ class FeatureCache:
         Raises:
             InputError: The entry is not in the cache and invalid.
         """
+        if isinstance(entry, ComplexEntry):
+            return read_entry(entry, structure_reader=self._structure, msa_reader=self._msa)
         data = self._cached(
             entry.id,
             (entry.structure, *entry.alignments()),
             entry.chain_id,
             make=lambda: read_entry(replace(entry, resolution=None, release_date="")),
             pack=cache_format.data_arrays,
-            unpack=lambda arrays: cast(EntryData, cache_format.data_of(arrays)),
+            unpack=cache_format.data_of,
         )
         if entry.resolution is not None:
             data = replace(data, resolution=entry.resolution)
@@ -146,21 +146,13 @@ class FeatureCache:
             unpack=cache_format.coevolution_of,
         )
 
-    def read_complex(self, entry: ComplexEntry) -> ComplexData:
-        """Return :func:`fastfold.data.training.entry.read_complex`, with files from the cache if present.
-
-        Raises:
-            InputError: A file is not in the cache and invalid.
-        """
-        return read_complex(entry, structure_reader=self._structure, msa_reader=self._msa)
-
     def _structure(self, path: Path) -> Structure:
         """Return all chains of a file, its resolution and its date; other data are not cached."""
 
-        def read() -> ComplexData:
+        def read() -> EntryData:
             found = read_structure(path)
             msas = (ComplexMsas(),) * len(found.chains)
-            return ComplexData(found.chains, msas, found.resolution, found.release_date)
+            return EntryData(found.chains, msas, found.resolution, found.release_date)
 
         data = self._cached(
             path.name,

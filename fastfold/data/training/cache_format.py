@@ -14,7 +14,7 @@ import numpy as np
 from fastfold.data.features.coevolution import Coevolution
 from fastfold.data.msa.msa import Msa
 from fastfold.data.templates.hits import TemplateHit
-from fastfold.data.training.entry import ComplexData, ComplexMsas, EntryData
+from fastfold.data.training.entry import ComplexMsas, EntryData
 from fastfold.protein.structure import ChainStructure
 
 LAYOUT_VERSION = 1  # version of the arrays below
@@ -168,15 +168,10 @@ def hits_of(arrays: Mapping[str, np.ndarray]) -> list[TemplateHit]:
     return hits
 
 
-def data_arrays(
-    data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]] | None = None
-) -> Arrays:
+def data_arrays(data: EntryData, hits: Mapping[str, Sequence[TemplateHit]] | None = None) -> Arrays:
     """Convert an entry's data to arrays, with template hits by sequence; chains share alignments stored once."""
-    is_complex = isinstance(data, ComplexData)
-    found = data.alignments if isinstance(data, ComplexData) else [ComplexMsas(data.alignments)]
-    msas = dict(zip((chain.sequence for chain in data.chains), found, strict=True))
+    msas = dict(zip((chain.sequence for chain in data.chains), data.msas, strict=True))
     arrays = {
-        "kind": text_array("complex" if is_complex else "chain"),
         "resolution": optional(data.resolution),
         "release_date": text_array(data.release_date),
         **many("chains", [chain_arrays(chain) for chain in data.chains]),
@@ -191,7 +186,7 @@ def data_arrays(
     return arrays
 
 
-def data_of(arrays: Mapping[str, np.ndarray]) -> EntryData | ComplexData:
+def data_of(arrays: Mapping[str, np.ndarray]) -> EntryData:
     """Convert arrays to an entry's data; inverse of :func:`data_arrays`."""
     chains = tuple(chain_of(part) for part in parts_of("chains", arrays))
     msas = {}
@@ -202,11 +197,8 @@ def data_of(arrays: Mapping[str, np.ndarray]) -> EntryData | ComplexData:
     if "hits" in arrays:
         hits = {string_of(part["sequence"]): hits_of(part) for part in parts_of("hits", arrays)}
     resolution, date = number_or_none(arrays["resolution"]), string_of(arrays["release_date"])
-    if string_of(arrays["kind"]) == "chain":
-        own = msas[chains[0].sequence].unpaired
-        return EntryData(chains[0], own, resolution, release_date=date, hits=hits)
     of_chains = tuple(msas[chain.sequence] for chain in chains)
-    return ComplexData(chains, of_chains, resolution, release_date=date, hits=hits)
+    return EntryData(chains, of_chains, resolution, release_date=date, hits=hits)
 
 
 def optional(value: float | None) -> np.ndarray:

@@ -74,6 +74,10 @@ class Entry:
         """
         return tuple(_alignments(self, self, self.alignment_name or self.id).unpaired)
 
+    def chain_alignments(self, chains: Sequence[ChainStructure]) -> dict[str, ChainAlignments]:
+        """Return the alignment files of its chains by sequence; errors as of :meth:`alignments`."""
+        return {chain.sequence: ChainAlignments(list(self.alignments())) for chain in chains}
+
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
         """Return the files of template hits next to the alignments, by sequence.
 
@@ -100,38 +104,6 @@ def alignment_depth(entry: Entry) -> int:
     if entry.msa_rows is not None:
         return entry.msa_rows
     return sum(len(read_msa(path).sequences) for path in entry.alignments())
-
-
-@dataclass(frozen=True, eq=False)
-class EntryData:
-    """Content of an entry's files."""
-
-    chain: ChainStructure  #: Its structure
-    alignments: tuple[Msa, ...]  #: Alignments whose first rows are the chain
-    #: Resolution of the structure in Å, or None; from the entry, otherwise from the file
-    resolution: float | None
-    #: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from the file
-    release_date: str = ""
-    #: Template hits by sequence, if they were read together with the rest (a packed set), otherwise None
-    hits: Mapping[str, Sequence[TemplateHit]] | None = None
-
-    @property
-    def chains(self) -> tuple[ChainStructure, ...]:
-        """The chain in a tuple."""
-        return (self.chain,)
-
-
-def read_entry(entry: Entry) -> EntryData:
-    """Read an entry's structure and alignments.
-
-    Raises:
-        InputError: A file is invalid, the chain is missing in it, or an alignment belongs to another chain.
-    """
-    structure = read_structure(entry.structure)
-    chain = select_chain(structure, entry)
-    alignments = tuple(read_chain_msa(path, chain.sequence) for path in entry.alignments())
-    resolution = structure.resolution if entry.resolution is None else entry.resolution
-    return EntryData(chain, alignments, resolution, entry.release_date or structure.release_date)
 
 
 def read_chain_msa(path: PathLike, sequence: str) -> Msa:
@@ -189,10 +161,10 @@ def select_chain(structure: Structure, entry: Entry) -> ChainStructure:
 
 
 class ComplexMsas(NamedTuple):
-    """Alignments of one chain of a complex, whose first rows are the chain."""
+    """Alignments of one chain, whose first rows are the chain."""
 
     unpaired: tuple[Msa, ...] = ()  #: Alignments without pairing
-    #: Alignments whose rows are paired with those of other chains by species (UniProt)
+    #: Alignments whose rows are paired with those of a complex's other chains by species (UniProt)
     paired: tuple[Msa, ...] = ()
 
 
@@ -202,6 +174,20 @@ class ComplexEntry(Entry):
 
     #: Chains listed by the training set; other chains of the file also belong to the complex
     members: tuple[Entry, ...] = ()
+
+    def chain_alignments(self, chains: Sequence[ChainStructure]) -> dict[str, ChainAlignments]:
+        """Return the alignment files of its chains by sequence.
+
+        Alignments of chain ``A`` of ``1abc.cif`` are looked up as ``1abc_A`` and in the other places of
+        :mod:`fastfold.data.msa.find`, and under the training set's name of the chain. Chains with equal sequences share
+        the alignments of the first that has any.
+        """
+        found: dict[str, ChainAlignments] = {}
+        for chain, member in zip(chains, _members_of(self, chains), strict=True):
+            if not found.get(chain.sequence):
+                asked = _asked(chain.chain_id, chain.sequence, member)
+                found[chain.sequence] = _alignments(self, member, _stem(self.structure), chain=asked)
+        return found
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
         """Return template hits like :meth:`fastfold.data.training.entry.Entry.template_hits`.
@@ -226,17 +212,27 @@ class ComplexEntry(Entry):
 
 
 @dataclass(frozen=True, eq=False)
-class ComplexData:
-    """Content of a complex's files."""
+class EntryData:
+    """Content of the files of a chain or a complex."""
 
-    chains: tuple[ChainStructure, ...]  #: Chains in the order of the file
-    alignments: tuple[ComplexMsas, ...]  #: Alignments of each chain; chains of equal sequence share theirs
+    chains: tuple[ChainStructure, ...]  #: The chain, or all chains in the order of the file
+    msas: tuple[ComplexMsas, ...]  #: Alignments of each chain; chains of equal sequence share theirs
     #: Resolution of the structure in Å, or None; from the entry, otherwise from the file
     resolution: float | None
     #: Release date of the structure, ``YYYY-MM-DD`` or an empty string; from the entry, otherwise from the file
     release_date: str = ""
-    #: See :class:`fastfold.data.training.entry.EntryData`
+    #: Template hits by sequence, if they were read together with the rest (a packed set), otherwise None
     hits: Mapping[str, Sequence[TemplateHit]] | None = None
+
+    @property
+    def chain(self) -> ChainStructure:
+        """First chain, the only one of an entry that is not a complex."""
+        return self.chains[0]
+
+    @property
+    def alignments(self) -> tuple[Msa, ...]:
+        """Alignments of the first chain without pairing."""
+        return self.msas[0].unpaired
 
 
 def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
@@ -275,37 +271,29 @@ def _complex(members: list[Entry]) -> ComplexEntry:
     return ComplexEntry(**values, members=tuple(members))
 
 
-def read_complex(
-    entry: ComplexEntry,
+def read_entry(
+    entry: Entry,
     *,
     structure_reader: Callable[[Path], Structure] = read_structure,
     msa_reader: Callable[[AlignmentFile, str], Msa] = read_chain_msa,
-) -> ComplexData:
-    """Read the structure of a complex and the alignments of its chains.
-
-    Alignments of chain ``A`` of ``1abc.cif`` are looked up as ``1abc_A`` and in the other places of
-    :mod:`fastfold.data.msa.find`, and under the training set's name of the chain. Chains with equal sequences share the
-    alignments of the first that has any.
+) -> EntryData:
+    """Read the structure of a chain or a complex and the alignments of its chains.
 
     Raises:
-        InputError: A file is invalid, or an alignment belongs to another chain.
+        InputError: A file is invalid, the chain is missing in it, or an alignment belongs to another chain.
     """
     structure = structure_reader(entry.structure)
-    files: dict[str, ChainAlignments] = {}
-    for chain, member in zip(structure.chains, _members_of(entry, structure.chains), strict=True):
-        if not files.get(chain.sequence):
-            asked = _asked(chain.chain_id, chain.sequence, member)
-            files[chain.sequence] = _alignments(entry, member, _stem(entry.structure), chain=asked)
+    chains = structure.chains if isinstance(entry, ComplexEntry) else (select_chain(structure, entry),)
     msas = {
         sequence: ComplexMsas(
             tuple(msa_reader(path, sequence) for path in found.unpaired),
             tuple(msa_reader(path, sequence) for path in found.paired),
         )
-        for sequence, found in files.items()
+        for sequence, found in entry.chain_alignments(chains).items()
     }
-    return ComplexData(
-        chains=structure.chains,
-        alignments=tuple(msas.get(chain.sequence, ComplexMsas()) for chain in structure.chains),
+    return EntryData(
+        chains=chains,
+        msas=tuple(msas[chain.sequence] for chain in chains),
         resolution=structure.resolution if entry.resolution is None else entry.resolution,
         release_date=entry.release_date or structure.release_date,
     )
@@ -339,11 +327,6 @@ def _hits(
     if member is not None and member.alignment_files is not None:
         return sorted_hits(member.alignment_files)
     return [] if entry.alignment_dir is None else find_hits(entry.alignment_dir, name, chain=chain)
-
-
-def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:
-    """Remove the residues of a predicted complex under a pLDDT; see :func:`~.entry.mask_low_plddt`."""
-    return replace(data, chains=tuple(mask_low_plddt(chain, minimum) for chain in data.chains))
 
 
 def _stem(structure: Path) -> str:

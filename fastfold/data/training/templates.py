@@ -20,7 +20,7 @@ from fastfold.data.templates.hits import TemplateHit, TemplateSkipped
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.data.templates.select import best_first, check_hit, choose_templates
 from fastfold.data.templates.source import read_hits
-from fastfold.data.training.entry import ComplexData, Entry, EntryData
+from fastfold.data.training.entry import Entry, EntryData
 
 MAX_CANDIDATES = 20  #: Largest number of hits from which templates are drawn
 DAYS_BEFORE = 60  #: Days by which a template's release must precede the chain's
@@ -81,7 +81,7 @@ class TrainingTemplates:
     #: Reads hits: :func:`read_candidates`, or the same through a cache
     read: Callable[[AlignmentFile, str], list[TemplateHit]] = read_candidates
 
-    def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:
+    def candidates(self, entry: Entry, data: EntryData) -> dict[str, Candidates]:
         """Return the candidates of an entry's chains by sequence; chains without hits are absent.
 
         An experimental structure with unknown release date gets none, because a template could be the structure itself.

@@ -11,20 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastfold.errors import FastFoldError
 from fastfold.inference.config import InferConfig
 from fastfold.utils.machine import available_cores, host_available_bytes
-from fastfold.utils.workers.process import (
-    describe_end,
-    describe_failure,
-    pack_function,
-    receive,
-    send,
-    start_worker,
-)
+from fastfold.utils.workers.process import FunctionProcess, ProcessEnded, describe_failure, pack_function
 from fastfold.utils.workers.server import start_server, without_main, worker_context
 
 if TYPE_CHECKING:
@@ -102,7 +94,7 @@ class Background:
         self.processes = processes
         self._modules = tuple(modules)
         self._own = threading.local()
-        self._started: list[_Process] = []
+        self._started: list[FunctionProcess] = []
         self._closed = False
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="background")
         for _ in range(processes):
@@ -120,7 +112,7 @@ class Background:
             process.kill()
         self._threads.shutdown()
         for process in self._started:
-            process.close()
+            process.end()
 
     def _call(self, call: BackgroundWork) -> Any:
         ended = ""
@@ -129,68 +121,46 @@ class Background:
             if process is None:
                 return call.run()
             try:
-                return process.call(call)
-            except _EndedError as error:
+                return _result(process, call)
+            except ProcessEnded as error:
                 ended, self._own.process = str(error), None
                 if self._closed:
                     break
         raise FastFoldError(f"the process that draws and relaxes ended: {ended}")
 
-    def _process(self) -> _Process | None:
+    def _process(self) -> FunctionProcess | None:
         """Return the process of this thread, started if needed; None if it cannot start."""
-        found: _Process | None = getattr(self._own, "process", None)
+        found: FunctionProcess | None = getattr(self._own, "process", None)
         if found is None:
             with contextlib.suppress(Exception):  # for example too many processes
                 found = self._start()
             self._own.process = found
         return found
 
-    def _start(self) -> _Process:
-        process = _Process()
+    def _start(self) -> FunctionProcess:
+        start = partial(FunctionProcess, worker_context(), pack_function(_answer), "fastfold-background")
+        with without_main():
+            try:
+                process = start()
+            except (EOFError, OSError):  # the server of workers was ending; the next start has another
+                process = start()
         self._started.append(process)
         if self._closed:
             process.kill()
-        receive(process.pipe)  # until it is ready
+        process.answer()  # until it is ready
         with contextlib.suppress(Exception):  # the first call raises it again
-            process.call(BackgroundWork(_prepare, (self._modules,), {}))
+            _result(process, BackgroundWork(_prepare, (self._modules,), {}))
         return process
 
 
-class _EndedError(Exception):
-    """End of a process during a call."""
-
-
-class _Process:
-    """Process that calls functions one after the other."""
-
-    def __init__(self) -> None:
-        start = partial(start_worker, worker_context(), pack_function(_answer), "fastfold-background")
-        with without_main():
-            try:
-                self._process, self.pipe = start()
-            except (EOFError, OSError):  # the server of workers was ending; the next start has another
-                self._process, self.pipe = start()
-
-    def call(self, call: BackgroundWork) -> Any:
-        try:
-            send(self.pipe, (0, call))
-            wait([self.pipe, self._process.sentinel])
-            _, answer, failure = receive(self.pipe)
-        except (EOFError, OSError):
-            raise _EndedError(describe_end(self._process)) from None
-        if failure is not None:
-            raise FastFoldError(failure)
-        result, error = answer
-        if error is not None:
-            raise error
-        return result
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def close(self) -> None:
-        self._process.join()
-        self.pipe.close()
+def _result(process: FunctionProcess, call: BackgroundWork) -> Any:
+    answer, failure = process.call(0, call)
+    if failure is not None:
+        raise FastFoldError(failure)
+    result, error = answer
+    if error is not None:
+        raise error
+    return result
 
 
 def _answer(_: int, call: BackgroundWork) -> tuple[Any, Exception | None]:

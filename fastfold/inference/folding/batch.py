@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -121,15 +121,15 @@ class BatchFolder:
 def batch_plan(requests: Sequence[Request]) -> FoldPlan | None:
     """Return the plan of targets as long as the longest; None if they do not fit into the memory without blocks."""
     fits = [request.predictor.fit(request.model) for request in requests]
-    rows = [fit.rows for fit in fits if fit.rows is not None]
-    templates = [fit.templates for fit in fits if fit.templates is not None]
+    rows = [fit.planner.rows for fit in fits if fit.planner.rows is not None]
+    templates = [fit.planner.templates for fit in fits if fit.planner.templates is not None]
+    planner = replace(
+        fits[0].planner,
+        rows=max(rows) if len(rows) == len(fits) else None,
+        templates=max(templates) if len(templates) == len(fits) else None,
+    )
     try:
-        plan = fits[0].planner.plan(
-            max(fit.residues for fit in fits),
-            min(fit.budget for fit in fits) // len(fits),
-            rows=max(rows) if len(rows) == len(fits) else None,
-            templates=max(templates) if len(templates) == len(fits) else None,
-        )
+        plan = planner.plan(max(fit.residues for fit in fits), min(fit.budget for fit in fits) // len(fits))
     except BudgetError:
         return None
     return None if plan.blocks else plan

@@ -107,8 +107,6 @@ class Fit:
     budget: int
     residues: int
     name: str
-    rows: int | None = None
-    templates: int | None = None
 
     def run(self, fold: Callable[[FoldPlan], Result], say: Callable[[str], None]) -> Result:
         """Fold by the plan; if memory runs out, free it and continue with half of the budget.
@@ -136,11 +134,10 @@ class Fit:
 
     def smaller(self, say: Callable[[str], None]) -> Fit:
         """Return the same target with half of the memory, and say so; errors as those of :meth:`run`."""
-        size = {"rows": self.rows, "templates": self.templates}
-        smallest = self.planner.smallest(self.residues, **size)
+        smallest = self.planner.smallest(self.residues)
         tried = min(self.budget, self.plan.peak)
         if self.plan.peak <= smallest:
-            fits = self.planner.longest(tried // 2, **size)
+            fits = self.planner.longest(tried // 2)
             raise InputError(
                 f"out of memory for {self.residues:,} residues even with the smallest blocks, which were expected to "
                 f"take {tried / GIB:,.2f} GiB; in half of that about {fits:,} residues would fit: fold shorter pieces, "
@@ -152,7 +149,7 @@ class Fit:
             f"warning: {self.name}: out of memory with a plan of {tried / GIB:,.2f} GiB; continuing with a budget of "
             f"{budget / GIB:,.2f} GiB"
         )
-        plan = plan_target(self.planner, self.residues, budget, name=self.name, **size)
+        plan = plan_target(self.planner, self.residues, budget, name=self.name)
         return replace(self, plan=plan, budget=budget)
 
 
@@ -191,38 +188,29 @@ def fit_target(
         disk=memory.disk,
         ranks=ranks,
         cuda_graph=cuda_graph,
+        rows=rows,
+        templates=templates,
     )
     free = memory.free + (planner.parameters if home.type == device.type else 0)
-    size = {"rows": rows, "templates": templates}
-    check_fit(planner, residues, budget, free, name=name, **size)
+    check_fit(planner, residues, budget, free, name=name)
     budget = free if budget is None else budget
-    plan = plan_target(planner, residues, budget, name=name, **size)
+    plan = plan_target(planner, residues, budget, name=name)
     if plan.blocks:
         planner = replace(planner, costs=measure_costs(device, dtype))
-        plan = plan_target(planner, residues, budget, name=name, **size)
-    return Fit(planner, plan, budget, residues, name, rows, templates)
+        plan = plan_target(planner, residues, budget, name=name)
+    return Fit(planner, plan, budget, residues, name)
 
 
-def check_fit(
-    planner: Planner,
-    residues: int,
-    budget: int | None,
-    free: int,
-    *,
-    name: str,
-    rows: int | None = None,
-    templates: int | None = None,
-) -> None:
+def check_fit(planner: Planner, residues: int, budget: int | None, free: int, *, name: str) -> None:
     """Refuse a target whose smallest plan exceeds the ``free`` bytes, which include those of loaded parameters.
 
     Arguments and errors are those of :func:`fit_target`; :func:`plan_target` refuses a plan beyond the budget.
     """
-    size = {"rows": rows, "templates": templates}
-    smallest = planner.smallest(residues, **size)
+    smallest = planner.smallest(residues)
     if smallest <= free or (budget is not None and smallest > budget):
         return
-    halved = replace(planner, element_size=2).smallest(residues, **size)
-    fits = planner.longest(free, **size)
+    halved = replace(planner, element_size=2).smallest(residues)
+    fits = planner.longest(free)
     remedy = "leave out --cuda-graphs, " if planner.cuda_graph else ""
     remedy += "use --precision bf16, or " if planner.element_size > 2 and halved <= free else ""
     raise InputError(
@@ -234,20 +222,12 @@ def check_fit(
     )
 
 
-def plan_target(
-    planner: Planner,
-    residues: int,
-    budget: int,
-    *,
-    name: str | None = None,
-    rows: int | None = None,
-    templates: int | None = None,
-) -> FoldPlan:
+def plan_target(planner: Planner, residues: int, budget: int, *, name: str | None = None) -> FoldPlan:
     """Return the plan of a target, arguments as of :func:`fit_target`, or raise InputError with sizes that fit."""
     try:
-        return planner.plan(residues, budget, rows=rows, templates=templates)
+        return planner.plan(residues, budget)
     except BudgetError as error:
-        fits = planner.longest(budget, rows=rows, templates=templates)
+        fits = planner.longest(budget)
         raise InputError(
             f"a memory budget of {budget / GIB:,.2f} GiB is too small for {residues:,} residues; the smallest that "
             f"works is {error.smallest / GIB:,.2f} GiB, and about {fits:,} residues would fit"

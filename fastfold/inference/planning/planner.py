@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,13 +52,10 @@ class FoldRequest:
     planner: Mapping[str, Any]
     residues: int
     budget: int
-    rows: int | None
-    templates: int | None
 
     def plan(self, host: HostBuffers) -> FoldPlan:
         """Make the plan with the buffers for offloaded tensors in this process, or raise BudgetError."""
-        planner = Planner(host=host, **self.planner)
-        return planner.plan(self.residues, self.budget, rows=self.rows, templates=self.templates)
+        return Planner(host=host, **self.planner).plan(self.residues, self.budget)
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ class FoldPlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Planner for one network on one device."""
+    """Planner for one network on one device, and for an alignment and templates."""
 
     config: Any  #: Official configuration tree
     element_size: int  #: Bytes per element of the trunk (4 for float32, 2 for bfloat16)
@@ -130,15 +126,12 @@ class Planner:
     disk: int = 0  #: Bytes of a disk for tensors that exceed the host memory
     ranks: int = 1  #: Number of processes that share the target, each with such a device and host memory
     cuda_graph: bool = False  #: True if passes are replayed from a CUDA graph
+    rows: int | None = None  #: Rows of all alignments; None for the network's maximum
+    templates: int | None = None  #: Number of templates; None for the network's maximum
 
-    def plan(
-        self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
-    ) -> FoldPlan:
-        """Return the fastest plan of a target's length within a budget in bytes, or raise BudgetError.
-
-        ``rows`` of all alignments and ``templates`` are None for the network's maxima.
-        """
-        fold = self.fold(residues, rows, templates)
+    def plan(self, residues: int, budget: int) -> FoldPlan:
+        """Return the fastest plan of a target's length within a budget in bytes, or raise BudgetError."""
+        fold = self.fold(residues)
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
         chosen = chunks.chosen
         unit = residues**2 * int(self.config.model.embeddings_and_evoformer.pair_channel) * self.element_size
@@ -146,7 +139,7 @@ class Planner:
         if self.device != "cpu":
             everything = replace(everything, block_elements=fold.max_block)
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
-        request = FoldRequest(own, residues, budget, rows, templates)
+        request = FoldRequest(own, residues, budget)
         if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):
             return FoldPlan(chunks, unit, 1.0, everything, {}, everything.contraction, request)
 
@@ -172,30 +165,28 @@ class Planner:
         blocks["templates"] = TEMPLATE_BLOCK
         return FoldPlan(chunks, unit, chunks.slow_down, policy, blocks, of_templates, request)
 
-    def smallest(self, residues: int, *, rows: int | None = None, templates: int | None = None) -> int:
+    def smallest(self, residues: int) -> int:
         """Return the smallest budget in bytes for which a plan exists."""
-        fold = self.fold(residues, rows, templates)
-        return smallest_that_works(self._operators(fold), host_budget=self.host_memory)
+        return smallest_that_works(self._operators(self.fold(residues)), host_budget=self.host_memory)
 
-    def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
+    def longest(self, budget: int) -> int:
         """Return the largest number of residues for which a plan within a budget exists."""
-        smallest = partial(self.smallest, rows=rows, templates=templates)
-        return longest_that_fits(smallest, budget)
+        return longest_that_fits(self.smallest, budget)
 
     def _operators(self, fold: Fold) -> list[Operator]:
         return operators(self.config, fold, self.costs, room=OffloadRoom(self.host_memory, self.disk))
 
-    def fold(self, residues: int, rows: int | None = None, templates: int | None = None) -> Fold:
-        """Return the sizes of a fold; arguments as in :meth:`plan`."""
+    def fold(self, residues: int) -> Fold:
+        """Return the sizes of a fold."""
         most_clusters, most_extra = max_rows(self.config)
         template = self.config.model.embeddings_and_evoformer.template
-        most_templates = template.max_templates if template.enabled else 0
-        if templates is None or is_multimer(self.config):
+        shown = template.max_templates if template.enabled else 0
+        if self.templates is not None and not is_multimer(self.config):
             # The multimer network embeds empty templates too.
-            templates = most_templates
-        rows = most_clusters + most_extra if rows is None else max(1, rows)
+            shown = min(self.templates, shown)
+        rows = most_clusters + most_extra if self.rows is None else max(1, self.rows)
         clusters = min(rows, most_clusters)
-        extra, shown = min(max(1, rows - clusters), most_extra), min(templates, most_templates)
+        extra = min(max(1, rows - clusters), most_extra)
         fold = Fold(residues, self.element_size, clusters, extra, shown, rows, self.parameters, self.device)
         return replace(fold, ranks=self.ranks, cuda_graph=self.cuda_graph)
 

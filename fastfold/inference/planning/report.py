@@ -133,6 +133,7 @@ def report_fold_plan(options: argparse.Namespace) -> str:
     device = choose_device(options.device)
     size = element_size(options.precision)
     config = model_config(options.model)
+    rows = options.msa + options.extra_msa
     planner = Planner(
         config,
         size,
@@ -143,11 +144,12 @@ def report_fold_plan(options: argparse.Namespace) -> str:
         else _amount(options.host_memory),
         disk=_amount(options.disk),
         parameters=count_parameters(config) * size,
+        rows=rows,
+        templates=options.templates,
     )
     budget = parse_bytes(options.memory_budget)
-    rows, templates = options.msa + options.extra_msa, options.templates
-    plan = plan_target(planner, options.residues, budget, rows=rows, templates=templates)
-    longest = planner.longest(budget, rows=rows, templates=templates)
+    plan = plan_target(planner, options.residues, budget)
+    longest = planner.longest(budget)
     what = (
         f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, on "
         f"{device.type} with {budget / GIB:,.2f} GiB (U, the pair tensor: {plan.unit / GIB:,.3f} GiB)"
@@ -243,11 +245,12 @@ def plan_on_gpus(
         parameters=count_parameters(config) * size,
         disk=disk // here,
         ranks=gpus,
+        rows=rows,
+        templates=templates,
     )
     budget = int(speeds.sheet.memory) if budget is None else budget
-    plan = plan_target(planner, residues, budget, rows=rows, templates=templates)
-    fold = planner.fold(residues, rows, templates)
-    time = fold_time(config, fold, plan, speeds, recycles + 1)
+    plan = plan_target(planner, residues, budget)
+    time = fold_time(config, planner.fold(residues), plan, speeds, recycles + 1)
     return GpuFold(plan, time, planner, budget, speeds, recycles + 1)
 
 
@@ -274,7 +277,7 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
     )
     plan, time, speeds, planner = found.plan, found.time, found.speeds, found.planner
     spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name
-    longest = planner.longest(found.budget, rows=rows, templates=options.templates)
+    longest = planner.longest(found.budget)
     fixed = FIXED_CUDA + nccl_bytes(gpus)
     lines = [
         f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, "

@@ -438,7 +438,7 @@ def plan_restraints(fit: Fit, *, is_limited: bool) -> GradientPlan | None:
 
     Without a budget of the user (``is_limited``), gradients of a short target with few rows are not planned.
     """
-    fold = fit.planner.fold(fit.residues, fit.rows, fit.templates)
+    fold = fit.planner.fold(fit.residues)
     if fit.residues * max(fit.residues, fold.clusters, fold.extra) < CHECKPOINTED**2 and not is_limited:
         return None
     planner = GradientPlanner(

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,8 @@ class Setup:
         count = where.workers or max(1, gpus)
         if gpus and count > gpus:
             raise ConfigError(f"--workers {count}: each worker needs a separate GPU; available: {gpus}")
-        cores = available_cores()
-        threads = where.cpus_per_worker or max(1, cores // count)
+        # A single worker has the threads of `fastfold infer`, and with them its results.
+        threads = where.cpus_per_worker or max(1, torch.get_num_threads() // count)
         memory = None if gpus else host_available_bytes()
         finishers = self._count_finishers(count, memory)
         if memory is not None:
@@ -164,7 +164,7 @@ class Setup:
                 devices[k % len(devices)], threads, count if gpus else 1, leaves_rest=finishers > 0
             )
             workers.append((Worker(f"fold-{k + 1}", "fold", memory=memory), self._adapted(function)))
-        finisher = FinishWorker(function, max(1, cores // max(1, finishers)))
+        finisher = FinishWorker(function, max(1, torch.get_num_threads() // max(1, finishers)))
         workers += [(Worker(f"finish-{k + 1}", "finish"), finisher) for k in range(finishers)]
         if self.search is not None:
             workers.append((Worker("search-1", "search"), self.search))
@@ -226,9 +226,11 @@ def smallest_memory(
     by_network: dict[str, Callable[[int], int]] = {}
     for network in networks:
         settings = apply_settings(config, network.info.config)
-        planner = Planner(settings, size, "cpu", parameters=network.info.parameters * size)
+        planner = Planner(
+            settings, size, "cpu", parameters=network.info.parameters * size, templates=templates
+        )
         # With the network's maximum of rows, because the alignments are not known yet.
-        by_network[network.name] = cache(partial(planner.smallest, templates=templates))
+        by_network[network.name] = cache(planner.smallest)
 
     def smallest(target: Target) -> int:
         return max(by_network[one.name](target.num_residues) for one in suitable(networks, target))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import queue
@@ -10,32 +9,29 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastfold.inference.screen.job import Event, Executor, Finished, JobResult, Ready, Task, Worker
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.utils.units import GIB, clock
-from fastfold.utils.workers.process import describe_end, pack_function, receive, send, start_worker
+from fastfold.utils.workers.process import FunctionProcess, LimitPassed, ProcessEnded, pack_function
 
 Function = Callable[[int, Task], JobResult]
 _FAILED_STARTS = 3
-_POLL_S = 0.2
 
 
 class WorkerProcess:
     """Process that runs one function on a job at a time.
 
     It is started with the first job, and again after it has ended. It ends when its parent ends in any way. The
-    function is packed for :func:`~fastfold.utils.workers.process.start_worker`, and this process does not load it.
+    function is packed for :class:`~fastfold.utils.workers.process.FunctionProcess`, and this process does not load it.
     Limits are those of time and memory.
     """
 
     def __init__(self, packed: bytes, limits: ScreenOptions) -> None:
         self._packed, self._limits = packed, limits
-        self._process: Any = None
-        self._pipe: Connection | None = None
+        self._process: FunctionProcess | None = None
         self._closed = False
 
     def run(self, task: Task) -> JobResult:
@@ -51,26 +47,29 @@ class WorkerProcess:
         """End the process at once, from any thread."""
         self._closed = True
         if (process := self._process) is not None:
-            with contextlib.suppress(ValueError, AttributeError):  # it has ended already
-                process.kill()
+            process.kill()
 
     def join(self) -> None:
         """Wait for the end of the process; no other thread may run a job."""
-        if self._pipe is not None:
-            self._pipe.close()
         if self._process is not None:
-            self._process.join()
-            self._process.close()
-        self._process = self._pipe = None
+            self._process.end()
+        self._process = None
 
     def _ensure_running(self) -> JobResult | None:
         """Start the process if needed; return an error if it cannot start."""
-        if self._process is not None and self._process.is_alive():
+        if self._process is not None and self._process.process.is_alive():
             return None
-        reason = ""
+        reason: str | None = ""
         for _ in range(_FAILED_STARTS):
             self.join()
-            reason = self._start()
+            context = multiprocessing.get_context("spawn")
+            self._process = FunctionProcess(context, self._packed, "fastfold-worker", daemon=False)
+            if self._closed:  # closed meanwhile
+                self._process.kill()
+            try:
+                _, reason = self._process.answer()
+            except ProcessEnded as ended:
+                reason = str(ended)
             if self._closed:
                 return JobResult("lost", "the run ends")
             if not reason:
@@ -78,45 +77,24 @@ class WorkerProcess:
             self._process.kill()
         return JobResult("fatal", f"a worker process cannot start, {_FAILED_STARTS} times in a row: {reason}")
 
-    def _start(self) -> str:
-        """Start the process and wait until it is ready; return the reason if it is not."""
-        context = multiprocessing.get_context("spawn")
-        process, pipe = start_worker(context, self._packed, "fastfold-worker", daemon=False)
-        self._process, self._pipe = process, pipe
-        if self._closed:  # closed meanwhile
-            process.kill()
-        try:
-            _, _, failure = receive(pipe)
-        except (EOFError, OSError):
-            return describe_end(process)
-        return failure or ""
-
     def _run_task(self, task: Task) -> JobResult:
-        process, pipe = self._process, self._pipe
-        assert pipe is not None
+        assert self._process is not None
+        watched = task.job.kind != "search" and self._limits.has_limits
+        limit = partial(self._beyond, self._process.process.pid, time.monotonic()) if watched else None
         try:
-            send(pipe, (task.job.id, task))
-        except OSError:
-            return self._ended()
-        start = time.monotonic()
-        while True:
-            watched = task.job.kind != "search" and self._limits.has_limits
-            if wait([pipe, process.sentinel], _POLL_S if watched else None):
-                try:
-                    _, result, failure = receive(pipe)
-                except (EOFError, OSError):
-                    return self._ended()
-                return JobResult("failed", f"{task.job.name}: {failure}") if result is None else result
-            beyond = self._beyond(process.pid, time.monotonic() - start) if watched else ""
-            if beyond:
-                process.kill()
-                self._ended()
-                return JobResult("failed", f"{task.job.name}: {beyond}")
+            result, failure = self._process.call(task.job.id, task, limit)
+        except LimitPassed as ended:
+            failure = str(ended)
+            self.join()
+        except ProcessEnded as ended:
+            self.join()
+            return JobResult("lost", str(ended))
+        return JobResult("failed", f"{task.job.name}: {failure}") if failure is not None else result
 
-    def _beyond(self, pid: int, seconds: float) -> str:
+    def _beyond(self, pid: int, start: float) -> str:
         """Return the limit that a job has passed, in words; empty for none."""
         seconds_limit, memory_limit = self._limits.time_limit, self._limits.memory_limit
-        if seconds_limit is not None and seconds > seconds_limit:
+        if seconds_limit is not None and time.monotonic() - start > seconds_limit:
             return f"was not finished after {clock(seconds_limit)}, its --time-limit; give it more time"
         if memory_limit is not None and (held := resident_bytes(pid)) > memory_limit:
             return (
@@ -124,11 +102,6 @@ class WorkerProcess:
                 f"{memory_limit / GIB:,.2f} GiB; give it more memory"
             )
         return ""
-
-    def _ended(self) -> JobResult:
-        how = describe_end(self._process)
-        self.join()
-        return JobResult("lost", how)
 
 
 def resident_bytes(pid: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
@@ -76,9 +75,10 @@ class Admission:
                 host_memory=self.host_memory,
                 parameters=network.info.parameters * size,
                 cuda_graph=config.cuda_graphs,
+                rows=rows,
+                templates=shown if takes_templates(network.info.config, target) else 0,
             )
-            templates = shown if takes_templates(network.info.config, target) else 0
-            needs: dict[str, Any] = {"name": target.record, "rows": rows, "templates": templates}
-            check_fit(planner, target.num_residues, config.budget, self.memory, **needs)
+            length, name = target.num_residues, target.record
+            check_fit(planner, length, config.budget, self.memory, name=name)
             if config.budget is not None:
-                plan_target(planner, target.num_residues, config.budget, **needs)
+                plan_target(planner, length, config.budget, name=name)

@@ -16,10 +16,8 @@ from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import (
     DISTILLATION,
     EXPERIMENTAL,
-    ComplexEntry,
     Entry,
     group_complexes,
-    read_complex,
     read_entry,
     resolved_share,
 )
@@ -213,6 +211,6 @@ def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSo
 
 def _resolved(entry: Entry) -> float:
     """Return the share of an entry's residues with a resolved CA; reads its files."""
-    chains = read_complex(entry).chains if isinstance(entry, ComplexEntry) else (read_entry(entry).chain,)
+    chains = read_entry(entry).chains
     shares = [resolved_share(chain) for chain in chains]
     return float(np.average(shares, weights=[len(chain) for chain in chains]))

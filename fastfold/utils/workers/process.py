@@ -24,6 +24,8 @@ Function = Callable[[int, Any], Any]
 PROTOCOL = 5
 # Arrays are sent in pieces that fit into the processor's cache, which is faster than one piece.
 _PIECE = 1 << 18
+_POLL_S = 0.2
+_GRACE_S = 1.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -109,27 +111,81 @@ def limit_threads() -> None:
 
 
 def pack_function(function: Callable[..., Any]) -> bytes:
-    """Pickle a function for :func:`start_worker`."""
+    """Pickle a function for :class:`FunctionProcess`."""
     return pickle.dumps(function, protocol=PROTOCOL)
 
 
-def start_worker(context: Any, function: bytes, name: str, *, daemon: bool = True) -> tuple[Any, Connection]:
-    """Start a process that runs a packed function, and return it with the connection to it.
+class ProcessEnded(Exception):
+    """End of a process instead of an answer; tells how it ended."""
+
+
+class LimitPassed(ProcessEnded):
+    """End of a process that was killed, because its task had passed a limit."""
+
+
+class FunctionProcess:
+    """Process that runs a packed function on one task after the other, for one thread at a time.
+
+    Its first answer tells whether it has loaded the function. ``context`` is one of ``multiprocessing``.
+    """
+
+    def __init__(self, context: Any, function: bytes, name: str, *, daemon: bool = True) -> None:
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, function), name=name, daemon=daemon)
+        try:
+            self.process.start()
+        finally:
+            theirs.close()
+
+    def call(
+        self, key: int, argument: Any, passed_limit: Callable[[], str] | None = None
+    ) -> tuple[Any, str | None]:
+        """Run ``function(key, argument)``; return its value and its failure, errors as of :meth:`answer`."""
+        message = pack((key, argument))
+        try:
+            send_packed(self._pipe, message)
+        except OSError:
+            raise ProcessEnded(describe_end(self.process)) from None
+        del message  # frees its memory while the process works
+        return self.answer(passed_limit)
+
+    def answer(self, passed_limit: Callable[[], str] | None = None) -> tuple[Any, str | None]:
+        """Wait for the next answer; return its value, and its failure or None.
+
+        ``passed_limit`` is asked for a limit that the task has passed, in words, and the process is then killed.
+
+        Raises:
+            ProcessEnded: The process ended, or was killed (:class:`LimitPassed`).
+        """
+        while not wait([self._pipe, self.process.sentinel], None if passed_limit is None else _POLL_S):
+            if passed_limit is not None and (limit := passed_limit()):
+                self.process.kill()
+                raise LimitPassed(limit)
+        try:
+            _, value, failure = receive(self._pipe)
+        except (EOFError, OSError):
+            raise ProcessEnded(describe_end(self.process)) from None
+        return value, failure
+
+    def kill(self) -> None:
+        """End the process at once, from any thread."""
+        self.process.kill()
+
+    def end(self) -> None:
+        """End an idle process, and wait for the end of a killed one."""
+        self._pipe.close()  # an idle process reads the end of the tasks and exits
+        self.process.join(_GRACE_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def work(pipe: Connection, payload: bytes) -> None:
+    """Run the main loop of a worker process.
 
     It first sends ``(None, None, failure)``, where the failure to load the function is None if it is ready. It answers
     each ``(key, argument)`` with ``(key, value, failure)``.
     """
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, function), name=name, daemon=daemon)
-    try:
-        process.start()
-    finally:
-        theirs.close()
-    return process, ours
-
-
-def work(pipe: Connection, payload: bytes) -> None:
-    """Run the main loop of a worker process."""
     ignore_signals()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     limit_threads()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import pickle
@@ -19,7 +20,7 @@ from fastfold.data.training import cache as feature_cache
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.dataset import open_dataset
-from fastfold.data.training.entry import Entry, EntryData, group_complexes, read_complex, read_entry
+from fastfold.data.training.entry import Entry, EntryData, group_complexes, read_entry
 from fastfold.errors import InputError, OutputError
 from tests.conftest import REPOSITORY, require_shared
 from tests.helpers.small_sets import a3m, indexed_folder, pdb_text, write
@@ -38,16 +39,18 @@ def folder(tmp_path: Path) -> Path:
 
 def assert_equal(found: EntryData, expected: EntryData) -> None:
     assert (found.resolution, found.release_date) == (expected.resolution, expected.release_date)
-    assert (found.chain.chain_id, found.chain.sequence) == (expected.chain.chain_id, expected.chain.sequence)
-    for name in ("positions", "mask", "residue_index", "b_factors"):
-        value, wanted = getattr(found.chain, name), getattr(expected.chain, name)
-        assert value.dtype == wanted.dtype
-        np.testing.assert_array_equal(value, wanted)
-    assert len(found.alignments) == len(expected.alignments)
-    for msa, wanted in zip(found.alignments, expected.alignments, strict=True):
-        assert (msa.sequences, msa.descriptions) == (wanted.sequences, wanted.descriptions)
-        assert msa.deletions.dtype == wanted.deletions.dtype
-        np.testing.assert_array_equal(msa.deletions, wanted.deletions)
+    for one, other in zip(found.chains, expected.chains, strict=True):
+        assert (one.chain_id, one.sequence) == (other.chain_id, other.sequence)
+        for name in ("positions", "mask", "residue_index", "b_factors"):
+            value, wanted = getattr(one, name), getattr(other, name)
+            assert value.dtype == wanted.dtype
+            np.testing.assert_array_equal(value, wanted)
+    for ours, theirs in zip(found.msas, expected.msas, strict=True):
+        assert [len(msas) for msas in ours] == [len(msas) for msas in theirs]
+        for msa, wanted in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
+            assert (msa.sequences, msa.descriptions) == (wanted.sequences, wanted.descriptions)
+            assert msa.deletions.dtype == wanted.deletions.dtype
+            np.testing.assert_array_equal(msa.deletions, wanted.deletions)
 
 
 def files(folder: Path) -> list[Path]:
@@ -85,17 +88,14 @@ def test_cached_complex_equals_the_parsed_one(tmp_path: Path, folder: Path) -> N
         write(place / "uniref90_hits.a3m", a3m(chains[chain], chains[chain].lower() + chains[chain][::-1]))
         write(place / "uniprot_hits.a3m", a3m(chains[chain], chains[chain][::-1]))
     (complex_,) = group_complexes(open_dataset(tmp_path, layout="openfold").entries)
-    cache, expected = FeatureCache(folder), read_complex(complex_)
+    cache, expected = FeatureCache(folder), read_entry(complex_)
     for _ in range(2):
-        found = cache.read_complex(complex_)
-        assert found.resolution == expected.resolution
-        assert len(found.chains) == len(expected.chains) == 3
-        for pair in zip(found.chains, found.alignments, expected.chains, expected.alignments, strict=True):
-            for part in (0, 1):
-                assert_equal(EntryData(pair[0], pair[1][part], None), EntryData(pair[2], pair[3][part], None))
+        found = cache.read(complex_)
+        assert len(found.chains) == 3
+        assert_equal(found, expected)
     assert (cache.hits, cache.misses) == (5, 5)
     write(tmp_path / "alignments" / "1abc_B" / "uniref90_hits.a3m", a3m(chains["B"]))
-    assert len(cache.read_complex(complex_).alignments[1].unpaired[0].sequences) == 1
+    assert len(cache.read(complex_).msas[1].unpaired[0].sequences) == 1
     assert (cache.hits, cache.misses) == (9, 6)
 
 
@@ -107,7 +107,7 @@ def test_a_cached_alignment_serves_the_chain_that_it_was_read_for(tmp_path: Path
     for sequence in (before, after):
         write(tmp_path / "1abc.pdb", pdb_text({"A": sequence}))
         (complex_,) = group_complexes(open_dataset(tmp_path).entries)
-        (msas,) = cache.read_complex(complex_).alignments
+        (msas,) = cache.read(complex_).msas
         assert msas.unpaired[0].sequences == (sequence,)
 
 

@@ -13,11 +13,11 @@ import pytest
 from fastfold.data.msa.msa import Msa, parse_a3m
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import (
+    DISTILLATION,
     ComplexMsas,
     Entry,
     group_complexes,
-    mask_complex_plddt,
-    read_complex,
+    read_entry,
 )
 from fastfold.data.training.sample import (
     COPIES,
@@ -30,6 +30,7 @@ from fastfold.data.training.sample import (
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
+from fastfold.training.data import EntryReader
 from tests.helpers.networks import oracle_config
 from tests.helpers.sample_chains import alignment_rows, ca_trace, chain_structure
 from tests.helpers.small_sets import a3m, pdb_text, write
@@ -200,11 +201,11 @@ def test_a_file_is_an_entry_and_copies_share_alignments(tmp_path: Path) -> None:
     write(tmp_path / "msas" / "2def.a3m", a3m(CHAINS["A"]))
     first, second = group_complexes(open_dataset(tmp_path).entries)
     assert (first.id, len(first), second.id, len(second)) == ("1abc", 28, "2def", 9)
-    data = read_complex(first)
+    data = read_entry(first)
     assert [chain.chain_id for chain in data.chains] == ["A", "B", "C"]
-    rows = [[len(found.sequences) for found in msas.unpaired] for msas in data.alignments]
+    rows = [[len(found.sequences) for found in msas.unpaired] for msas in data.msas]
     assert rows == [[2], [], [2]]
-    assert len(read_complex(second).alignments[0].unpaired) == 1
+    assert len(read_entry(second).msas[0].unpaired) == 1
 
 
 def test_openfold_folders_with_alignments_to_pair(tmp_path: Path) -> None:
@@ -214,8 +215,8 @@ def test_openfold_folders_with_alignments_to_pair(tmp_path: Path) -> None:
         write(tmp_path / "alignments" / f"1abc_{chain}" / "uniref90_hits.a3m", a3m(CHAINS[chain]))
         write(tmp_path / "alignments" / f"1abc_{chain}" / "uniprot_hits.a3m", a3m(CHAINS[chain]))
     (entry,) = group_complexes(open_dataset(tmp_path, layout="openfold").entries)
-    data = read_complex(entry)
-    assert [(len(m.unpaired), len(m.paired)) for m in data.alignments] == [(1, 1)] * 3
+    data = read_entry(entry)
+    assert [(len(m.unpaired), len(m.paired)) for m in data.msas] == [(1, 1)] * 3
 
 
 def test_weights_of_complexes() -> None:
@@ -242,13 +243,13 @@ def test_the_alignment_of_another_chain_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "msas" / "1abc_B.a3m", a3m("G" * 10))
     (entry,) = group_complexes(open_dataset(tmp_path).entries)
     with pytest.raises(InputError, match="1abc_B"):
-        read_complex(entry)
+        read_entry(entry)
 
 
 def test_residues_that_a_prediction_was_not_sure_of_are_masked(tmp_path: Path) -> None:
     text = pdb_text({"A": "MKVLA", "B": "WWHHK"}, b_factors={2: 30.0})
     (tmp_path / "af.pdb.gz").write_bytes(gzip.compress(text.encode()))
     (entry,) = group_complexes(open_dataset(tmp_path).entries)
-    masked = mask_complex_plddt(read_complex(entry), 50.0)
+    masked = EntryReader(None, 50.0)(replace(entry, source=DISTILLATION))
     for chain in masked.chains:
         assert chain.mask[:, CA].tolist() == [1, 0, 1, 1, 1]

@@ -15,7 +15,6 @@ from fastfold.data.training.entry import (
     group_complexes,
     mask_low_plddt,
     read_chain_msa,
-    read_complex,
     read_entry,
 )
 from fastfold.data.training.index_tables import read_chain_data_cache, read_duplicates, read_index
@@ -227,9 +226,9 @@ def test_alignments_lie_in_a_database(tmp_path: Path) -> None:
     assert rows[0] == rows[2] == rows[3]
     assert all(entry.has_template_hits for entry in found)
     trimer, alone = group_complexes(found.entries)
-    data = read_complex(trimer)
-    assert [len(msas.unpaired) for msas in data.alignments] == [1, 1, 1]
-    assert data.alignments[1].paired[0].sequences == (CHAINS["B"],)
+    data = read_entry(trimer)
+    assert [len(msas.unpaired) for msas in data.msas] == [1, 1, 1]
+    assert data.msas[1].paired[0].sequences == (CHAINS["B"],)
     assert {path.name for path in trimer.template_hits(data.chains).values()} == {"pdb70_hits.hhr"}
     assert len(trimer.template_hits(data.chains)) == 2
     assert alone.has_template_hits
@@ -244,7 +243,7 @@ def test_chains_of_one_file_have_their_own_files_in_a_database(tmp_path: Path) -
     for entry in found:
         assert [len(msa.sequences) for msa in read_entry(entry).alignments] == [2]
     (whole,) = group_complexes(found.entries)
-    assert [len(msas.unpaired) for msas in read_complex(whole).alignments] == [1, 1]
+    assert [len(msas.unpaired) for msas in read_entry(whole).msas] == [1, 1]
 
 
 def test_the_cache_reads_a_database(tmp_path: Path) -> None:
@@ -274,8 +273,8 @@ def test_duplicates_share_the_folder_of_one(tmp_path: Path) -> None:
     assert all(len(read_entry(entry).alignments[0].sequences) == 2 for entry in found)
     assert all(entry.has_template_hits for entry in found)
     whole = group_complexes(found.entries)[0]
-    data = read_complex(whole)
-    assert [len(msas.unpaired) for msas in data.alignments] == [1, 0, 1]
+    data = read_entry(whole)
+    assert [len(msas.unpaired) for msas in data.msas] == [1, 0, 1]
     assert list(whole.template_hits(data.chains)) == [CHAINS["A"]]
 
 

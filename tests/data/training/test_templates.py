@@ -20,7 +20,6 @@ from fastfold.data.training.entry import (
     ComplexMsas,
     Entry,
     group_complexes,
-    read_complex,
     read_entry,
 )
 from fastfold.data.training.sample import FEATURES, SampleSettings, complex_sample, training_sample
@@ -198,7 +197,7 @@ def test_copies_of_a_chain_share_the_templates_of_a_complex(tmp_path: Path, entr
     (whole,) = group_complexes(open_dataset(root, layout="openfold").entries)
     assert whole.has_template_hits
     chains = read_structure(whole.structure).chains
-    data = replace(read_complex(whole), release_date="2030-01-01")
+    data = replace(read_entry(whole), release_date="2030-01-01")
     found = TrainingTemplates(entries).candidates(whole, data)
     assert list(found) == [QUERY]
     settings = replace(SETTINGS, crop_size=200)

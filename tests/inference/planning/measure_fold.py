@@ -39,8 +39,7 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
     config.model.global_config.zero_init = False
     torch.manual_seed(0)
     model = set_precision(AlphaFold(config).eval(), precision)
-    planner = Planner(config, element_size(precision))
-    sizes = {"rows": rows, "templates": 0}
+    planner = Planner(config, element_size(precision), rows=rows, templates=0)
 
     def run(length: int) -> dict[str, int]:
         letters = np.array(list("ARNDCQEGHILKMFPSTWYV"))[
@@ -51,8 +50,8 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
         target = target_from_sequence(sequences[0])
         before = process_memory("VmRSS")
         sampler = featurize(target.chains, [([msa], [])], config, seed=0)
-        budget = planner.smallest(length, **sizes) if which == "smallest" else 10**15
-        plan = planner.plan(length, budget, **sizes)
+        budget = planner.smallest(length) if which == "smallest" else 10**15
+        plan = planner.plan(length, budget)
         TargetFold(model, sampler, target, InferConfig(num_recycles=1), 0).run(plan)
         return {"measured": process_memory("VmHWM") - before, "planned": plan.peak, "before": before}
 

@@ -35,7 +35,7 @@ def test_more_residues_rows_and_bytes_need_more(preset: str):
     config = model_config(preset)
 
     def estimate(residues: int = 500, element_size: int = 4, rows: int | None = 1000) -> int:
-        return Planner(config, element_size).smallest(residues, rows=rows)
+        return Planner(config, element_size, rows=rows).smallest(residues)
 
     assert estimate(501) > estimate(500)
     assert estimate(rows=1001) > estimate(rows=1000)
@@ -48,9 +48,9 @@ def test_more_residues_rows_and_bytes_need_more(preset: str):
 @pytest.mark.parametrize("rows", [1, 500, None])
 @pytest.mark.parametrize("budget", [GIB, 24 * GIB, 140 * GIB])
 def test_the_longest_that_fits_fits_and_one_residue_more_does_not(budget: int, rows: int | None):
-    planner = Planner(model_config("model_1_ptm"), 4)
-    longest = planner.longest(budget, rows=rows)
-    assert planner.smallest(longest, rows=rows) <= budget < planner.smallest(longest + 1, rows=rows)
+    planner = Planner(model_config("model_1_ptm"), 4, rows=rows)
+    longest = planner.longest(budget)
+    assert planner.smallest(longest) <= budget < planner.smallest(longest + 1)
 
 
 def test_nothing_fits_into_nothing():

@@ -361,7 +361,7 @@ def test_the_command_folds_the_same_and_says_so(
 
 
 def _planner(model: AlphaFold, **settings: Any) -> Planner:
-    return Planner(model.config, 8, "cuda", **settings)
+    return Planner(model.config, 8, "cuda", rows=9, **settings)
 
 
 def test_the_planner_counts_what_a_graph_takes() -> None:
@@ -374,15 +374,14 @@ def test_the_planner_counts_what_a_graph_takes() -> None:
     assert graph._graph is not None
     inputs = graph._graph.inputs
     held = [x for tree in inputs for x in tree.values()] + [result["representations"]["pair"]]
-    residues, rows = 11, 9
     plain, graphed = (_planner(model, cuda_graph=wanted) for wanted in (False, True))
-    counted = graphed.smallest(residues, rows=rows) - plain.smallest(residues, rows=rows)
+    counted = graphed.smallest(11) - plain.smallest(11)
     trunk = sum(x.numel() * 8 for x in held if x.dim() >= 3)
     assert counted >= 0.9 * trunk
 
-    assert not graphed.plan(2000, 80 << 30, rows=9).streams
+    assert not graphed.plan(2000, 80 << 30).streams
     with pytest.raises(InputError, match="without --cuda-graphs it takes less"):
-        plan_target(graphed, 2000, 2 << 30, rows=9)
+        plan_target(graphed, 2000, 2 << 30)
 
 
 def _weights_on_a_gpu() -> Iterator[AlphaFold]:

@@ -45,17 +45,18 @@ ERRORS: list[Exception] = [
 @pytest.mark.parametrize("preset", ["model_1", "model_3_ptm", "model_1_multimer_v3"])
 @pytest.mark.parametrize("element_size", [2, 4])
 def test_the_smallest_budget_works_and_one_byte_less_does_not(preset: str, element_size: int) -> None:
-    planner = Planner(model_config(preset), element_size)
-    smallest = planner.smallest(700, rows=100)
-    assert planner.plan(700, smallest, rows=100).peak <= smallest
+    planner = Planner(model_config(preset), element_size, rows=100)
+    smallest = planner.smallest(700)
+    assert planner.plan(700, smallest).peak <= smallest
     with pytest.raises(BudgetError) as caught:
-        planner.plan(700, smallest - 1, rows=100)
+        planner.plan(700, smallest - 1)
     assert caught.value.smallest == smallest
 
 
 def test_less_memory_means_smaller_blocks_and_more_time_and_never_a_peak_over_the_budget() -> None:
-    smallest = PLANNER.smallest(1024, rows=64)
-    plans = [PLANNER.plan(1024, budget, rows=64) for budget in (20 * GIB, smallest * 5 // 4, smallest)]
+    planner = replace(PLANNER, rows=64)
+    smallest = planner.smallest(1024)
+    plans = [planner.plan(1024, budget) for budget in (20 * GIB, smallest * 5 // 4, smallest)]
     assert [plan.slow_down == 1.0 for plan in plans] == [True, False, False]
     assert plans[0].policy is FOLDING_POLICY
     assert plans[1].slow_down <= plans[2].slow_down
@@ -67,25 +68,25 @@ def test_less_memory_means_smaller_blocks_and_more_time_and_never_a_peak_over_th
 def test_a_thousand_residues_take_two_and_a_half_pair_tensors() -> None:
     """The whole network, templates included, with 32 rows of an alignment."""
     unit = 1024**2 * 128 * 4
-    assert PLANNER.plan(1024, int(2.5 * unit), rows=32).peak <= 2.5 * unit
+    assert replace(PLANNER, rows=32).plan(1024, int(2.5 * unit)).peak <= 2.5 * unit
 
 
 def test_ten_thousand_residues_in_bfloat16() -> None:
     """Under 60 GB on a device alone and under 40 GB with the host, of which one and a half pair tensors are used."""
     for limit, host in ((60, 0), (40, 100 * GIB)):
-        planner = Planner(CONFIG, 2, "cuda", host_memory=host)
-        plan = planner.plan(10_000, limit * 10**9, rows=32, templates=0)
+        planner = Planner(CONFIG, 2, "cuda", host_memory=host, rows=32)
+        plan = replace(planner, templates=0).plan(10_000, limit * 10**9)
         assert plan.streams == (host > 0)
         assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
         # With four templates, some of the pair waits on the host too, beside the templates' products.
-        plan = planner.plan(10_000, limit * 10**9, rows=32)
+        plan = planner.plan(10_000, limit * 10**9)
         assert (plan.policy.offload is not None) == (host > 0)
         assert plan.chunks.host <= 3 * plan.unit // 2
         assert (plan.chunks.host > 0) == (host > 0)
     with pytest.raises(BudgetError):
-        Planner(CONFIG, 2, "cuda").plan(10_000, 40 * 10**9, rows=32, templates=0)
+        Planner(CONFIG, 2, "cuda", rows=32, templates=0).plan(10_000, 40 * 10**9)
     with pytest.raises(BudgetError):
-        Planner(CONFIG, 2, "cuda", host_memory=15 * 10**9).plan(10_000, 40 * 10**9, rows=32)
+        Planner(CONFIG, 2, "cuda", host_memory=15 * 10**9, rows=32).plan(10_000, 40 * 10**9)
 
 
 @pytest.mark.parametrize("templates", [0, 4])
@@ -95,12 +96,8 @@ def test_the_smallest_budget_falls_smoothly_with_the_memory_of_the_host(template
     n = 20_000 * (2 if ranks > 1 else 1)
     unit = n * n * 128 * 2 // ranks
     step = unit // 16
-    found = [
-        Planner(CONFIG, 2, "cuda", host_memory=k * step, ranks=ranks).smallest(
-            n, rows=64, templates=templates
-        )
-        for k in range(28)
-    ]
+    planner = Planner(CONFIG, 2, "cuda", ranks=ranks, rows=64, templates=templates)
+    found = [replace(planner, host_memory=k * step).smallest(n) for k in range(28)]
     falls = [before - after for before, after in pairwise(found)]
     assert all(0 <= fall <= 1.01 * step for fall in falls)
     assert found[0] - found[-1] > 0.5 * unit  # and in the whole it is worth it
@@ -110,12 +107,12 @@ def test_the_smallest_budget_falls_smoothly_with_the_memory_of_the_host(template
 def test_a_disk_takes_what_the_host_cannot() -> None:
     """As much of the device is saved, in more time."""
     both, disk, host = (
-        Planner(CONFIG, 2, "cuda", host_memory=host * GIB, disk=disk * GIB)
+        Planner(CONFIG, 2, "cuda", host_memory=host * GIB, disk=disk * GIB, rows=64)
         for host, disk in ((20, 80), (0, 100), (100, 0))
     )
-    budget = host.smallest(10_000, rows=64) * 21 // 20
-    assert both.smallest(10_000, rows=64) == disk.smallest(10_000, rows=64) == host.smallest(10_000, rows=64)
-    plans = [planner.plan(10_000, budget, rows=64) for planner in (host, both, disk)]
+    budget = host.smallest(10_000) * 21 // 20
+    assert both.smallest(10_000) == disk.smallest(10_000) == host.smallest(10_000)
+    plans = [planner.plan(10_000, budget) for planner in (host, both, disk)]
     assert [plan.chunks.seconds for plan in plans] == sorted(plan.chunks.seconds for plan in plans)
     assert plans[0].chunks.seconds < plans[2].chunks.seconds
     assert 0 < plans[1].chunks.host <= 20 * GIB
@@ -125,21 +122,21 @@ def test_a_disk_takes_what_the_host_cannot() -> None:
 
 def test_more_ranks_need_less_each_and_what_cannot_be_is_refused() -> None:
     """30,000 residues on 8 GPUs of 80 GB, with 32 GiB of the host for each; not on 4, and not 60,000."""
-    planner = Planner(CONFIG, 2, "cuda", host_memory=32 * GIB, parameters=200 * 10**6, ranks=8)
-    plan = planner.plan(30_000, 80 * 10**9, rows=64)
+    planner = Planner(CONFIG, 2, "cuda", host_memory=32 * GIB, parameters=200 * 10**6, ranks=8, rows=64)
+    plan = planner.plan(30_000, 80 * 10**9)
     assert plan.peak <= 80 * 10**9
     assert plan.chunks.host <= 32 * GIB
     with pytest.raises(BudgetError):
-        replace(planner, ranks=4).plan(30_000, 80 * 10**9, rows=64)
+        replace(planner, ranks=4).plan(30_000, 80 * 10**9)
     with pytest.raises(InputError, match=r"about 3[0-9],[0-9]{3} residues would fit"):
-        plan_target(planner, 60_000, 80 * 10**9, rows=64)
-    needed = [replace(planner, ranks=ranks).smallest(10_000, rows=64) for ranks in (1, 2, 4, 8, 16)]
+        plan_target(planner, 60_000, 80 * 10**9)
+    needed = [replace(planner, ranks=ranks).smallest(10_000) for ranks in (1, 2, 4, 8, 16)]
     assert needed == sorted(needed, reverse=True)
 
 
 def test_every_process_makes_the_same_plan_of_the_same_request() -> None:
-    planner = Planner(CONFIG, 2, "cuda", host_memory=100 * GIB, ranks=4)
-    plan, host = planner.plan(12_000, 24 * GIB, rows=64), HostBuffers()
+    planner = Planner(CONFIG, 2, "cuda", host_memory=100 * GIB, ranks=4, rows=64)
+    plan, host = planner.plan(12_000, 24 * GIB), HostBuffers()
     other = pickle.loads(pickle.dumps(plan.request)).plan(host)
     assert other.chunks == plan.chunks
     assert other.policy.contraction.host is host
@@ -155,15 +152,15 @@ def test_ten_thousand_residues_with_a_deep_alignment() -> None:
 def test_twenty_thousand_residues_fit_the_largest_gpu() -> None:
     """Of 139 GiB, in a computer with 128 GiB: with four templates, and as a complex, nearly."""
     for preset, longest in (("model_1_ptm", 20_000), ("model_1_multimer_v3", 19_000)):
-        planner = Planner(model_config(preset), 2, "cuda", host_memory=128 * GIB, parameters=200 * 10**6)
-        plan = planner.plan(longest, 139 * GIB, rows=64)
+        room = {"host_memory": 128 * GIB, "parameters": 200 * 10**6}
+        plan = Planner(model_config(preset), 2, "cuda", **room, rows=64).plan(longest, 139 * GIB)
         assert plan.chunks.host <= 128 * GIB
         assert plan.streams
 
 
 def test_the_host_is_used_only_where_the_device_is_too_small() -> None:
-    planner = Planner(CONFIG, 2, "cuda", host_memory=100 * GIB)
-    assert not planner.plan(4000, 140 * GIB, rows=32).streams
+    planner = Planner(CONFIG, 2, "cuda", host_memory=100 * GIB, rows=32)
+    assert not planner.plan(4000, 140 * GIB).streams
 
 
 def _step(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -186,8 +183,8 @@ def test_a_step_takes_what_was_predicted_of_it(name: str) -> None:
     """On the simulated device; beside that only the buffers of the operators' own blocks, half a pair tensor here."""
     module, inputs = _step(name)
     # Of a GPU: there are no gaps in a heap.
-    n, planner = inputs[1].shape[-2], Planner(CONFIG, 2, "cuda")
-    plan = planner.plan(n, planner.smallest(n, rows=32) + (8 << 20), rows=32)
+    n, planner = inputs[1].shape[-2], Planner(CONFIG, 2, "cuda", rows=32)
+    plan = planner.plan(n, planner.smallest(n) + (8 << 20))
     module = module.bfloat16().eval()
     set_policy(module, plan.policy, plan.blocks)
     device = SimulatedDevice(1 << 40)
@@ -206,13 +203,13 @@ class _AnyBudget:
 
     device = "cpu"
 
-    def plan(self, residues: int, budget: int, **_: Any) -> Any:
+    def plan(self, residues: int, budget: int) -> Any:
         return SimpleNamespace(peak=min(budget, 900))
 
-    def smallest(self, residues: int, **_: Any) -> int:
+    def smallest(self, residues: int) -> int:
         return 100
 
-    def longest(self, budget: int, **_: Any) -> int:
+    def longest(self, budget: int) -> int:
         return budget
 
 
@@ -220,8 +217,8 @@ def _within(
     run: Callable[[Any], Any], said: list[str], planner: Any = None, residues: int = 10, budget: int = 5000
 ) -> Any:
     planner = planner or _AnyBudget()
-    plan = plan_target(planner, residues, budget, rows=1)
-    return Fit(planner, plan, budget, residues, "T1", rows=1).run(run, said.append)
+    plan = plan_target(planner, residues, budget)
+    return Fit(planner, plan, budget, residues, "T1").run(run, said.append)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

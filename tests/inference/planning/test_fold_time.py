@@ -32,15 +32,15 @@ def test_the_bytes_that_a_plan_copies_are_those_of_the_simulated_fold(
     config = _short(preset)
     # All blocks of rows: left out ones copy nothing.
     found = _simulate(256, _small_budget(256, config, **room), config=config, every_block=True, **room)
-    planner = Planner(config, 2, "cuda", **room)
-    assert found.copied == 2 * copied_bytes(config, planner.fold(256, 64), found.plan) > 0
+    planner = Planner(config, 2, "cuda", rows=64, **room)
+    assert found.copied == 2 * copied_bytes(config, planner.fold(256), found.plan) > 0
 
 
 def _time(n: int, gpus: int = 1, host: int = 0, speeds: Any = H100, passes: int = 4) -> Any:
     config = model_config(MONOMER)
-    planner = Planner(config, 2, "cuda", costs=fold_costs(speeds, 2), host_memory=host, ranks=gpus)
-    plan = planner.plan(n, 80 * 10**9, rows=64)
-    return fold_time(config, planner.fold(n, 64), plan, speeds, passes)
+    planner = Planner(config, 2, "cuda", costs=fold_costs(speeds, 2), host_memory=host, ranks=gpus, rows=64)
+    plan = planner.plan(n, 80 * 10**9)
+    return fold_time(config, planner.fold(n), plan, speeds, passes)
 
 
 def test_time_grows_with_length_and_passes_and_falls_with_gpus() -> None:

@@ -37,8 +37,8 @@ def test_what_a_target_needs_is_its_smallest_plan_by_the_network_that_needs_most
     single, pair = (target_from_sequence(text) for text in ("MKT" * 30, "MKT" * 20 + ":" + "GSH" * 10))
     smallest = smallest_memory(networks, InferConfig())
     for target, network in ((single, networks[0]), (pair, networks[1])):
-        planner = Planner(network.info.config, 4, "cpu", parameters=4 * network.info.parameters)
-        assert smallest(target) == planner.smallest(90, templates=0)
+        planner = Planner(network.info.config, 4, parameters=4 * network.info.parameters, templates=0)
+        assert smallest(target) == planner.smallest(90)
     assert smallest_memory(networks, InferConfig(precision="bf16"))(single) < smallest(single)
 
 

@@ -82,6 +82,15 @@ def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job()
     assert said == ["warning: not batched: --time-limit and --memory-limit are limits of single targets"]
 
 
+def test_workers_share_the_threads_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[tuple[Worker, object]]] = []
+    monkeypatch.setattr(setup, "LocalExecutor", lambda workers, limits: started.append(workers))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    for where in ({"workers": 1}, {"workers": 4}, {"workers": 7}, {"workers": 1, "cpus_per_worker": 3}):
+        _setup(**where).start()
+    assert [workers[0][1].threads for workers in started] == [6, 1, 1, 3]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -28,8 +28,8 @@ from tests.parallel.alphafold.axial_networks import monomer_sample, multimer_sam
 def _by_a_plan(model: AlphaFold, features: Any, passes: NetworkPasses, ranks: int) -> tuple[Any, Any]:
     """In the smallest pieces, with parts of the pair and of products here, on the host, and on a disk."""
     residues, host = features(0, 0)["aatype"].shape[-1], HostBuffers(limit=4000, overflow=disk_buffers())
-    planner = Planner(model.config, 8, host_memory=4000, disk=10**9, host=host, ranks=ranks)
-    plan = planner.plan(residues, planner.smallest(residues, rows=2), rows=2)
+    planner = Planner(model.config, 8, host_memory=4000, disk=10**9, host=host, ranks=ranks, rows=2)
+    plan = planner.plan(residues, planner.smallest(residues))
     policy = replace(
         plan.policy,
         block_elements=500,

@@ -19,7 +19,7 @@ from fastfold.data.loading.loader import SampleLoader, retry_io
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache import code_fingerprint, module_files, parser_version
-from fastfold.data.training.entry import ComplexData, Entry, EntryData
+from fastfold.data.training.entry import Entry, EntryData
 from fastfold.data.training.packed.records import (
     EntryList,
     RecordFile,
@@ -40,7 +40,7 @@ _LEVEL = 1
 """Compression level of zlib: alignments shrink to a quarter, and decompress faster than most disks read."""
 
 
-def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
+def to_record(data: EntryData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
     """Serialise an entry's data with the hits of :func:`fastfold.data.training.templates.read_candidates`.
 
     Data of a predicted structure have all residues.
@@ -49,7 +49,7 @@ def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[Templat
     return zlib.compress(cache_format.to_bytes(arrays, _VERSION, ""), _LEVEL)
 
 
-def of_record(record: bytes) -> EntryData | ComplexData:
+def of_record(record: bytes) -> EntryData:
     """Parse an entry's data with its template hits from a record.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.training.entry import Entry, EntryData
+from fastfold.data.training.entry import ComplexMsas, Entry, EntryData
 from fastfold.data.training.packed.records import EntryList, RecordFile
 from fastfold.data.training.packed.samples import SAMPLES, MakeRecord, build, of_record
 from fastfold.errors import ConfigError, InputError
@@ -20,7 +20,7 @@ def entry(name: str) -> Entry:
 def read(one: Entry) -> EntryData:
     if one.id.startswith("bad"):
         raise InputError("is broken", path=one.structure)
-    return EntryData(chain_structure(0, 5, chain_id=one.id), (), None)
+    return EntryData((chain_structure(0, 5, chain_id=one.id),), (ComplexMsas(),), None)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -11,7 +11,7 @@ import pytest
 
 from fastfold.data.msa.msa import parse_a3m
 from fastfold.data.templates.hits import parse_hhr, parse_hmmsearch
-from fastfold.data.training.entry import ComplexData, ComplexMsas, EntryData
+from fastfold.data.training.entry import ComplexMsas, EntryData
 from fastfold.data.training.packed import samples
 from fastfold.data.training.packed.samples import of_record, to_record
 from fastfold.errors import InputError
@@ -33,9 +33,8 @@ HITS = {
 
 @pytest.mark.parametrize("alignments", [(), MSAS[:1], (MSAS[0], MSAS[0])])
 def test_a_chain_comes_back(alignments: tuple) -> None:
-    data = EntryData(CHAINS[0], alignments, 1.5, "2001-02-03")
+    data = EntryData((CHAINS[0],), (ComplexMsas(alignments),), 1.5, "2001-02-03")
     found = of_record(to_record(data, HITS))
-    assert isinstance(found, EntryData)
     assert_equal(found, data)
     assert found.hits == HITS
     assert of_record(to_record(replace(data, resolution=None), {})).resolution is None
@@ -45,20 +44,19 @@ def test_a_complex_comes_back(tmp_path: Path) -> None:
     """Copies of a chain share their alignments; those to pair are kept apart."""
     msas = (ComplexMsas(MSAS[:1], MSAS[:1]), ComplexMsas(), ComplexMsas(MSAS[:1], MSAS[:1]))
     chains = (CHAINS[0], CHAINS[1], replace(CHAINS[0], chain_id="C"))
-    data = ComplexData(chains, msas, None, "")
+    data = EntryData(chains, msas, None, "")
     found = of_record(to_record(data, {}))
-    assert isinstance(found, ComplexData)
     assert [chain.chain_id for chain in found.chains] == ["A", "B", "C"]
     for number in range(3):
         np.testing.assert_array_equal(found.chains[number].positions, chains[number].positions)
-        for mine, theirs in zip(found.alignments[number], msas[number], strict=True):
+        for mine, theirs in zip(found.msas[number], msas[number], strict=True):
             assert [msa.sequences for msa in mine] == [msa.sequences for msa in theirs]
             assert all(np.array_equal(a.deletions, b.deletions) for a, b in zip(mine, theirs, strict=True))
     assert (found.resolution, found.release_date, found.hits) == (None, "", {})
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = to_record(EntryData(CHAINS[0], (), None), {})
+    record = to_record(EntryData((CHAINS[0],), (ComplexMsas(),), None), {})
     for damaged in (record[:-4], b"no record"):
         with pytest.raises(InputError, match=r"cannot be read .*; build it again"):
             of_record(damaged)
