@@ -21,10 +21,11 @@ import fastfold.training.run
 from fastfold.cli import main
 from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.contents import read_shards
-from fastfold.training.compose import compose_config, network_config
+from fastfold.training.compose import network_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
+from tests.helpers.compositions import compose_run
 from tests.helpers.forked import Forked, rank_environments
 from tests.training.conftest import TINY, without_report, write_data, write_helix
 
@@ -98,7 +99,7 @@ def run(data: Path, out: Path, *overrides: str, processes: int = 1) -> str:
 
 def here(data: Path, out: Path, *overrides: str) -> bool:
     """Train in this process."""
-    return train(compose_config([*SHORT, f"data.directory={data}", f"trainer.out={out}", *overrides]))
+    return train(compose_run(SHORT, f"data.directory={data}", f"trainer.out={out}", *overrides))
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
@@ -287,8 +288,8 @@ def test_other_loggers_are_told_too(data_folder: Path, tmp_path: Path):
 
     collector = Collector()
     places = [f"data.directory={data_folder}", f"trainer.out={tmp_path / 'run'}"]
-    settings = [*SHORT, *LIGHT, *places, "logger=none", "trainer.steps=3"]
-    assert train(compose_config(settings), loggers=[collector])
+    settings = [*LIGHT, *places, "logger=none", "trainer.steps=3"]
+    assert train(compose_run(SHORT, *settings), loggers=[collector])
     assert collector.steps == [1, 2, 3]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
@@ -339,7 +340,7 @@ def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Pa
     """Its weight is 0 before that step, so that its head keeps its initial weights, and the network's from then on."""
     options = ["trainer.steps=2", "trainer.aligned_error_after=1", "trainer.checkpoint_every=1"]
     here(data_folder, tmp_path / "late", *options)
-    config = compose_config([*SHORT, "data.directory=x", "trainer.out=y"])
+    config = compose_run(SHORT, "data.directory=x", "trainer.out=y")
     tree = network_config(config.model)
     heads, first, second = tree.model.heads, *metrics(tmp_path / "late")
     parts = [name for name in heads if name in first]
