@@ -158,17 +158,11 @@ def test_train_overfit() -> None:
 
 
 def test_an_example_for_two_processes_says_how_to_start_them() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "RANK"} | {
-        "PYTHONPATH": str(REPOSITORY)
-    }
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "parallelize_my_model.py"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "start two processes: torchrun --nproc-per-node 2 examples/parallelize_my_model.py" in done.stderr
+    assert "RANK" not in os.environ
+    process = Forked(_script, str(EXAMPLES / "parallelize_my_model.py"), ())
+    _, err = process.communicate()
+    assert process.returncode == 2
+    assert "start two processes: torchrun --nproc-per-node 2 examples/parallelize_my_model.py" in err
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -50,6 +50,9 @@ BACKENDS = ["gloo", pytest.param("nccl", marks=pytest.mark.nccl)]
 
 # After a rank has failed, the time in which others may report that they had failed before it.
 _GRACE_SECONDS = 0.5
+
+
+T = TypeVar("T")
 
 
 class RankError(Exception):
@@ -139,6 +142,18 @@ def launch(
                 if process.is_alive():
                     process.kill()
                     process.join()
+
+
+def on_first_rank(compute: Callable[[], T]) -> T:
+    """Return what ``compute`` gives on rank 0, on all ranks: a reference that each would compute for itself.
+
+    Over NCCL each does, because pickled tensors would come back on the GPU of rank 0.
+    """
+    if dist.get_backend() != "gloo":
+        return compute()
+    answer: list[Any] = [compute() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(answer)
+    return answer[0]
 
 
 def _collect(processes: list[Any], pipes: list[Any], deadline: float) -> list[Any]:

@@ -11,12 +11,13 @@ import torch
 
 from fastfold.parallel import ParallelPlan, alphafold, parallelize
 from fastfold.parallel.data_parallel import buckets
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import launch, on_first_rank
 from tests.parallel.alphafold.axial_cases import difference
 from tests.parallel.alphafold.axial_networks import (
     BLIND,
     gradient_differences,
     monomer_sample,
+    plain_steps,
     small_network,
     train_step,
     worst_of,
@@ -37,13 +38,10 @@ def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
     network = parallel.module
     own = parallel.rows(len(samples)).start
 
-    for number, sample in enumerate(samples):
-        train_step(model, sample, number)
-    for parameter in model.parameters():
+    _, mean_gradients = on_first_rank(lambda: plain_steps(model, samples, 0))
+    for parameter, gradient in zip(model.parameters(), mean_gradients, strict=True):
         # What no loss reaches has no gradient; sums over ranks make zeros of it.
-        parameter.grad = (
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / len(samples)
-        )
+        parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
     train_step(network, samples[own], own)  # type: ignore[arg-type]
     share = parallel.loss_share(1)
     for parameter in parallel.gradients.parameters.values():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from fastfold.training.build import plain_network
-from fastfold.training.compose import compose_config, network_config
+from fastfold.training.compose import network_config
+from tests.helpers.compositions import compose_run
 from tests.training.conftest import TINY
 
 
 def network(*overrides: str) -> torch.nn.Module:
-    config = compose_config([*TINY, "data.directory=x", "trainer.out=y", *overrides])
+    config = compose_run(TINY, "data.directory=x", "trainer.out=y", *overrides)
     return plain_network(config, network_config(config.model))
 
 

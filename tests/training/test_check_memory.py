@@ -11,7 +11,7 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
 from fastfold.training.build import check_memory
-from fastfold.training.compose import compose_config
+from tests.helpers.compositions import compose_run
 
 
 def context(size: int = 1, device: str = "cpu", zero: int = 0) -> Any:
@@ -21,7 +21,7 @@ def context(size: int = 1, device: str = "cpu", zero: int = 0) -> Any:
 
 
 def config(*overrides: str) -> Any:
-    return compose_config(["data.directory=x", "trainer.out=y", *overrides])
+    return compose_run(["data.directory=x", "trainer.out=y"], *overrides)
 
 
 @pytest.mark.parametrize(

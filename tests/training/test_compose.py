@@ -13,6 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.training import compose
 from fastfold.training.compose import compose_config, compose_tree, network_config, to_yaml
 from fastfold.training.config import TrainConfig
+from tests.helpers.compositions import compose_run
 
 PLACES = ["data.directory=structures", "trainer.out=run"]
 
@@ -76,6 +77,20 @@ def test_the_printed_configuration_is_the_whole_one_and_composes_again(capsys: p
 
 
 KEY = "model.overrides.model.embeddings_and_evoformer"
+
+
+def test_runs_of_tests_have_the_configuration_that_they_ask_for():
+    base = ["+preset=overfit", "data.directory=x", "optim.batch_size=1"]
+    changes = [
+        "trainer.out=y",
+        "memory=checkpointing",
+        "trainer.steps=7",
+        "data.directory=z",
+        "optim.decay_after=null",
+    ]
+    more = ["finetune.freeze=['evoformer.*','heads.*']", f"{KEY}.pair_channel=24", "data.oversample={a: 3}"]
+    for chosen in (changes, [*more, *changes], changes):  # nothing of one is left in the next
+        assert compose_run(base, *chosen) == compose_config([*base, *chosen])
 
 
 @pytest.mark.parametrize(

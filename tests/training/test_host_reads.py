@@ -15,13 +15,13 @@ from torch import Tensor
 from fastfold.data.loading.loader import SampleLoader
 from fastfold.evoformer.model import AlphaFold
 from fastfold.training import trainer
-from fastfold.training.compose import compose_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.logging.profiling import FlopCounter
 from fastfold.training.optim import grad_accumulation
 from fastfold.training.run import train
 from fastfold.training.step_outcome import StepOutcome
 from fastfold.training.trainer import Trainer
+from tests.helpers.compositions import compose_run
 from tests.helpers.host_reads import HostRead, NoHostReads, as_on_a_device
 from tests.parallel.alphafold.axial_cases import difference
 from tests.parallel.alphafold.axial_networks import (
@@ -91,7 +91,7 @@ def _counters(run: Trainer) -> Iterator[Tensor]:
 
 def _run(data: Path, out: Path, *overrides: str) -> bool:
     run = [f"data.directory={data}", f"trainer.out={out}", "trainer.log_every=1", "optim.batch_size=2"]
-    return train(compose_config([*TINY, *run, *overrides]))
+    return train(compose_run(TINY, *run, *overrides))
 
 
 def _run_and_look(data: Path, out: Path, *overrides: str) -> None:

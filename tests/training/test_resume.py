@@ -14,9 +14,9 @@ from fastfold.errors import ConfigError, OutputError
 from fastfold.training.checkpoint.storage import Storage
 from fastfold.training.lifecycle.process import OWNER
 from fastfold.training.logging.loggers import read_json_lines
-from tests.training.test_train import here
+from tests.training.test_train import BARE, here
 
-ONCE = ["trainer.steps=2", "data.workers=0", "optim.batch_size=1", "data.max_recycles=0"]
+ONCE = ["trainer.steps=2", "data.workers=0", *BARE]
 
 
 def test_another_run_neither_continues_one_nor_replaces_it(

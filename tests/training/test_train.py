@@ -21,16 +21,20 @@ import fastfold.training.run
 from fastfold.cli import main
 from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.contents import read_shards
-from fastfold.training.compose import compose_config, network_config
+from fastfold.training.compose import network_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
+from tests.helpers.compositions import compose_run
 from tests.helpers.forked import Forked, rank_environments
 from tests.training.conftest import TINY, without_report, write_data, write_helix
 
 SHORT = [*TINY, "trainer.log_every=1", "trainer.steps=6", "trainer.checkpoint_every=2", "optim.batch_size=2"]
 LIGHT = ["optim.batch_size=1", "data.max_recycles=0"]
 """Of runs whose steps may be any."""
+_TRUNK = "model.overrides.model.embeddings_and_evoformer"
+BARE = [*LIGHT, f"{_TRUNK}.evoformer_num_block=0", f"{_TRUNK}.extra_msa_stack_num_block=0"]
+"""Of runs whose network may be any: one without blocks, whose steps take a sixth of the time."""
 
 
 def command(data: Path, out: Path, *overrides: str, processes: int = 1) -> list[str]:
@@ -98,7 +102,7 @@ def run(data: Path, out: Path, *overrides: str, processes: int = 1) -> str:
 
 def here(data: Path, out: Path, *overrides: str) -> bool:
     """Train in this process."""
-    return train(compose_config([*SHORT, f"data.directory={data}", f"trainer.out={out}", *overrides]))
+    return train(compose_run(SHORT, f"data.directory={data}", f"trainer.out={out}", *overrides))
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
@@ -183,7 +187,7 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
 def test_a_signal_saves_and_ends(data_folder: Path, tmp_path: Path, number: signal.Signals):
     out = tmp_path / "run"
     endless = ["trainer.steps=100000", "trainer.checkpoint_every=100000"]
-    process = start_forked(data_folder, out, *LIGHT, *endless)
+    process = start_forked(data_folder, out, *BARE, *endless)
     wait_for(out / "metrics.jsonl", process)
     process.send_signal(number)
     printed, _ = process.communicate(timeout=120)
@@ -228,12 +232,12 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr(fastfold.training.run, "write_report", lambda out: out)
-        assert here(data_folder, out, "trainer.steps=4", *LIGHT)
+        assert here(data_folder, out, "trainer.steps=4", *BARE)
     assert "helix3" in capsys.readouterr().err
     assert metrics(out)[-1]["skipped"] >= 1
     assert all(bool(x.isfinite().all()) for x in weights(out).values())
     with pytest.raises(TrainingStopped, match="consecutive steps"):
-        here(data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", *LIGHT)
+        here(data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", *BARE)
     page = (tmp_path / "b" / "report" / "report.md").read_text()
     assert page.count("skipped: loss or gradient not finite in helix3") == 3
     assert "3 consecutive steps without a finite loss" in page
@@ -245,7 +249,7 @@ def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path:
     msas.mkdir()
     (msas / "helix1.a3m").write_text(">q\nWWWWWWWWWWWWWWWW\n")
     out = tmp_path / "run"
-    settings = [*LIGHT, "data.single_sequence_probability=0"]
+    settings = [*BARE, "data.single_sequence_probability=0"]
     assert here(data_folder, out, *settings, "trainer.steps=3")
     listed = (out / "quarantine.tsv").read_text()
     assert listed.splitlines()[0].startswith("broken\t")
@@ -287,8 +291,8 @@ def test_other_loggers_are_told_too(data_folder: Path, tmp_path: Path):
 
     collector = Collector()
     places = [f"data.directory={data_folder}", f"trainer.out={tmp_path / 'run'}"]
-    settings = [*SHORT, *LIGHT, *places, "logger=none", "trainer.steps=3"]
-    assert train(compose_config(settings), loggers=[collector])
+    settings = [*BARE, *places, "logger=none", "trainer.steps=3"]
+    assert train(compose_run(SHORT, *settings), loggers=[collector])
     assert collector.steps == [1, 2, 3]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
@@ -337,9 +341,9 @@ def test_fine_tuning_changes_what_it_should_and_nothing_else(
 
 def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Path):
     """Its weight is 0 before that step, so that its head keeps its initial weights, and the network's from then on."""
-    options = ["trainer.steps=2", "trainer.aligned_error_after=1", "trainer.checkpoint_every=1"]
+    options = [*BARE, "trainer.steps=2", "trainer.aligned_error_after=1", "trainer.checkpoint_every=1"]
     here(data_folder, tmp_path / "late", *options)
-    config = compose_config([*SHORT, "data.directory=x", "trainer.out=y"])
+    config = compose_run(SHORT, "data.directory=x", "trainer.out=y", *options)
     tree = network_config(config.model)
     heads, first, second = tree.model.heads, *metrics(tmp_path / "late")
     parts = [name for name in heads if name in first]

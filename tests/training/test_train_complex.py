@@ -30,6 +30,7 @@ from fastfold.training.run import train
 from fastfold.training.sets.source import open_source
 from fastfold.training.trainer import Trainer
 from fastfold.training.validation import exchange_chains, score_entry
+from tests.helpers.compositions import compose_run
 from tests.helpers.networks import oracle_config, random_model
 from tests.helpers.sample_chains import ca_trace, chain_structure
 from tests.training.conftest import ADAM, TINY
@@ -105,7 +106,7 @@ def folder(tmp_path: Path) -> Path:
 
 def here(data: Path, out: Path, *overrides: str) -> bool:
     """Train in this process."""
-    return train(compose_config([*MULTIMER, f"data.directory={data}", f"trainer.out={out}", *overrides]))
+    return train(compose_run(MULTIMER, f"data.directory={data}", f"trainer.out={out}", *overrides))
 
 
 def sample(chains: Chains, crop_size: int = 100) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

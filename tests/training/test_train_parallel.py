@@ -21,7 +21,7 @@ from fastfold.training.trainer import Trainer
 from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.helpers.small_sets import a3m, write
 from tests.training.conftest import TINY
-from tests.training.test_train import command, here, losses, run_forked, start_forked, weights
+from tests.training.test_train import LIGHT, command, here, losses, run_forked, start_forked, weights
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 WHOLE_ALIGNMENTS = ["data.block_deletion=false", "data.single_sequence_probability=0"]
@@ -183,7 +183,7 @@ def test_processes_that_share_a_sample_draw_the_same_ones(data_folder: Path) -> 
 
 def test_the_checkpoint_of_a_run_holds_plain_names(data_folder: Path, tmp_path: Path) -> None:
     """So that any plan, and earlier versions, read it."""
-    assert here(data_folder, tmp_path / "run", "trainer.steps=2")
+    assert here(data_folder, tmp_path / "run", "trainer.steps=2", *LIGHT)
     folder = next((tmp_path / "run" / "checkpoints").iterdir())
     names = set(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
     model = {f"model.{name}" for name in weights(tmp_path / "run")}

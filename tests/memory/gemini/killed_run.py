@@ -1,9 +1,8 @@
-"""A training run that writes its state after every step, to be killed from outside: ``killed_run POLICY FOLDER``."""
+"""A training run that writes its state after every step, to be killed from outside."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -12,8 +11,8 @@ from tests.memory.gemini.gpt_runs import Managed, adam, build
 from tests.memory.gemini.test_manager import budget_of
 
 
-def main(policy: str, folder: Path) -> None:
-    torch.set_num_threads(1)
+def train(policy: str, folder: Path) -> None:
+    """Train for a thousand steps."""
     model = build()
     run = Managed(model, adam(model), budget=budget_of(policy), policy=policy, nvme_folder=folder / "scratch")
     for step in range(1000):
@@ -21,7 +20,3 @@ def main(policy: str, folder: Path) -> None:
         temporary = folder / "state.tmp"
         torch.save({"state": run.manager.state_dict(), "step": step, "loss": loss}, temporary)
         os.replace(temporary, folder / f"state{step}.pt")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,8 +12,9 @@ import torch
 
 from fastfold.errors import OutputError
 from fastfold.memory import NvmeTier
-from tests.conftest import REPOSITORY
+from tests.helpers.forked import Forked
 from tests.memory.gemini.gpt_runs import Managed, adam, build, plain_run
+from tests.memory.gemini.killed_run import train
 from tests.memory.gemini.test_manager import TIGHT, budget_of
 
 
@@ -32,18 +30,14 @@ from tests.memory.gemini.test_manager import TIGHT, budget_of
 def test_killed_without_warning_a_run_goes_on_under_any_policy(policy: str, other: str, tmp_path: Path):
     """SIGKILL at any moment: the last state that was written goes on bit by bit, and no file of the tier is left."""
     (tmp_path / "scratch").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.memory.gemini.killed_run", policy, str(tmp_path)],
-        cwd=REPOSITORY,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
+    process = Forked(train, policy, tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     end = time.monotonic() + 300
     while not (tmp_path / "state1.pt").exists():
         assert process.poll() is None, "the run ended by itself"
         assert time.monotonic() < end
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert list((tmp_path / "scratch").iterdir()) == []
     newest = max(tmp_path.glob("state*.pt"), key=lambda path: int(path.stem.removeprefix("state")))
     saved = torch.load(newest, weights_only=True)

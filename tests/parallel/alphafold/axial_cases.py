@@ -19,6 +19,7 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
 from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.networks import oracle_config, random_model
+from tests.helpers.spawn_ranks import on_first_rank
 
 # Neither divides by 2, 4 or 8, and with 8 ranks some have no sequence at all.
 RESIDUES, SEQUENCES = 7, 5
@@ -228,7 +229,7 @@ def compared_step(
 ) -> Callable[[], dict[str, float]]:
     """A step on shards that gives :func:`differences` whenever it is called, from one step of one process."""
     plain, inputs = plain_module(case), inputs_of(case, batch)
-    expected = run_step(case, plain, inputs, lambda x, _: x)
+    expected = on_first_rank(lambda: run_step(case, plain, inputs, lambda x, _: x))
     module = make_parallel(copy.deepcopy(plain), mesh)
     return lambda: _sharded_differences(case, mesh, module, inputs, expected)
 
@@ -241,12 +242,12 @@ def rounding(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Differences from float64, without dropout, of shards in a dtype, and of one process in it."""
     exact, inputs = plain_module(case).eval(), inputs_of(case, ())
-    expected = run_step(case, exact, inputs, lambda x, _: x)
+    expected = on_first_rank(lambda: run_step(case, exact, inputs, lambda x, _: x))
     plain, rounded = copy.deepcopy(exact).to(dtype), [x.to(dtype) for x in inputs]
     module = make_parallel(copy.deepcopy(plain), mesh)
     shards = _sharded_differences(case, mesh, module, rounded, expected)
     alone = AxialShards(Group(None))
-    own = run_step(case, plain, rounded, lambda x, _: x)
+    own = on_first_rank(lambda: run_step(case, plain, rounded, lambda x, _: x))
     return shards, _step_differences(case, alone, own, expected)
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.mean_gradients import mean_gradients
 from tests.helpers.networks import oracle_arrays, oracle_config, oracle_features, random_model
+from tests.helpers.spawn_ranks import on_first_rank
 from tests.parallel.alphafold.axial_cases import difference
 
 CYCLES = 2
@@ -132,6 +134,15 @@ def worst_of(differences: Mapping[str, float] | Iterator[tuple[str, float]]) -> 
     return max((value, name) for name, value in dict(differences).items())
 
 
+def plain_steps(
+    model: AlphaFold, samples: list[Sample], seed: int
+) -> tuple[list[dict[str, Any]], list[Tensor | None]]:
+    """Return what a step of each sample gives on one process, and the mean gradient of each parameter."""
+    expected = [train_step(model, sample, seed + i) for i, sample in enumerate(samples)]
+    gradients = [p.grad for p in model.parameters()]
+    return expected, [None if gradient is None else gradient / len(samples) for gradient in gradients]
+
+
 def compare_training(
     model: AlphaFold,
     samples: list[Sample],
@@ -163,10 +174,9 @@ def compare_training(
     for step in range(steps):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        expected = [train_step(model, sample, 100 * step + i) for i, sample in enumerate(samples)]
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= len(samples)
+        expected, gradients = on_first_rank(partial(plain_steps, model, samples, 100 * step))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
         ours = train_step(parallel, samples[own], 100 * step + own)
         mean_gradients(parallel.parameters(), mesh.group("replicas"))
         # A loss may be zero: nothing of a single sequence is masked.

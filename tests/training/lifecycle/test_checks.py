@@ -6,13 +6,14 @@ import pytest
 
 from fastfold.errors import ConfigError
 from fastfold.training.compose import check_settings, compose_config, network_config
+from tests.helpers.compositions import compose_run
 
 GIVEN = ("data.directory=x", "trainer.out=y")
 CLUSTERS = "model.overrides.data.eval.max_msa_clusters"
 
 
 def check(*overrides: str) -> None:
-    config = compose_config([*GIVEN, *overrides])
+    config = compose_run(GIVEN, *overrides)
     check_settings(config, network_config(config.model))
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.training.compose import compose_config
 from fastfold.training.config import TrainConfig
 from fastfold.training.lifecycle.settings_history import (
     CURRENT,
@@ -17,13 +15,13 @@ from fastfold.training.lifecycle.settings_history import (
     record_start,
     refuse_decisive,
 )
+from tests.helpers.compositions import compose_run
 
 KEY = "model.overrides.model.embeddings_and_evoformer"
 
 
-@functools.cache
 def config(*overrides: str) -> TrainConfig:
-    return compose_config(["data.directory=d", "trainer.out=o", *overrides])
+    return compose_run(["data.directory=d", "trainer.out=o"], *overrides)
 
 
 def changes(tmp_path: Path, *overrides: str) -> list[str]:
