@@ -17,7 +17,7 @@ from triton.language import core, semantic
 from triton.runtime import interpreter
 
 _block_type = core.block_type.__init__
-_tensor = core.tensor.__init__
+_equal_tuples = core.tuple.__eq__
 _broadcast = semantic.TritonSemantic.broadcast_impl_value
 _convert_float = interpreter._convert_float
 _SCALAR_SHAPE, _SCALAR_NUMEL = core.tuple([]), core.constexpr(1)
@@ -85,6 +85,13 @@ def _broadcast_other_shapes(self: Any, lhs: Any, rhs: Any) -> Any:
     return _broadcast(self, lhs, rhs)
 
 
+def _equal_sizes(self: Any, other: Any) -> Any:
+    """Compare with a list of integers, which holds no constants of Triton to unwrap; leave the rest to Triton."""
+    if type(other) is list and set(map(type, other)) == {int}:
+        return core.constexpr(self.values == other)
+    return _equal_tuples(self, other)
+
+
 def _same_object_or(equal: Any) -> Any:
     """Return a comparison that compares only different objects."""
 
@@ -113,6 +120,7 @@ def install() -> None:
     core.block_type.name = functools.cached_property(_name_of_block_type)
     core.block_type.name.__set_name__(core.block_type, "name")
     core.tensor.__init__ = _init_tensor
+    core.tuple.__eq__ = _equal_sizes
     core.dtype.__eq__ = _same_object_or(core.dtype.__eq__)
     core.pointer_type.__eq__ = _same_object_or(core.pointer_type.__eq__)
     core.block_type.__eq__ = _same_object_or(core.block_type.__eq__)
