@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import triton
 from triton import language
 from triton.runtime import interpreter
 
@@ -66,3 +67,9 @@ if hasattr(interpreter, "_get_np_dtype"):
         return (_np_dtype if element.is_ptr() else _np_dtype_once)(element)
 
     interpreter._get_np_dtype = _dtype_of_elements
+
+# Methods of types differ in other versions of Triton.
+if triton.__version__.startswith("3.9."):
+    from tests.helpers import interpreter_types
+
+    interpreter_types.install()
