@@ -148,15 +148,15 @@ def _outer_product_mean(rows: int, n: int, shape: str) -> Case:
     return Case("outer_product_mean", shape, n, make, masks, flops, u + sides, 2 * flops, u + 2 * sides)
 
 
-def _transition(n: int) -> Case:
+def _transition(rows: int, n: int, c: int, shape: str, operator: str) -> Case:
     def make(device: torch.device, dtype: torch.dtype) -> Inputs:
         m = _Maker(device, dtype)
-        inputs = {"x": m.randn(n, n, C_Z)} | m.norm(C_Z)
-        return inputs | m.linear("w1", 4 * C_Z, C_Z, "b1") | m.linear("w2", C_Z, 4 * C_Z, "b2")
+        inputs = {"x": m.randn(rows, n, c)} | m.norm(c)
+        return inputs | m.linear("w1", 4 * c, c, "b1") | m.linear("w2", c, 4 * c, "b2")
 
-    u = n * n * C_Z
-    flops = 2 * 2 * 4 * u * C_Z
-    return Case("transition", f"N={n}", n, make, frozenset(), flops, 2 * u, 2 * flops, 3 * u)
+    x = rows * n * c
+    flops = 2 * 2 * 4 * x * c
+    return Case(operator, shape, n, make, frozenset(), flops, 2 * x, 2 * flops, 3 * x)
 
 
 def _pair_bias(n: int) -> Case:
@@ -182,7 +182,7 @@ def cases(sizes: Iterable[int] = SIZES, alignments: Iterable[tuple[int, int]] = 
             _attention(n, n, HEADS, f"N={n}", "triangle_attention"),
             _triangle_multiplication(n),
             _layer_norm(n),
-            _transition(n),
+            _transition(n, n, C_Z, f"N={n}", "transition"),
             _outer_product_mean(128, n, f"128 x {n}"),
             _pair_bias(n),
             _residual_update(n),
@@ -191,6 +191,7 @@ def cases(sizes: Iterable[int] = SIZES, alignments: Iterable[tuple[int, int]] = 
     for rows, n in alignments:
         shape = f"{rows} x {n}"
         found.append(_attention(rows, n, C_M // D, shape, "row_attention"))
+        found.append(_transition(rows, n, C_M, shape, "row_transition"))
         if (rows, n) != (128, n) or n not in sizes:
             found.append(_outer_product_mean(rows, n, shape))
     return found

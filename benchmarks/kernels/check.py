@@ -74,6 +74,7 @@ def _part(case: Case, sample: Tensor) -> _Part:
     definitions: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
         "layer_norm": (reference.layer_norm, ("x",)),
         "transition": (reference.transition, ("x",)),
+        "row_transition": (reference.transition, ("x",)),
         "residual_update": (reference.residual_update, ("x", "residual")),
         "softmax": (reference.softmax, ("scores", "mask")),
         "triangle_attention": (reference.attention, ("q", "k", "v", "mask")),

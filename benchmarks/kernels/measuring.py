@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.recording import launches_observed
+
 Inputs = dict[str, Any]
 """Arguments of an operator by name."""
+
+KERNEL_CALLS = 7
+"""Number of calls that a kernel is measured in."""
 
 MAX_SETS = 8
 """Maximum number of copies of the inputs that a measurement rotates through."""
@@ -78,6 +83,27 @@ class Meter:
         median = statistics.median(found)
         quartiles = statistics.quantiles(found, n=4)
         return Timing(median, (quartiles[2] - quartiles[0]) / 2 / median, peak)
+
+    def kernel_time(self, function: Callable[[Inputs], object], sets: Sequence[Inputs], kernel: str) -> float:
+        """Return the milliseconds of a kernel's launches within a call, the median of several calls.
+
+        Args:
+            function: Function that launches the kernel; the first call compiles and warms up.
+            sets: Arguments that the calls take in turn.
+            kernel: Name of the kernel in the table of configurations.
+        """
+        found = []
+        for i in range(1 + KERNEL_CALLS):
+            total = 0.0
+
+            def add(run: Callable[[], object]) -> None:
+                nonlocal total
+                total += self._once(run)
+
+            with launches_observed(kernel, add):
+                function(sets[i % len(sets)])
+            found.append(total)
+        return statistics.median(found[1:])
 
     def ceilings(self, dtype: torch.dtype) -> Ceilings:
         """Measure the rates of a matrix product and of a copy, on random data larger than the caches."""

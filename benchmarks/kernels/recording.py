@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -26,6 +27,26 @@ def launches_replaced(launcher: Callable[[Any, Any], Callable[..., Any]]) -> Ite
         yield
     finally:
         KernelInterface.__getitem__ = before
+
+
+@contextmanager
+def launches_observed(name: str, observe: Callable[[Callable[[], Any]], object]) -> Iterator[None]:
+    """Give the launches of a kernel to ``observe``, which makes each by a call, for the whole process.
+
+    ``name`` is the kernel's name in the table of configurations.
+    """
+    from triton.runtime.jit import KernelInterface
+
+    original = KernelInterface.__getitem__
+
+    def launcher(kernel: Any, grid: Any) -> Callable[..., Any]:
+        run = original(kernel, grid)
+        if kernel.__name__.removesuffix("_kernel") != name:
+            return run
+        return lambda *arguments, **options: observe(functools.partial(run, *arguments, **options))
+
+    with launches_replaced(launcher):
+        yield
 
 
 @contextmanager

@@ -109,6 +109,10 @@ def _multiplication(function: Operator) -> Operator:
     return call
 
 
+def _transition(x: Tensor, **layers: Tensor) -> Tensor:
+    return kernels.transition(x, kernels.TransitionParams(**layers))
+
+
 _OURS: dict[str, Operator] = {
     "layer_norm": kernels.layer_norm,
     "softmax": kernels.softmax,
@@ -116,12 +120,15 @@ _OURS: dict[str, Operator] = {
     "row_attention": kernels.attention,
     "triangle_multiplication": _multiplication(kernels.triangle_multiplication),
     "outer_product_mean": kernels.outer_product_mean,
-    "transition": lambda x, **layers: kernels.transition(x, kernels.TransitionParams(**layers)),
+    "transition": _transition,
+    "row_transition": _transition,
     "pair_bias": kernels.pair_bias,
     "residual_update": kernels.residual_update,
 }
 _PLAIN: dict[str, Operator] = {
-    name: getattr(plain, "attention" if name.endswith("attention") else name) for name in _OURS
+    name: getattr(plain, name.removeprefix("row_").removeprefix("triangle_"))
+    for name in _OURS
+    if name != "triangle_multiplication"
 } | {"triangle_multiplication": _multiplication(plain.triangle_multiplication)}
 
 _PACKAGES: dict[str, tuple[tuple[str, str, Callable[[], Operator]], ...]] = {

@@ -27,13 +27,15 @@ import torch  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.kernels.candidates import Builders  # noqa: E402
 from benchmarks.kernels.cases import ALIGNMENTS, SIZES, Case, cases  # noqa: E402
 from benchmarks.kernels.check import LIMITS, check  # noqa: E402
 from benchmarks.kernels.measuring import Meter  # noqa: E402
 from benchmarks.kernels.report import write_report  # noqa: E402
 from benchmarks.kernels.rivals import OURS, packages  # noqa: E402
 from benchmarks.kernels.runs import NO_MEMORY, carry_out, runs  # noqa: E402
-from benchmarks.kernels.tuning import tune, write_tables  # noqa: E402
+from benchmarks.kernels.tuning import trials_table, tune, write_tables  # noqa: E402
+from fastfold.utils.atomic_files import write_atomic  # noqa: E402
 
 RESERVE = 20.0
 """Seconds of the time limit reserved for the last measurement and the report."""
@@ -64,12 +66,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(options: argparse.Namespace) -> tuple[list[Case], tuple[tuple[int, int], ...]]:
     """Return the cases, and shapes of alignments, that the options ask for."""
-    default = (3072, 4096) if options.check else SIZES
+    default = (3072, 4096) if options.check else (512,) if options.tune else SIZES
     sizes = options.sizes or default
     alignments: tuple[tuple[int, int], ...] = ALIGNMENTS if options.device == "cuda" else ((4, min(sizes)),)
     if options.sizes and options.device == "cuda":
         alignments = tuple(shape for shape in ALIGNMENTS if shape[1] in sizes)
     found = cases(sizes, alignments)
+    if options.tune:
+        found = cases(sizes, ALIGNMENTS[-1:])
     if options.operators:
         found = [case for case in found if case.operator in options.operators]
         alignments = alignments if "evoformer_block" in options.operators else ()
@@ -88,6 +92,11 @@ def check_all(found: list[Case], device: torch.device, dtype: torch.dtype) -> in
     return int(wrong > 0)
 
 
+def report_name(kind: str, machine: str, dtype: str) -> str:
+    """Return the name of a file of results, such as ``kernels_nvidia_h200_bfloat16``."""
+    return re.sub(r"[^a-z0-9]+", "_", f"{kind} {machine.split(',')[0]} {dtype}".lower())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, check or tune; return the exit code."""
     start = time.monotonic()
@@ -98,12 +107,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         return check_all(found, device, dtype)
     meter = Meter(device, seconds=0.25 if device.type == "cuda" else 0.0)
+    machine = torch.cuda.get_device_name(device) if meter.cuda else "cpu, a trial that measures nothing"
     if options.tune:
-        best = tune(found, meter, dtype, deadline)
+        builders = Builders(dtype)
+        try:
+            best, trials = tune(found, meter, dtype, deadline, builders)
+        finally:
+            builders.close()
+        write_atomic(
+            options.out / f"{report_name('tuning', machine, options.dtype)}.csv", trials_table(trials)
+        )
         print(*write_tables(best, device), sep="\n")
         print("now build them ahead of time: python benchmarks/kernels/ahead_of_time.py")
         return 0
-    machine = torch.cuda.get_device_name(device) if meter.cuda else "cpu, a trial that measures nothing"
     ceilings = meter.ceilings(dtype)
     print(f"{machine}: {ceilings.tflops:.1f} TFLOP/s, {ceilings.gbs:.0f} GB/s", flush=True)
     rows, left_out = carry_out(runs(found, alignments, meter, ceilings, dtype), deadline)
@@ -115,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     if left_out:
         heading += ["", "No time was left for: " + ", ".join(run.name for run in left_out) + "."]
-    name = re.sub(r"[^a-z0-9]+", "_", f"kernels {machine.split(',')[0]} {options.dtype}".lower())
+    name = report_name("kernels", machine, options.dtype)
     print(*write_report(options.out, name, heading, rows), sep="\n")
     print(f"{len(left_out)} of the planned runs left out, {time.monotonic() - start:.0f} s")
     failed = [row for row in rows if row.implementation == OURS and row.note not in ("", NO_MEMORY)]

@@ -27,6 +27,7 @@ _OPERATORS = (
     "transition",
     "outer_product_mean",
     "row_attention",
+    "row_transition",
     "pair_bias",
     "residual_update",
     "softmax",

@@ -1,29 +1,38 @@
 """Search for the fastest launch configurations on this GPU, written into the table that ships.
 
-Starting from the table's configuration, one block size, the warps or the stages are changed at a time. A change that
-makes the operator faster is kept, until no change does.
+All kernels of the cases are searched together. In every round, candidates are compiled by several processes and then
+timed. The fastest is changed in the next round, and a kernel is done when no change makes it faster.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import sys
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import fastfold.kernels
+from benchmarks.kernels.candidates import (
+    Builders,
+    Candidate,
+    Entry,
+    Step,
+    first_candidates,
+    looked_up_by,
+    lookup_of,
+    neighbours,
+)
 from benchmarks.kernels.cases import Case
-from benchmarks.kernels.measuring import Meter
-from benchmarks.kernels.rivals import OURS, implementations
-from fastfold.kernels.common import tuning
-from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, chip_class
+from benchmarks.kernels.measuring import Inputs, Meter
+from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, chip_class, launch_config
 from fastfold.utils.atomic_files import write_atomic
 
 TABLES = Path(fastfold.kernels.__file__).parent / "tuned"
@@ -31,133 +40,122 @@ TABLES = Path(fastfold.kernels.__file__).parent / "tuned"
 GAIN = 0.02
 """Minimum share of the time that a change must save; less is noise."""
 
-Lookup = Callable[[str, str, torch.device], LaunchConfig]
+BUILD_SECONDS = 75.0
+"""Maximum time that a round compiles for, and at most half of the remaining time."""
 
 
-@contextmanager
-def looked_up_by(lookup: Lookup) -> Iterator[None]:
-    """Let every kernel take its configuration from ``lookup(kernel, key, device)``."""
-    original = tuning.launch_config
-    modules = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("fastfold.kernels") and getattr(module, "launch_config", None) is original
-    ]
-    try:
-        for module in modules:
-            module.launch_config = lookup  # type: ignore[attr-defined]
-        yield
-    finally:
-        for module in modules:
-            module.launch_config = original  # type: ignore[attr-defined]
+@dataclass
+class _Search:
+    """Search for the configuration of one kernel and key."""
+
+    step: Step
+    sets: list[Inputs]
+    entry: Entry
+    config: LaunchConfig
+    milliseconds: float = math.inf
+    started: bool = False
+    done: bool = False
 
 
-def neighbours(config: LaunchConfig) -> list[LaunchConfig]:
-    """Return configurations with one block size halved or doubled, with other warps, or with other stages."""
-    found = []
-    for name, size in config.blocks.items():
-        for changed in (size // 2, size * 2):
-            if 1 <= changed <= 256:
-                found.append(replace(config, blocks=config.blocks | {name: changed}))
-    for warps in (config.num_warps // 2, config.num_warps * 2):
-        if 2 <= warps <= 16:
-            found.append(replace(config, num_warps=warps))
-    for stages in (config.num_stages - 1, config.num_stages + 1):
-        if 1 <= stages <= 5:
-            found.append(replace(config, num_stages=stages))
-    return found
+@dataclass(frozen=True)
+class Trial:
+    """Time of a kernel with one configuration."""
+
+    shape: str  #: Operator and size of the case
+    entry: Entry
+    config: LaunchConfig
+    milliseconds: float
 
 
 def tune(
-    cases: Iterable[Case], meter: Meter, dtype: torch.dtype, deadline: float
-) -> dict[tuple[str, str], LaunchConfig]:
-    """Return the best configurations by kernel and key, of the kernels that time permitted.
+    cases: Iterable[Case],
+    meter: Meter,
+    dtype: torch.dtype,
+    deadline: float,
+    builders: Builders | None = None,
+) -> tuple[dict[Entry, LaunchConfig], list[Trial]]:
+    """Return the best configurations by kernel and key, of those with several trials, and all trials.
+
+    A kernel that several cases use with one key is tuned for the first of them.
 
     Args:
-        cases: Cases to speed up, the most important first.
-        meter: Meter of a CUDA device.
+        cases: Cases to speed up.
+        meter: Meter of the device.
         dtype: Dtype of the inputs.
         deadline: Value of ``time.monotonic()`` after which no configuration is tried.
+        builders: Processes that compile the configurations before they are timed.
     """
-    best: dict[tuple[str, str], LaunchConfig] = {}
-    original = tuning.launch_config
+    searches = _searches(cases, meter, dtype)
+    best = {entry: search.config for entry, search in searches.items()}
+    tried = {(entry, str(config)) for entry, config in best.items()}
+    trials: list[Trial] = []
 
-    def known(kernel: str, key: str, device: torch.device) -> LaunchConfig:
-        return best.get((kernel, key)) or original(kernel, key, device)
-
-    for case in cases:
-        inputs = {
-            k: x.requires_grad_(k not in case.constants) for k, x in case.make(meter.device, dtype).items()
-        }
-        sets = meter.sets(inputs)
-        ours = next(i for i in implementations(case.operator, meter.device) if i.name == OURS)
-
-        def step(x: dict[str, Tensor], function: Callable[..., Tensor] = ours.function) -> None:
-            leaves = [t for t in x.values() if t.requires_grad]
-            out = function(**x)
-            torch.autograd.grad(out, leaves, torch.ones_like(out))
-
-        for kernel, key in _used(step, inputs, known):
-            if (kernel, key) in best:
-                continue
-            best[kernel, key] = _climb(step, sets, kernel, key, known, meter, deadline)
-            print(f"{case.name}: {kernel} {key} {best[kernel, key]}", flush=True)
-            if time.monotonic() > deadline:
-                return best
-    return best
-
-
-def _used(
-    step: Callable[[dict[str, Tensor]], None], inputs: dict[str, Tensor], known: Lookup
-) -> list[tuple[str, str]]:
-    """Return the kernels and keys that a step looks up."""
-    seen: dict[tuple[str, str], None] = {}
-
-    def lookup(kernel: str, key: str, device: torch.device) -> LaunchConfig:
-        seen[kernel, key] = None
-        return known(kernel, key, device)
-
-    step(inputs)  # imports the kernels' modules, which load lazily
-    with looked_up_by(lookup):
-        step(inputs)
-    return list(seen)
-
-
-def _climb(
-    step: Callable[[dict[str, Tensor]], None],
-    sets: list[dict[str, Tensor]],
-    kernel: str,
-    key: str,
-    known: Lookup,
-    meter: Meter,
-    deadline: float,
-) -> LaunchConfig:
-    def cost(config: LaunchConfig) -> float:
-        def lookup(name: str, of: str, device: torch.device) -> LaunchConfig:
-            return config if (name, of) == (kernel, key) else known(name, of, device)
-
+    def measure(search: _Search, config: LaunchConfig) -> float:
         try:
-            with looked_up_by(lookup):
-                return meter.time(step, sets).milliseconds
+            with looked_up_by(lookup_of(best | {search.entry: config})):
+                found = meter.kernel_time(search.step, search.sets, search.entry[0])
         except Exception:  # too much shared memory, or a shape that the compiler refuses
-            return float("inf")
+            found = math.inf
+        trials.append(Trial(search.step.case.name, search.entry, config, found))
+        return found
 
-    config = known(kernel, key, meter.device)
-    tried = {str(config)}
-    lowest = cost(config)
-    while time.monotonic() < deadline:
-        better = None
-        for candidate in neighbours(config):
-            if str(candidate) in tried or time.monotonic() > deadline:
-                continue
-            tried.add(str(candidate))
-            found = cost(candidate)
-            if found < lowest * (1 - GAIN):
-                better, lowest = candidate, found
-        if better is None:
-            break
-        config = better
-    return config
+    for search in searches.values():
+        search.milliseconds = measure(search, search.config)
+    while time.monotonic() < deadline and any(not search.done for search in searches.values()):
+        candidates = [
+            Candidate(search.step.case.operator, entry, config)
+            for entry, search in searches.items()
+            if not search.done
+            for config in (neighbours if search.started else first_candidates)(search.config)
+            if (entry, str(config)) not in tried
+        ]
+        tried |= {(candidate.entry, str(candidate.config)) for candidate in candidates}
+        if builders is not None:
+            seconds = min(BUILD_SECONDS, (deadline - time.monotonic()) / 2)
+            candidates = builders.built(candidates, best, seconds)
+        for search in searches.values():
+            search.started = search.done = True
+        for candidate in candidates:
+            search = searches[candidate.entry]
+            if time.monotonic() > deadline:
+                break
+            found = measure(search, candidate.config)
+            if found < search.milliseconds * (1 - GAIN):
+                search.config, search.milliseconds, search.done = candidate.config, found, False
+        for entry, search in searches.items():
+            if not search.done:
+                print(
+                    f"{search.step.case.name}: {entry} {search.config} {search.milliseconds:.3f} ms",
+                    flush=True,
+                )
+                best[entry] = search.config
+    compared = {entry for entry, count in Counter(trial.entry for trial in trials).items() if count > 1}
+    return {entry: config for entry, config in best.items() if entry in compared}, trials
+
+
+def _searches(cases: Iterable[Case], meter: Meter, dtype: torch.dtype) -> dict[Entry, _Search]:
+    """Return a search for each kernel and key of the cases, from the configuration that ships."""
+    searches: dict[Entry, _Search] = {}
+    for case in cases:
+        step = Step(case, meter.device, dtype)
+        sets = meter.sets(step.inputs)
+        for entry in step.entries(launch_config):
+            config = launch_config(*entry, meter.device)
+            searches.setdefault(entry, _Search(step, sets, entry, config))
+    return searches
+
+
+def trials_table(trials: Sequence[Trial]) -> str:
+    """Return all trials as CSV: kernels and keys in their order, the fastest configuration first."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["case", "kernel", "key", "blocks", "warps", "stages", "milliseconds"])
+    entries = list(dict.fromkeys(trial.entry for trial in trials))
+    for trial in sorted(trials, key=lambda trial: (entries.index(trial.entry), trial.milliseconds)):
+        blocks = " ".join(f"{name}={size}" for name, size in trial.config.blocks.items())
+        warps, stages = trial.config.num_warps, trial.config.num_stages
+        writer.writerow([trial.shape, *trial.entry, blocks, warps, stages, f"{trial.milliseconds:.4f}"])
+    return table.getvalue()
 
 
 def write_tables(

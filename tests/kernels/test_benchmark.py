@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fastfold.evoformer.config import model_config
+from fastfold.kernels.common.tuning import LaunchConfig
 
 
 @pytest.fixture
@@ -141,6 +142,31 @@ def test_the_check_at_large_sizes_notices_what_is_wrong(
     assert kernels.main([*arguments, "--operators", operator]) == 1
 
 
+def test_candidates_differ_from_a_configuration_and_from_each_other(load: Any) -> None:
+    candidates = load("candidates")
+    config = LaunchConfig({"BM": 16, "BH": 32, "BK": 128}, 8, 3)
+    single = candidates.neighbours(config)
+    changes = [
+        sum(size != config.blocks[name] for name, size in found.blocks.items())
+        + (found.num_warps != config.num_warps)
+        + (found.num_stages != config.num_stages)
+        for found in single
+    ]
+    assert changes == [1] * 10
+    first = candidates.first_candidates(config)
+    assert len({str(found) for found in first}) == len(first) > 64
+    assert config not in first
+    assert all(found in first for found in single)
+    large = [found for found in first if found.blocks["BM"] >= 64 and found.blocks["BK"] == 128]
+    assert {(found.blocks["BM"], found.num_warps) for found in large} == {
+        (64, 4),
+        (64, 8),
+        (128, 4),
+        (128, 8),
+    }
+    assert len(candidates.first_candidates(LaunchConfig(dict.fromkeys("abcdef", 16)))) == 64
+
+
 def test_tuning_writes_configurations_that_the_kernels_then_take(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,30 +175,26 @@ def test_tuning_writes_configurations_that_the_kernels_then_take(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     (case,) = [c for c in load("cases").cases((4,), ()) if c.operator == "layer_norm"]
     meter = measuring.Meter(device, 0.0)
+    taken: dict[str, int] = {}
+
     # Anything is 10% faster with 8 warps, and nothing else matters.
-    monkeypatch.setattr(meter, "time", lambda step, sets: measuring.Timing(_cost(step, sets[0]), 0.0, 0.0))
-    warps: list[int] = []
+    def cost(step: Any, sets: Any, kernel: str) -> float:
+        with load("recording").launches_observed(kernel, lambda run: note(kernel, run)):
+            step(sets[0])
+        return 0.9 if taken[kernel] == 8 else 1.0
 
-    def _cost(step: Any, inputs: Any) -> float:
-        warps.clear()
-        step(inputs)
-        return 0.9 if 8 in warps else 1.0
+    def note(kernel: str, run: Any) -> None:
+        taken[kernel] = run.keywords["num_warps"]
+        run()
 
-    original = tuning.looked_up_by
-
-    def recording(lookup: Any) -> Any:
-        def recorded(kernel: str, key: str, where: torch.device) -> Any:
-            config = lookup(kernel, key, where)
-            if kernel == "layer_norm_forward":
-                warps.append(config.num_warps)
-            return config
-
-        return original(recorded)
-
-    monkeypatch.setattr(tuning, "looked_up_by", recording)
-    best = tuning.tune([case], meter, torch.float32, time.monotonic() + 600)
+    monkeypatch.setattr(meter, "kernel_time", cost)
+    best, trials = tuning.tune([case], meter, torch.float32, time.monotonic() + 600)
     assert {kernel for kernel, _ in best} == {"layer_norm_forward", "layer_norm_backward"}
     assert best["layer_norm_forward", "128"].num_warps == 8
+    rows = list(csv.DictReader(tuning.trials_table(trials).splitlines()))
+    assert len(rows) == len(trials) > 20
+    assert rows[0]["kernel"] == "layer_norm_forward"
+    assert (rows[0]["warps"], float(rows[0]["milliseconds"])) == ("8", 0.9)
     for path in tuning.TABLES.glob("*.json"):
         shutil.copy(path, tmp_path)
     written = tuning.write_tables(best, device, tmp_path)
