@@ -80,13 +80,23 @@ def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
 
 
 @triton.jit
-def split_dot(x, w, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
-    """Compute ``x [M, K] @ w [K, N]`` with ``x`` rounded to the dtype of ``w``; SPLIT adds the removed part."""
+def add_sums(p_sums, b_rows, m_c, first):
+    """Add the sums of rows ``b_rows [BM, BC]`` to ``p_sums [BC]``, memory of this program alone; ``first`` replaces it."""
+    # Between the blocks of a program the sums are in memory: in registers each thread would hold a fourth of them.
+    b_sums = tl.load(p_sums, mask=m_c & (not first), other=0.0)
+    tl.store(p_sums, b_sums + tl.sum(b_rows, 0), mask=m_c)
+
+
+@triton.jit
+def split_dot(x, w, SPLIT: tl.constexpr, PRECISION: tl.constexpr, start=None):
+    """Compute ``x [M, K] @ w [K, N]`` plus ``start``, with ``x`` rounded to the dtype of ``w``.
+
+    SPLIT adds the product of the part that rounding removes.
+    """
     b_cast = cast(x, w.dtype)
-    b_out = dot(b_cast, w, PRECISION)
     if SPLIT:
-        b_out += dot(cast(x - b_cast.to(tl.float32), w.dtype), w, PRECISION)
-    return b_out
+        start = dot(cast(x - b_cast.to(tl.float32), w.dtype), w, PRECISION, start)
+    return dot(b_cast, w, PRECISION, start)
 
 
 @triton.jit
@@ -121,7 +131,7 @@ def rows_product(
                 b_chunk = normalised(b_chunk, b_statistics, norm, o_k, m_k)
             # [BK, BH]
             b_w = tl.load(p_w[None, :] + o_k[:, None] * w_c, mask=m_k[:, None] & m_h[None, :], other=0.0)
-            b_out += split_dot(b_chunk, b_w, SPLIT, PRECISION)
+            b_out = split_dot(b_chunk, b_w, SPLIT, PRECISION, b_out)
     return b_out
 
 

@@ -110,3 +110,10 @@ def row_offset(o_row, size_1, size_2, strides, AXES: tl.constexpr):
 def pair_tile(p_x, strides, o_i, o_j, o_c):
     """Compute pointers ``[BM, BC]`` to channels ``o_c`` of positions ``o_i``, ``o_j [BM]`` of ``x [I, J, C]``."""
     return p_x + (o_i * strides[0] + o_j * strides[1])[:, None] + o_c[None, :] * strides[2]
+
+
+@triton.jit
+def load_again(p_x, mask):
+    """Load what the program has loaded before, zero outside of the mask, so that no register keeps it meanwhile."""
+    # The compiler merges equal loads; one with another eviction policy is not equal.
+    return tl.load(p_x, mask=mask, other=0.0, eviction_policy="evict_first")

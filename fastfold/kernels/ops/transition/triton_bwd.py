@@ -13,6 +13,7 @@ from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
+    add_sums,
     configuration,
     load_normalised,
     normalised_backward,
@@ -22,7 +23,7 @@ from fastfold.kernels.common.normalised_rows import (
 )
 from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import position_blocks
-from fastfold.kernels.common.triton_math import cast, dot, precision
+from fastfold.kernels.common.triton_math import cast, dot, load_again, precision
 from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
 from fastfold.kernels.ops.transition.triton_fwd import WHOLE
 
@@ -33,14 +34,13 @@ def transition_backward_rows_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ADD_GRAD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the rows; write ``[programs, 2, C]`` partial sums for the parameters of the norm."""
+    """Compute the gradient of the rows; write sums for the parameters of the norm to ``grad_norm [programs, 2, C]``."""
     # An activation on the wrong side of the ReLU makes a unit's gradient entirely wrong. So a second product (SPLIT)
     # adds the part of the normalised rows that rounding to the dtype of the weights removes.
     o_c = tl.arange(0, BC)
     m_c = o_c < C
     norm = (weights.norm_weight, weights.norm_bias)
-    b_grad_weight = tl.zeros([BC], tl.float32)
-    b_grad_bias = tl.zeros([BC], tl.float32)
+    p_partial = grad_norm + tl.program_id(0) * 2 * C + o_c
     for i_m in range(tl.program_id(0), tl.cdiv(rows, BM), tl.num_programs(0)):
         o_m = tl.cast(i_m, tl.int64) * BM + tl.arange(0, BM)
         m_m = o_m < rows
@@ -67,19 +67,15 @@ def transition_backward_rows_kernel(
             p_w1 = weights.w1 + o_h[:, None] * C + o_c[None, :]
             b_w1 = tl.load(p_w1, mask=m_h[:, None] & m_c[None, :], other=0.0)
             b_grad_norm += dot(b_grad_hidden, b_w1, PRECISION)
-        # Read again, because registers are scarce in the loop.
-        b_x = tl.load(p_x[:, None] + o_c[None, :] * x_strides[1], mask=m_x, other=0.0).to(tl.float32)
-        b_grad_bias += tl.sum(b_grad_norm, 0)
+        b_x = load_again(p_x[:, None] + o_c[None, :] * x_strides[1], m_x).to(tl.float32)
+        add_sums(p_partial + C, b_grad_norm, m_c, i_m == tl.program_id(0))
         b_grad_x, b_scales = normalised_backward(b_grad_norm, b_x, b_statistics, norm, o_c, m_c, C)
-        b_grad_weight += tl.sum(b_scales, 0)
+        add_sums(p_partial, b_scales, m_c, i_m == tl.program_id(0))
         if ADD_GRAD:
             p_add = p_grad[:, None] + o_c[None, :] * grad_strides[1]
-            b_grad_x += tl.load(p_add, mask=m_x, other=0.0).to(tl.float32)
+            b_grad_x += load_again(p_add, m_x).to(tl.float32)
         p_out = grad_x + o_m[:, None] * grad_x_strides[0] + o_c[None, :] * grad_x_strides[1]
         tl.store(p_out, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_x)
-    p_partial = grad_norm + tl.program_id(0) * 2 * C + o_c
-    tl.store(p_partial, b_grad_weight, mask=m_c)
-    tl.store(p_partial + C, b_grad_bias, mask=m_c)
 
 
 @triton.jit(do_not_specialize=["rows"])

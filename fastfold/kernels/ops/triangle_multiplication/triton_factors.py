@@ -11,13 +11,14 @@ from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
+    add_sums,
     configuration,
     load_normalised,
     normalised_backward,
     projected,
     splits,
 )
-from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision, sigmoid
+from fastfold.kernels.common.triton_math import cast, dot, load_again, pair_tile, precision, sigmoid
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams
 
 SIZES = ["rows", "n", "width"]  #: Arguments of kernels whose divisibility changes nothing
@@ -155,12 +156,11 @@ def triangle_project_backward_kernel(
     ADD_GRAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Turn ``grad_z`` from the output gate's share for the normalised ``z`` into the gradient of ``z``."""
-    # Write ``[programs, 2, CZ]`` partial sums for the parameters of the norm.
+    # Write partial sums for the parameters of the norm to ``grad_norm [programs, 2, CZ]``.
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
     norm = (weights.norm_weight, weights.norm_bias)
-    b_grad_weight = tl.zeros([BZ], tl.float32)
-    b_grad_bias = tl.zeros([BZ], tl.float32)
+    p_partial = grad_norm + tl.program_id(0) * 2 * CZ + o_z
     for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
         m_zz = m_pair[:, None] & m_z[None, :]
@@ -185,18 +185,14 @@ def triangle_project_backward_kernel(
         p_out = pair_tile(grad_z, grad_z_strides, o_i, o_j, o_z)
         # [BM, BZ]
         b_total += tl.load(p_out, mask=m_zz, other=0.0).to(tl.float32)
-        # Read again, because registers are scarce in the loop.
-        b_z = tl.load(p_z[:, None] + o_z[None, :] * z_strides[2], mask=m_zz, other=0.0).to(tl.float32)
-        b_grad_bias += tl.sum(b_total, 0)
+        b_z = load_again(p_z[:, None] + o_z[None, :] * z_strides[2], m_zz).to(tl.float32)
+        add_sums(p_partial + CZ, b_total, m_z, i_m == tl.program_id(0))
         b_total, b_scales = normalised_backward(b_total, b_z, b_statistics, norm, o_z, m_z, CZ)
-        b_grad_weight += tl.sum(b_scales, 0)
+        add_sums(p_partial, b_scales, m_z, i_m == tl.program_id(0))
         if ADD_GRAD:
             p_grad = pair_tile(grad, grad_strides, o_i, o_j, o_z)
             b_total += tl.load(p_grad, mask=m_zz, other=0.0).to(tl.float32)
         tl.store(p_out, cast(b_total, grad_z.dtype.element_ty), mask=m_zz)
-    p_partial = grad_norm + tl.program_id(0) * 2 * CZ + o_z
-    tl.store(p_partial, b_grad_weight, mask=m_z)
-    tl.store(p_partial + CZ, b_grad_bias, mask=m_z)
 
 
 def projection_backward(

@@ -13,6 +13,7 @@ from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
+    add_sums,
     configuration,
     load_normalised,
     normalised_backward,
@@ -20,7 +21,7 @@ from fastfold.kernels.common.normalised_rows import (
     split_dot,
     splits,
 )
-from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision, sigmoid
+from fastfold.kernels.common.triton_math import cast, dot, load_again, pair_tile, precision, sigmoid
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors import SIZES, load_pair, pair_positions
 
@@ -146,13 +147,12 @@ def triangle_output_backward_kernel(
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``."""
-    # Write ``[programs, 2, C]`` partial sums for the parameters of the norm of the product.
+    # Write partial sums for the parameters of the product's norm to ``grad_norm_out [programs, 2, C]``.
     o_c = tl.arange(0, BC)
     m_c = o_c < C
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
-    b_grad_weight = tl.zeros([BC], tl.float32)
-    b_grad_bias = tl.zeros([BC], tl.float32)
+    p_partial = grad_norm_out + tl.program_id(0) * 2 * C + o_c
     for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
         m_p = m_m[:, None] & m_c[None, :]
@@ -173,24 +173,20 @@ def triangle_output_backward_kernel(
             # [BO, BC]
             p_w = weights.out_weight + o_o[:, None] * C + o_c[None, :]
             b_w = tl.load(p_w, mask=m_o[:, None] & m_c[None, :], other=0.0)
-            b_grad_p += split_dot(b_grad_out, b_w, SPLIT, PRECISION)
+            b_grad_p = split_dot(b_grad_out, b_w, SPLIT, PRECISION, b_grad_p)
             # [BO, BZ]
             p_w = weights.out_gate_weight + o_o[:, None] * CZ + o_z[None, :]
             b_w = tl.load(p_w, mask=m_o[:, None] & m_z[None, :], other=0.0)
-            b_grad_x += split_dot(b_grad_gate, b_w, SPLIT, PRECISION)
+            b_grad_x = split_dot(b_grad_gate, b_w, SPLIT, PRECISION, b_grad_x)
         p_grad_x = pair_tile(grad_x, grad_x_strides, o_i, o_j, o_z)
         tl.store(p_grad_x, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_pair[:, None] & m_z[None, :])
-        # Read again, because registers are scarce in the loop.
         p_block = p_p[:, None] + o_c.to(tl.int64)[None, :] * size
-        b_p = tl.load(p_block, mask=m_p, other=0.0).to(tl.float32)
-        b_grad_bias += tl.sum(b_grad_p, 0)
+        b_p = load_again(p_block, m_p).to(tl.float32)
+        add_sums(p_partial + C, b_grad_p, m_c, i_m == tl.program_id(0))
         norm = (weights.norm_out_weight, weights.norm_out_bias)
         b_grad_p, b_scales = normalised_backward(b_grad_p, b_p, b_statistics_p, norm, o_c, m_c, C)
-        b_grad_weight += tl.sum(b_scales, 0)
+        add_sums(p_partial, b_scales, m_c, i_m == tl.program_id(0))
         tl.store(p_block, cast(b_grad_p * share, product.dtype.element_ty), mask=m_p)
-    p_partial = grad_norm_out + tl.program_id(0) * 2 * C + o_c
-    tl.store(p_partial, b_grad_weight, mask=m_c)
-    tl.store(p_partial + C, b_grad_bias, mask=m_c)
 
 
 def switches(c: int, z: Tensor, dropout: Tensor | None) -> dict[str, Any]:
