@@ -106,8 +106,8 @@ def main() -> int:
     parser.add_argument(
         "--known",
         type=Path,
-        default=results / "spills_rtx.csv",
-        help="table of known spills (default: RTX cards')",
+        default=results / "known_spills.csv",
+        help="table of known spills (default: those of RTX cards, and of entries that were timed)",
     )
     options = parser.parse_args()
     known = former_rows(options.known) if options.known else {}

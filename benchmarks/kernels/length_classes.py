@@ -233,10 +233,9 @@ def _sort_key(row: Row) -> tuple[int, float]:
 
 
 def worse(row: Row, floor: Row) -> list[str]:
-    """List values more than 5% worse than a kernel's row in the table, and spills."""
-    found = (
-        [f"{row.spill_bytes} bytes per thread do not fit into registers"] if row.spill_bytes != "0" else []
-    )
+    """List values more than 5% worse than a kernel's row in the table, and further spills."""
+    spilled = int(row.spill_bytes) > int(floor.spill_bytes)
+    found = [f"{row.spill_bytes} bytes per thread do not fit into registers"] if spilled else []
     for name in ("per_score", "per_product", "outside"):
         now, then = getattr(row, name), getattr(floor, name)
         if now and (not then or float(now) > 1.05 * float(then)):

@@ -121,10 +121,21 @@ def test_a_missing_class_a_spill_and_more_instructions_are_noticed() -> None:
     assert _defects([replace(row, lengths="of another class")]) != []
 
 
+def _timed(row: Row) -> bool:
+    """Return True if the row's configuration is one that a GPU has timed."""
+    entries = configurations()[row.kernel.split()[0]].get(row.chip, {})
+    return any(
+        config.timed_on is not None
+        and row.blocks == " ".join(f"{name}={size}" for name, size in config.blocks.items())
+        and row.how == f"{config.num_warps}/{config.num_stages}"
+        for config in entries.values()
+    )
+
+
 def test_the_table_has_every_class_of_what_it_has_one_of() -> None:
     rows = read(TABLE)
     own = [row for row in rows if row.step != TRIFAST]
-    assert [row for row in own if row.spill_bytes != "0"] == []
+    assert [row for row in own if row.spill_bytes != "0" and not _timed(row)] == []
     kernels = {row.kernel.split()[0] for row in own}
     assert kernels == {v.kernel.__name__.removesuffix("_kernel") for v in all_variants()}
     found = [key for row in rows for key in row.keys]

@@ -114,6 +114,6 @@ def pair_tile(p_x, strides, o_i, o_j, o_c):
 
 @triton.jit
 def load_again(p_x, mask):
-    """Load what the program has loaded before, zero outside of the mask, so that no register keeps it meanwhile."""
+    """Load a tile a second time, zero outside of the mask, so that no register keeps it meanwhile."""
     # The compiler merges equal loads; one with another eviction policy is not equal.
     return tl.load(p_x, mask=mask, other=0.0, eviction_policy="evict_first")
