@@ -81,7 +81,7 @@ def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
 
 @triton.jit
 def add_sums(p_sums, b_rows, m_c, first):
-    """Add the sums of rows ``b_rows [BM, BC]`` to the program's own ``p_sums [BC]``; if it is the first, replace them."""
+    """Add the sums of rows ``b_rows [BM, BC]`` to the program's own ``p_sums [BC]``; ``first`` replaces them."""
     # Between the blocks of a program the sums are in memory: in registers each thread would hold a fourth of them.
     b_sums = tl.load(p_sums, mask=m_c & (not first), other=0.0)
     tl.store(p_sums, b_sums + tl.sum(b_rows, 0), mask=m_c)
