@@ -162,15 +162,15 @@ class Builders:
 @functools.cache
 def _small_step(operator: str, dtype: torch.dtype) -> Step:
     found = cases((SMALL,), ((SMALL, SMALL),))
-    case = next(case for case in found if case.operator == operator)
-    return Step(case, torch.device("cuda"), dtype)
+    step = Step(next(case for case in found if case.operator == operator), torch.device("cuda"), dtype)
+    step(step.inputs)  # imports the kernels' modules, which load lazily
+    return step
 
 
 def _spills(candidate: Candidate, best: dict[Entry, LaunchConfig], dtype: torch.dtype) -> float:
     """Compile and run a candidate; return the bytes per thread that its kernel spills, infinity if it does not run."""
     step = _small_step(candidate.operator, dtype)
     compiled: list[Any] = []
-    step(step.inputs)
     try:
         with (
             looked_up_by(lookup_of(best | {candidate.entry: candidate.config})),

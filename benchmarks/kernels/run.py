@@ -71,9 +71,9 @@ def chosen(options: argparse.Namespace) -> tuple[list[Case], tuple[tuple[int, in
     alignments: tuple[tuple[int, int], ...] = ALIGNMENTS if options.device == "cuda" else ((4, min(sizes)),)
     if options.sizes and options.device == "cuda":
         alignments = tuple(shape for shape in ALIGNMENTS if shape[1] in sizes)
-    found = cases(sizes, alignments)
     if options.tune:
-        found = cases(sizes, ALIGNMENTS[-1:])
+        alignments = ALIGNMENTS[-1:]
+    found = cases(sizes, alignments)
     if options.operators:
         found = [case for case in found if case.operator in options.operators]
         alignments = alignments if "evoformer_block" in options.operators else ()

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.kernels.recording import as_chip, launches_replaced
 from fastfold.kernels.common.float32_setting import float32_setting
 from fastfold.kernels.common.layout import MAX_HEADS
-from fastfold.kernels.common.tuning import FALLBACK, TF32X3
+from fastfold.kernels.common.tuning import FALLBACK, TF32X3, configurations
 from fastfold.kernels.ops.attention import triton_bwd as attention_bwd
 from fastfold.kernels.ops.attention import triton_fwd as attention_fwd
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
@@ -113,6 +113,15 @@ class KernelVariant:
             return f"{needs.spills} bytes per thread do not fit into registers"
         limit = CHIPS[self.chip].shared
         return f"{needs.shared} of {limit} bytes of shared memory" if needs.shared > limit else None
+
+
+def timed_entries(kernel: str, chip: str) -> set[tuple[str, int, int]]:
+    """Return the configurations that a GPU has timed: blocks as in the tables of results, warps and stages."""
+    return {
+        (" ".join(f"{name}={size}" for name, size in entry.blocks.items()), entry.num_warps, entry.num_stages)
+        for entry in configurations()[kernel].get(chip, {}).values()
+        if entry.timed_on is not None
+    }
 
 
 @dataclass(frozen=True)

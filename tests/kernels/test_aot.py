@@ -17,7 +17,7 @@ import triton
 import fastfold.kernels
 from benchmarks.kernels.ahead_of_time import former_rows, unknown_defect
 from benchmarks.kernels.compilation import build
-from benchmarks.kernels.variants import CHIPS, ROW_WIDTHS, KernelVariant, Needs, all_variants
+from benchmarks.kernels.variants import CHIPS, ROW_WIDTHS, KernelVariant, Needs, all_variants, timed_entries
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.backend import interpreted
 from fastfold.kernels.common.tuning import FALLBACK, configurations
@@ -185,12 +185,9 @@ def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
 
 def _timed(variant: KernelVariant) -> bool:
     """Return True if the variant's configuration is an entry that was timed on a GPU of its class."""
-    entries = configurations()[variant.kernel.__name__.removesuffix("_kernel")].get(variant.chip, {})
-    how = (variant.blocks, variant.schedule)
-    return any(
-        config.timed_on and (config.blocks, (config.num_warps, config.num_stages)) == how
-        for config in entries.values()
-    )
+    blocks = " ".join(f"{name}={size}" for name, size in variant.blocks.items())
+    kernel = variant.kernel.__name__.removesuffix("_kernel")
+    return (blocks, *variant.schedule) in timed_entries(kernel, variant.chip)
 
 
 def test_every_entry_of_the_table_of_configurations_is_built() -> None:

@@ -23,7 +23,7 @@ from benchmarks.kernels.length_classes import (
     worse,
 )
 from benchmarks.kernels.machine_code import parse, product_loops
-from benchmarks.kernels.variants import all_variants
+from benchmarks.kernels.variants import all_variants, timed_entries
 from fastfold.kernels.common.tuning import configurations
 from tests.conftest import REPOSITORY
 
@@ -123,13 +123,8 @@ def test_a_missing_class_a_spill_and_more_instructions_are_noticed() -> None:
 
 def _timed(row: Row) -> bool:
     """Return True if the row's configuration is one that a GPU has timed."""
-    entries = configurations()[row.kernel.split()[0]].get(row.chip, {})
-    return any(
-        config.timed_on is not None
-        and row.blocks == " ".join(f"{name}={size}" for name, size in config.blocks.items())
-        and row.how == f"{config.num_warps}/{config.num_stages}"
-        for config in entries.values()
-    )
+    warps, stages = map(int, row.how.split("/"))
+    return (row.blocks, warps, stages) in timed_entries(row.kernel.split()[0], row.chip)
 
 
 def test_the_table_has_every_class_of_what_it_has_one_of() -> None:
