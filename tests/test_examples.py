@@ -8,7 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from fastfold.data.features.raw import sequence_features
 from fastfold.evoformer.weights.published import one_weights_file
 from tests.conftest import REPOSITORY
 from tests.helpers import small_sets
-from tests.helpers.forked import Forked
+from tests.helpers.forked import Forked, rank_environments
 
 EXAMPLES = REPOSITORY / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -43,6 +43,17 @@ def run_by_torchrun(script: str, *options: str) -> str:
         timeout=300,
     )
     return checked(done.stdout, done.stderr, done.returncode)
+
+
+def run_by_two(script: str, *options: str) -> str:
+    """Return what the first of two forked processes prints; their environment is torchrun's."""
+    processes = [
+        Forked(_script, str(EXAMPLES / script), options, env=environment)
+        for environment in rank_environments(2)
+    ]
+    printed = [checked(*process.communicate(), process.returncode) for process in processes]
+    assert printed[1] == ""
+    return printed[0]
 
 
 def checked(out: str, err: str, code: int | None) -> str:
@@ -166,11 +177,12 @@ def test_an_example_for_two_processes_says_how_to_start_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "share"), [("dp=2", 1.0), pytest.param("tp=2", 0.6, marks=pytest.mark.slow)]
+    ("plan", "share", "launch"),
+    [("dp=2", 1.0, run_by_two), pytest.param("tp=2", 0.6, run_by_torchrun, marks=pytest.mark.slow)],
 )
-def test_parallelize_my_model(plan: str, share: float) -> None:
+def test_parallelize_my_model(plan: str, share: float, launch: Callable[..., str]) -> None:
     """Two processes compute what one computes; tensor parallelism holds about half of the model."""
-    printed = run_by_torchrun("parallelize_my_model.py", "--plan", plan)
+    printed = launch("parallelize_my_model.py", "--plan", plan)
     assert number(r"differ from one process's by (\S+)", printed) < 1e-12
     held, whole = (number(pattern, printed) for pattern in (r": ([\d,]+) of", r"of ([\d,]+) parameters"))
     assert held <= share * whole
