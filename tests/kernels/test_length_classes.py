@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -25,24 +21,21 @@ from benchmarks.kernels.length_classes import (
 from benchmarks.kernels.machine_code import parse, product_loops
 from benchmarks.kernels.variants import all_variants, timed_entries
 from fastfold.kernels.common.tuning import configurations
-from tests.conftest import REPOSITORY
+from tests.helpers.compiler import run_program
 
-# A process of its own, because this one runs Triton's interpreter.
 MEASURE = """
-import dataclasses, json, sys
+import dataclasses, json, os
+from unittest import mock
 from benchmarks.kernels.length_classes import rows
-for row in rows(**json.loads(sys.argv[1])):
-    print(json.dumps(dataclasses.asdict(row)))
+
+with mock.patch.dict(os.environ, FASTFOLD_KERNELS="triton"):
+    for row in rows(**arguments[0]):
+        print(json.dumps(dataclasses.asdict(row)))
 """
 
 
 def _measured(**chosen: list[object]) -> list[Row]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"FASTFOLD_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", MEASURE, json.dumps(chosen)]
-    result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return [Row(**json.loads(line)) for line in result.stdout.splitlines()]
+    return [Row(**row) for row in run_program(MEASURE, chosen)]
 
 
 def _defects(rows: list[Row]) -> list[str]:

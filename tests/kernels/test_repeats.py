@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks.kernels.repeats import repeats_of
-from tests.conftest import REPOSITORY
+from tests.helpers.compiler import run_program
 
 LAYOUTS = """
 #blocked = #ttg.blocked<{sizePerThread = [2, 2], threadsPerWarp = [2, 16], warpsPerCTA = [4, 1], order = [1, 0]}>
@@ -81,6 +79,7 @@ def test_an_unknown_layout_is_refused(layout: str) -> None:
 
 # One block of 16 x 16 for 2 warps has two tiles of 16 x 8, for 8 warps each of them is made four times.
 COMPILE = """
+import json
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -100,7 +99,7 @@ for warps in (2, 8):
     source = ASTSource(products, {"p": "*bf16", "rounds": "i32"}, {})
     made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": warps, "num_stages": 1})
     main = max(product_loops(listing(made)), key=lambda x: x.products)
-    print(warps, repeats_of(made.asm["ttgir"]), main.products * warps)
+    print(json.dumps([warps, repeats_of(made.asm["ttgir"]), main.products * warps]))
 """
 
 
@@ -109,11 +108,8 @@ def test_repeats_are_those_of_the_machine_code(tmp_path: object) -> None:
     script = os.path.join(str(tmp_path), "products.py")  # Triton reads a kernel's source from its file
     with open(script, "w", encoding="utf-8") as file:
         file.write(COMPILE)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    found = {int(a): (float(b), int(c)) for a, b, c in map(str.split, result.stdout.splitlines())}
+    printed = run_program("import runpy; runpy.run_path(*arguments)", script)
+    found = {warps: (repeats, made) for warps, repeats, made in printed}
     assert {warps: repeats for warps, (repeats, _) in found.items()} == {2: 1.0, 8: 4.0}
     assert all(made % (16 * 16 * 16 * repeats) == 0 for repeats, made in found.values())
     assert found[8][1] == 4 * found[2][1]
