@@ -6,9 +6,11 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
+
+import torch
 
 from fastfold.errors import ConfigError
 from fastfold.kernels.common import tuning
@@ -85,9 +87,14 @@ def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, _Entrie
     Yields the entries of each kernel; ``used`` is the class of the one that was last found: this one, or ``any``.
     """
     table = {kernel: _Entries(entries) for kernel, entries in tuning.configurations().items()}
-    with (
-        mock.patch.object(tuning, "chip_class", return_value=chip),
-        mock.patch.object(tuning, "configurations", return_value=table),
-        mock.patch.dict(os.environ, {} if float32 is None else {FLOAT32_VARIABLE: float32}),
-    ):
+
+    def chip_class(device: torch.device) -> str:
+        return chip
+
+    def configurations() -> dict[str, dict[str, dict[str, tuning.LaunchConfig]]]:
+        return table
+
+    products = mock.patch.dict(os.environ, {FLOAT32_VARIABLE: float32}) if float32 else nullcontext()
+    functions = {"chip_class": chip_class, "configurations": configurations}
+    with mock.patch.multiple(tuning, **functions), products:
         yield table

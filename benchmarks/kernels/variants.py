@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch import Tensor
 from benchmarks.kernels.recording import as_chip, launches_replaced
 from fastfold.kernels.common.float32_setting import float32_setting
 from fastfold.kernels.common.layout import MAX_HEADS
-from fastfold.kernels.common.tuning import FALLBACK, TF32X3, configurations
+from fastfold.kernels.common.tuning import FALLBACK, FLOAT32_VARIABLE, TF32X3, configurations
 from fastfold.kernels.ops.attention import triton_bwd as attention_bwd
 from fastfold.kernels.ops.attention import triton_fwd as attention_fwd
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
@@ -147,19 +149,17 @@ def recorded_variants(
     variants.
     """
     found: dict[str, KernelVariant] = {}
-    for (arithmetic, dtype, setting, precision), size, chip in itertools.product(ARITHMETICS, sizes, CHIPS):
+    for arithmetic, dtype, setting, precision in ARITHMETICS:
         new = functools.partial(torch.empty, dtype=dtype, device="meta")
-        with (
-            _float32_products(setting),
-            as_chip(chip, precision) as entries,
-            _recorded_launches() as launches,
-        ):
-            launch(new, size)
-        for kernel, arguments, options in launches:
-            name = kernel.__name__.removesuffix("_kernel")
-            if entries[name].used == chip and options.get("PRECISION", "ieee") == precision:
-                title = f"{name} {arithmetic} {size_name}={size} {suffix}{chip}"
-                found.setdefault(title, KernelVariant(title, kernel, arguments, options, chip))
+        with _float32_products(setting, precision):
+            for size, chip in itertools.product(sizes, CHIPS):
+                with as_chip(chip) as entries, _recorded_launches() as launches:
+                    launch(new, size)
+                for kernel, arguments, options in launches:
+                    name = kernel.__name__.removesuffix("_kernel")
+                    if entries[name].used == chip and options.get("PRECISION", "ieee") == precision:
+                        title = f"{name} {arithmetic} {size_name}={size} {suffix}{chip}"
+                        found.setdefault(title, KernelVariant(title, kernel, arguments, options, chip))
     return list(found.values())
 
 
@@ -176,11 +176,13 @@ def _recorded_launches() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, 
 
 
 @contextmanager
-def _float32_products(setting: str) -> Iterator[None]:
+def _float32_products(setting: str, kernels: str) -> Iterator[None]:
+    """Use PyTorch's setting for float32 products, and an arithmetic for those of our kernels."""
     before = float32_setting()
     torch.set_float32_matmul_precision(setting)
     try:
-        yield
+        with mock.patch.dict(os.environ, {FLOAT32_VARIABLE: kernels}):
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
 
