@@ -74,7 +74,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_module(config_module=_CONFIGS, version_base="1.3"):
             composed = compose("train", [f"++{x}" if x.startswith(_OPEN) else x for x in overrides])
-        tree = OmegaConf.merge(OmegaConf.structured(TrainConfig), composed)
+        tree = OmegaConf.merge(_schema(), composed)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_first_lines(error)) from error
     assert isinstance(tree, DictConfig)
@@ -123,6 +123,12 @@ def network_config(model: ModelConfig) -> ConfigDict:
 def _store_schemas() -> None:
     for group, factory in _GROUPS.items():
         ConfigStore.instance().store(group=group, name="schema", node=factory)
+
+
+@functools.cache
+def _schema() -> DictConfig:
+    """Return the types of all settings; merging copies them."""
+    return OmegaConf.structured(TrainConfig)
 
 
 def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from omegaconf import DictConfig, OmegaConf
 
 from fastfold._version import __version__
 from fastfold.data.loading.loader import retry_io
@@ -106,7 +107,7 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
     device = choose_device(config.trainer.device, setting="trainer.device=")
     timeout = timedelta(minutes=config.parallel.timeout_minutes)
     with init_distributed(plan, device, timeout=timeout) as context:
-        _agree(config, context)
+        settings = _agree(config, context)
         if chosen is not None and context.is_rank_zero:
             print(f"parallel=auto: {chosen}", flush=True)
         with owned(Path(config.trainer.out), context):
@@ -118,20 +119,24 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
             if seconds > _LONG_SCAN_S and config.data.index is None and context.is_rank_zero:
                 remedy = "data.index=FOLDER keeps the result"
                 print(f"scanning the training set took {seconds:.0f} s; {remedy}", flush=True)
-            return _Run(config, tree, source, context, loggers).train()
+            return _Run(config, settings, tree, source, context, loggers).train()
 
 
-def _agree(config: TrainConfig, context: DistributedContext) -> None:
-    """Refuse configurations that differ between processes, because such processes would deadlock."""
-    # YAML refuses values of wrong types, before the folder is touched.
-    of_all = [to_yaml(each).splitlines() for each in context.gather(config)]
-    for other, lines in enumerate(of_all):
-        for first, its in itertools.zip_longest(of_all[0], lines, fillvalue="less"):
+def _agree(config: TrainConfig, context: DistributedContext) -> DictConfig:
+    """Return the settings; refuse ones that differ between processes, because such processes would deadlock."""
+    of_all = context.gather(config)
+    distinct = {repr(each): each for each in of_all}
+    # OmegaConf refuses values of wrong types, before the folder is touched.
+    trees = {text: OmegaConf.structured(each) for text, each in distinct.items()}
+    texts = {text: to_yaml(tree).splitlines() for text, tree in trees.items()} if len(trees) > 1 else {}
+    for other, each in enumerate(of_all if texts else ()):
+        for first, its in itertools.zip_longest(texts[repr(of_all[0])], texts[repr(each)], fillvalue="less"):
             if first != its:
                 raise ConfigError(
                     f"the processes were started with different settings: {first.strip()} on rank 0, {its.strip()} on "
                     f"rank {other}"
                 )
+    return trees[repr(config)]
 
 
 class _Run:
@@ -140,13 +145,14 @@ class _Run:
     def __init__(
         self,
         config: TrainConfig,
+        settings: DictConfig,
         tree: Any,
         source: SampleSource,
         context: DistributedContext,
         loggers: Sequence[Logger],
     ) -> None:
         self.config, self.tree, self.source, self.context = config, tree, source, context
-        self.out = Path(config.trainer.out)
+        self.settings, self.out = settings, Path(config.trainer.out)
         self.changes: list[Change] = []
         self.parallel = build_network(config, tree, context)
         self.model = cast(AlphaFold, self.parallel.module)
@@ -186,11 +192,12 @@ class _Run:
             checkpoints=checkpoints,
             ema=self.ema,
             hooks=hooks,
+            settings=settings_of(self.settings),
         )
         with loader, self.progress:
             path = trainer.restore(config.trainer.resume, check=self._check_changes)
             if context.is_rank_zero:
-                record_start(self.out, config)
+                record_start(self.out, self.settings)
             self.loggers.resume_from(trainer.progress.step + 1)
             if context.is_rank_zero:
                 JsonLinesLogger(self.out / "validation.jsonl").resume_from(trainer.progress.step + 1)
@@ -239,7 +246,7 @@ class _Run:
 
     def _check_changes(self, state: Json) -> None:
         """Compare the settings with those of the last start in this folder, or else of the checkpoint."""
-        changes = changes_since(self.out, self.config, state.get("settings"))
+        changes = changes_since(self.out, self.settings, state.get("settings"))
         self.changes = self.context.gather(changes)[0]
         if not self.config.trainer.accept_changes:
             refuse_decisive(self.changes)
@@ -253,9 +260,9 @@ class _Run:
         if self.config.logger.tensorboard:
             chosen.append(TensorBoardLogger(self.out / "tensorboard"))
         if self.config.logger.wandb:
-            chosen.append(WandbLogger(self.out, self.config.logger.project, settings_of(self.config)))
+            chosen.append(WandbLogger(self.out, self.config.logger.project, settings_of(self.settings)))
         if self.config.logger.mlflow:
-            chosen.append(MlflowLogger(self.out, self.config.logger.project, settings_of(self.config)))
+            chosen.append(MlflowLogger(self.out, self.config.logger.project, settings_of(self.settings)))
         return chosen
 
     # ---- hooks of the loop ---------------------------------------------------------------------------

@@ -58,7 +58,8 @@ class Trainer:
 
     ``parallel`` is the network on this process's device, and ``tree`` its configuration. The loader has samples of
     :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
-    :func:`fastfold.data.training.sample.complex_sample`; every process has its own share.
+    :func:`fastfold.data.training.sample.complex_sample`; every process has its own share. Checkpoints record
+    ``settings``, by default those of ``config``.
 
     Example:
         >>> from pathlib import Path
@@ -101,6 +102,7 @@ class Trainer:
         checkpoints: Checkpoints,
         ema: ExponentialMovingAverage,
         hooks: Hooks,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         optim = config.optim
         self.parallel, self.tree, self.config, self.loader = parallel, tree, config, loader
@@ -140,7 +142,7 @@ class Trainer:
         self._pending: PendingStep | None = None
         self._pending_ended = 0.0
         self._keys: list[str] | None = None
-        self._settings = settings_of(config)
+        self._settings = settings_of(config) if settings is None else settings
 
     # ---- the loop --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -41,7 +41,9 @@ class Change(NamedTuple):
         return self.name.startswith(_DECISIVE) and not self.name.startswith(_HARMLESS)
 
 
-def changes_since(out: Path, config: TrainConfig, otherwise: Mapping[str, Any] | None = None) -> list[Change]:
+def changes_since(
+    out: Path, config: TrainConfig | DictConfig, otherwise: Mapping[str, Any] | None = None
+) -> list[Change]:
     """Return the changes since the last start of a run; empty for the first start.
 
     ``otherwise`` are settings by name of a checkpoint, compared if the folder lacks a record.
@@ -83,7 +85,7 @@ def refuse_decisive(changes: Sequence[Change]) -> None:
         )
 
 
-def record_start(out: Path, config: TrainConfig) -> None:
+def record_start(out: Path, config: TrainConfig | DictConfig) -> None:
     """Record the settings of a start.
 
     Raises:
@@ -98,9 +100,10 @@ def record_start(out: Path, config: TrainConfig) -> None:
     write_atomic(out / CURRENT, text)
 
 
-def settings_of(config: TrainConfig) -> dict[str, Any]:
+def settings_of(config: TrainConfig | DictConfig) -> dict[str, Any]:
     """Return all settings of a run by name, such as ``optim.lr``."""
-    return _flat(OmegaConf.to_container(OmegaConf.structured(config)))
+    tree = config if isinstance(config, DictConfig) else OmegaConf.structured(config)
+    return _flat(OmegaConf.to_container(tree))
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
