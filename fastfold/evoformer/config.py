@@ -56,8 +56,9 @@ def model_config(name: str) -> ConfigDict:
     return ConfigDict(preset_tree(name))
 
 
+@cache
 def preset_tree(name: str) -> dict[str, Any]:
-    """Return the configuration of one of :data:`PRESETS` as plain dictionaries, which are quick to make."""
+    """Return the configuration of one of :data:`PRESETS` as plain dictionaries, which are not to be changed."""
     base, _, kind = name.partition("_multimer")
     if base != name:
         tree = _join("multimer", *(["multimer_v3"] if kind == "_v3" else []))
