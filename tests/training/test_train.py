@@ -23,6 +23,7 @@ from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.contents import read_shards
 from fastfold.training.compose import network_config
 from fastfold.training.logging.loggers import read_json_lines
+from fastfold.training.report import report
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
 from tests.helpers.compositions import compose_run
@@ -236,6 +237,7 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
     assert "helix3" in capsys.readouterr().err
     assert metrics(out)[-1]["skipped"] >= 1
     assert all(bool(x.isfinite().all()) for x in weights(out).values())
+    monkeypatch.setattr(report, "curves_png", lambda curves, **options: b"")
     with pytest.raises(TrainingStopped, match="consecutive steps"):
         here(data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", *BARE)
     page = (tmp_path / "b" / "report" / "report.md").read_text()

@@ -156,6 +156,8 @@ def _figure(width: float, height: float, *, dpi: int) -> Any:
 
 def _png(figure: Any) -> bytes:
     """Return a figure as a PNG file without matplotlib's version."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
+    FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})  # savefig draws twice
     return out.getvalue()
