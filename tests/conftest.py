@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import logging
 import os
 import sys
 from functools import cache
@@ -83,6 +84,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _is_quick(item.path) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
 
+
+# pytest's own setting, log_level, sets a level twelve times a test, and each time visits all loggers.
+logging.getLogger().setLevel(logging.INFO)
 
 # Modules and collected tests stay: a search for garbage among them, twice a second, finds none.
 gc.disable()
