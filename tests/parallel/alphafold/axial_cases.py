@@ -37,6 +37,7 @@ class Case:
         cuts: The axis along which each input is cut; 0 for one that every rank has whole.
         results: The axis along which each output is cut.
         call: What to call the module with; ``module(*inputs)`` by default.
+        blocks: Evoformer blocks of the network.
     """
 
     network: str
@@ -45,6 +46,7 @@ class Case:
     cuts: Sequence[int]
     results: Sequence[int]
     call: Callable[..., Any] = field(default=lambda module, *inputs: module(*inputs))
+    blocks: int = 2
 
 
 def _monomer_msa(c: int) -> tuple[int, int, int]:
@@ -148,13 +150,15 @@ def difference(found: Tensor, expected: Tensor, whole: Tensor | None = None, lea
 
 
 @lru_cache
-def _network(name: str) -> nn.Module:
-    return random_model(oracle_config(name), dtype=torch.float64)
+def _network(name: str, blocks: int) -> nn.Module:
+    config = oracle_config(name)
+    config.model.embeddings_and_evoformer.evoformer_num_block = blocks
+    return random_model(config, dtype=torch.float64)
 
 
 def plain_module(case: Case) -> nn.Module:
     """The case's module with the same random parameters on every rank, in training mode with dropout."""
-    return copy.deepcopy(_network(case.network).get_submodule(case.path)).train()
+    return copy.deepcopy(_network(case.network, case.blocks).get_submodule(case.path)).train()
 
 
 def inputs_of(case: Case, batch: tuple[int, ...]) -> list[Tensor]:

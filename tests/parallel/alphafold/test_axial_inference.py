@@ -32,7 +32,7 @@ def _by_a_plan(model: AlphaFold, features: Any, passes: NetworkPasses, ranks: in
     plan = planner.plan(residues, planner.smallest(residues))
     policy = replace(
         plan.policy,
-        block_elements=500,
+        block_elements=1500,
         contraction=ContractionPlan(1, host, 0.4),
         offload=host,
         offload_kept=0.3,
@@ -47,7 +47,7 @@ def _by_a_plan(model: AlphaFold, features: Any, passes: NetworkPasses, ranks: in
 
 def _fold(ranks: int) -> dict[str, float]:
     mesh = ParallelMesh(ParallelPlan(dap=ranks))
-    network.FOLDING_POLICY = ExecutionPolicy(block_elements=700, inplace=True, lazy_logits=True)
+    network.FOLDING_POLICY = ExecutionPolicy(block_elements=2000, inplace=True, lazy_logits=True)
     found = {}
     for name, sample in (
         ("synthetic_monomer", monomer_sample(11, 1, 2)),

@@ -93,9 +93,8 @@ def _oracle(plan: ParallelPlan, folder: str) -> list[tuple[float, str]]:
     return compare_training(model, [sample], plan)
 
 
-@pytest.mark.parametrize(
-    "ranks", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_loss_of_a_recorded_run(ranks: int) -> None:
     """The whole loss of a real protein under official widths' ratios, with dropout, and every gradient of it."""
     folder = require_shared("oracles", "monomer_ptm")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.parallel.alphafold import grid_parallel
@@ -17,15 +17,14 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.conftest import require_shared
 from tests.helpers.drop_reductions import MOVES, REDUCTIONS, SHIFTS, undetected_reductions
-from tests.helpers.mean_gradients import mean_gradients
-from tests.helpers.spawn_ranks import BACKENDS, launch, on_first_rank
+from tests.helpers.spawn_ranks import BACKENDS, launch
 from tests.parallel.alphafold.axial_cases import (
     CASES,
+    compared_step,
     difference,
     differences,
     inputs_of,
     plain_module,
-    run_step,
 )
 from tests.parallel.alphafold.axial_networks import (
     compare_training,
@@ -90,41 +89,9 @@ def _without_each_reduction(ways: dict[str, str]) -> tuple[int, list[str]]:
     Returns:
         How many there are, and those whose absence changes nothing anywhere.
     """
-    mesh, case = ParallelMesh(_grid(4)), CASES["monomer stack"]
-    group = mesh.group("dap")
-    shards = AxialShards(group)
-    plain, inputs = plain_module(case), inputs_of(case, ())
-    plain.blocks = plain.blocks[:1]
-    parallel = grid_parallel(copy.deepcopy(plain), mesh, **ways)
-    expected = on_first_rank(lambda: run_step(case, plain, inputs, lambda x, _: x))
-    # Gradients that are zero but for rounding are seen next to the largest.
-    least = 1e-3 * max(g.abs().max().item() for g in expected.parameters.values() if g is not None)
-
-    def own(x: Tensor, cut: int) -> Tensor:
-        return shards.take(x, cut) if cut else x
-
-    def differs() -> float:
-        parallel.zero_grad()
-        found = run_step(case, parallel, inputs, own)
-        mean_gradients(parallel.parameters(), group)
-        pairs = [
-            (a, own(b, cut), b, 0.0)
-            for a, b, cut in zip(
-                (*found.outputs, *found.inputs),
-                (*expected.outputs, *expected.inputs),
-                (*case.results, *case.cuts),
-                strict=True,
-            )
-            if a is not None and b is not None
-        ]
-        pairs += [
-            (a * group.size, b, b, least)
-            for a, b in zip(found.parameters.values(), expected.parameters.values(), strict=True)
-            if a is not None and b is not None
-        ]
-        return max(difference(*pair) for pair in pairs)
-
-    return undetected_reductions(differs, names=(*REDUCTIONS, *SHIFTS, *MOVES))
+    case = replace(CASES["monomer stack"], blocks=1)
+    step = compared_step(case, ParallelMesh(_grid(4)), (), partial(grid_parallel, **ways))
+    return undetected_reductions(lambda: max(step().values()), names=(*REDUCTIONS, *SHIFTS, *MOVES))
 
 
 @pytest.mark.parametrize(
