@@ -125,18 +125,16 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
 def _agree(config: TrainConfig, context: DistributedContext) -> DictConfig:
     """Return the settings; refuse ones that differ between processes, because such processes would deadlock."""
     of_all = context.gather(config)
-    distinct = {repr(each): each for each in of_all}
-    # OmegaConf refuses values of wrong types, before the folder is touched.
-    trees = {text: OmegaConf.structured(each) for text, each in distinct.items()}
-    texts = {text: to_yaml(tree).splitlines() for text, tree in trees.items()} if len(trees) > 1 else {}
-    for other, each in enumerate(of_all if texts else ()):
-        for first, its in itertools.zip_longest(texts[repr(of_all[0])], texts[repr(each)], fillvalue="less"):
+    settings = OmegaConf.structured(config)  # refuses values of wrong types, before the folder is touched
+    texts = [to_yaml(each).splitlines() for each in of_all] if len({*map(repr, of_all)}) > 1 else []
+    for other, lines in enumerate(texts):
+        for first, its in itertools.zip_longest(texts[0], lines, fillvalue="less"):
             if first != its:
                 raise ConfigError(
                     f"the processes were started with different settings: {first.strip()} on rank 0, {its.strip()} on "
                     f"rank {other}"
                 )
-    return trees[repr(config)]
+    return settings
 
 
 class _Run:
