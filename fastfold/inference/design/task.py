@@ -157,19 +157,19 @@ class DesignTask:
 
     def losses(self, device: torch.device, dtype: torch.dtype) -> dict[str, Loss]:
         """Return every loss that is defined for the task, by ColabDesign's name."""
-        designed = torch.from_numpy(self.source >= 0).to(device, dtype)
+        # Kept residues of a fixed backbone are part of the fold.
+        is_designed = (self.source >= 0) | (self.name == "fixbb")
+        designed = torch.from_numpy(is_designed).to(device, dtype)
         chain = torch.from_numpy(self.chain).to(device)
         place, offset = torch.from_numpy(self.place).to(device), self.offset.to(device)
         same = (chain[:, None] == chain[None]).to(dtype)
         everyone = torch.ones_like(designed)
         is_binder = self.name == "binder"
-        if self.name == "fixbb":
-            designed = everyone  # kept residues are part of the fold
         # As in ColabDesign, errors of a binder count against all chains, those of other designs within chains.
         error_pairs = designed[:, None] * everyone if is_binder else same * designed[:, None]
         within = same * (designed[None] if is_binder else everyone)
         helical = within * (designed if is_binder else everyone)[:, None]
-        first_chain = designed * (chain == chain[designed > 0][0])
+        first_chain = designed * (chain == int(self.chain[is_designed][0]))
         found: dict[str, Loss] = {
             "plddt": lambda o, _: losses.plddt_loss(o, designed),
             "exp_res": lambda o, _: losses.exp_res_loss(o, designed),

@@ -15,6 +15,14 @@ from fastfold.inference.design.task import binder, fixed_backbone, hallucination
 from fastfold.protein.io.read import read_user_structure
 
 
+def test_losses_read_no_value_of_the_device(backbone: Path) -> None:
+    """Plans run them on the meta device, which has no values; a GPU would be waited for."""
+    meta = torch.device("meta")
+    assert {"rg", "NC"} <= hallucination(12, copies=2).losses(meta, torch.float32).keys()
+    assert {"avoid", "i_pae"} <= binder(backbone, 7, hotspots="B2").losses(meta, torch.float32).keys()
+    assert "dgram_cce" in fixed_backbone(backbone, chain="A").losses(meta, torch.float32)
+
+
 def test_copies_share_their_residues() -> None:
     task = hallucination(12, copies=3)
     assert task.num_parameters == 12
