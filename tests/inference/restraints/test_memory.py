@@ -40,6 +40,10 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restraint_fit, "GradientPlanner", planner_once)
 
 
+def _of_rows(fit: Fit, rows: int) -> Fit:
+    return replace(fit, planner=replace(fit.planner, rows=rows))
+
+
 def test_short_targets_without_an_alignment_are_planned_only_within_a_budget(
     fit: Fit, traced_once: None
 ) -> None:
@@ -53,7 +57,7 @@ def test_short_targets_without_an_alignment_are_planned_only_within_a_budget(
 
 @pytest.mark.slow
 def test_the_rows_of_an_alignment_count(fit: Fit) -> None:
-    short, deep = (plan_restraints(replace(fit, rows=rows), is_limited=True) for rows in (1, 40))
+    short, deep = (plan_restraints(_of_rows(fit, rows), is_limited=True) for rows in (1, 40))
     assert short is not None
     assert deep is not None
     assert deep.peak > short.peak
@@ -71,8 +75,8 @@ def test_a_gradient_that_does_not_fit_is_refused_with_a_remedy(fit: Fit, traced_
 def test_fewer_rows_are_proposed_where_they_fit(fit: Fit) -> None:
     config = oracle_config("synthetic_monomer")
     config.data.eval.max_msa_clusters = 2000
-    deep = replace(fit, planner=replace(fit.planner, config=config), rows=2000)
-    few = plan_restraints(replace(deep, rows=128), is_limited=True)
+    deep = replace(fit, planner=replace(fit.planner, config=config, rows=2000))
+    few = plan_restraints(_of_rows(deep, 128), is_limited=True)
     assert few is not None
     with pytest.raises(InputError, match=r"use --max-msa 128:\d+, or "):
         plan_restraints(replace(deep, budget=few.peak + (64 << 20)), is_limited=True)
