@@ -34,6 +34,17 @@ def test_blocks_are_views_of_all_positions_in_order(x: Tensor, merged: bool) -> 
         assert block.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
+def test_errors_of_products_do_not_grow_with_the_number_of_blocks() -> None:
+    """A library that adds each summand of so small a matrix to the total is off by 1e-5 here."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(400, 1024, channels, generator=generator) for channels in (2, 12))
+    total, scratch = torch.zeros(2, 12), Scratch(dtype=torch.bfloat16)
+    for b_a, b_b in zip(a, b, strict=True):
+        scratch.add_product(total, b_a.t(), b_b)
+    exact = (a.double().mT @ b.double()).sum(0)
+    assert (total - exact).norm() < 2e-6 * exact.norm()
+
+
 @pytest.mark.slow
 def test_strided_positions_can_be_compiled() -> None:
     """Which axes merge is asked of the strides: a view that is tried and fails ends a compilation."""

@@ -253,10 +253,10 @@ class Backward:
             scratch,
             attended,
         )
-        totals.output.addmm_(grad.t(), attended.view(len(grad), -1))
+        scratch.add_product(totals.output, grad.t(), attended.view(len(grad), -1))
         totals.output_bias.add_(grad.sum(0))
         grad_projected = grad_projected.flatten(0, 1)
-        totals.merged.addmm_(grad_projected.t(), normed.flatten(0, 1))
+        scratch.add_product(totals.merged, grad_projected.t(), normed.flatten(0, 1))
         if totals.bias is not None:
             totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
         grad_normed = torch.mm(

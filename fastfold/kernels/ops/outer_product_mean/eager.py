@@ -134,7 +134,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         if "bias" in needed:
             grad_bias += b_grad.sum(0)
         if "weight" in needed:
-            grad_weight.addmm_(b_grad.t(), _products(b_left, b_right, scratch))
+            scratch.add_product(grad_weight, b_grad.t(), _products(b_left, b_right, scratch))
         if not (need_left or need_right):
             return
         b_products = torch.mm(b_grad, weight, out=scratch("products", len(b_grad), c * c))

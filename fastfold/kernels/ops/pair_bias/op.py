@@ -94,7 +94,7 @@ def _backward(
     ) -> None:
         b_grad, b_z = b_grad.to(exact), b_z.to(exact)
         b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, EPS)
-        totals[2].addmm_(b_grad, b_normed)
+        scratch.add_product(totals[2], b_grad, b_normed)
         b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
         b_grad_z.copy_(
             normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])

@@ -102,13 +102,13 @@ def backward(
         b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, EPS)
         b_hidden = hidden(b_norm, "hidden", scratch)
         if grad_w2 is not None:
-            grad_w2.addmm_(b_grad.t(), b_hidden)
+            scratch.add_product(grad_w2, b_grad.t(), b_hidden)
         if grad_b2 is not None:
             grad_b2 += b_grad.sum(0)
         b_grad_hidden = torch.mm(b_grad, w2, out=scratch("grad_hidden", len(b_x), len(w1)))
         torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
         if grad_w1 is not None:
-            grad_w1.addmm_(b_grad_hidden.t(), b_norm)
+            scratch.add_product(grad_w1, b_grad_hidden.t(), b_norm)
         if grad_b1 is not None:
             grad_b1 += b_grad_hidden.sum(0)
         b_grad_norm = torch.mm(b_grad_hidden, w1, out=scratch("grad_norm", *b_x.shape))
