@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-design test test-quick test-slow test-gpu test-nccl lint docs dist bench clean
+.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -40,6 +40,10 @@ test: $(VENV)/installed-test
 # Tests of a second or less, about one for each thing that can break: under a minute on two cores.
 test-quick: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m quick
+
+# Tests of seconds each, which no change may break either.
+test-long: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'long and not slow'
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m slow

@@ -81,7 +81,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the quick tests."""
     for item in items:
-        if _is_quick(item.path) and item.get_closest_marker("slow") is None:
+        takes_seconds = any(item.get_closest_marker(name) for name in ("long", "slow"))
+        if _is_quick(item.path) and not takes_seconds:
             item.add_marker("quick")
 
 

@@ -176,6 +176,7 @@ def test_an_example_for_two_processes_says_how_to_start_them() -> None:
     assert "start two processes: torchrun --nproc-per-node 2 examples/parallelize_my_model.py" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plan", "share", "launch"),
     [("dp=2", 1.0, run_by_two), pytest.param("tp=2", 0.6, run_by_torchrun, marks=pytest.mark.slow)],

@@ -137,6 +137,7 @@ _FAST = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("score", "key"),
     [

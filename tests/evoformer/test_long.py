@@ -46,6 +46,7 @@ def smallest() -> ExecutionPolicy:
 _SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("monomer_ptm", "multimer_homodimer")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer", *_SLOW])
 def test_the_smallest_blocks_reproduce_the_official_run(name: str) -> None:
     carried = name.startswith("synthetic")
@@ -83,6 +84,7 @@ def _tensors(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     return flat
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["synthetic_monomer", pytest.param("synthetic_multimer", marks=pytest.mark.slow)]
 )
@@ -107,6 +109,7 @@ def test_every_policy_gives_the_same_numbers(name: str) -> None:
             assert error < 1e-5, (key, float(error))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer"])
 def test_the_pair_leaves_the_device_while_templates_are_embedded(name: str) -> None:
     """Under a hard budget, of which short targets take more for their blocks; the peak is less by one pair tensor."""
@@ -203,6 +206,7 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
         assert (own[key].float() - value.float()).norm() <= 1e-3 * value.float().norm(), key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("record", "recycles"),
     [("1igd", 1), *(pytest.param(x, 3, marks=pytest.mark.slow) for x in ("1igd", "1ten"))],

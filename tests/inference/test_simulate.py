@@ -114,6 +114,7 @@ def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() ->
     assert found.host == found.plan.chunks.host <= 128 * GIB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", [0.08, 0.2])
 def test_padded_products_find_room_on_the_host_at_odd_lengths(host: float) -> None:
     """Rows that wait are padded like those on the GPU, and nothing takes more of the host than it may."""
@@ -122,6 +123,7 @@ def test_padded_products_find_room_on_the_host_at_odd_lengths(host: float) -> No
     assert 0 < found.host == found.plan.chunks.host <= host * GB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "host", "disk", "n"),
     [
@@ -154,6 +156,7 @@ def test_thirty_thousand_residues_fit_eight_gpus_of_80_gb() -> None:
     assert 0 < found.host <= found.plan.chunks.host <= 32 * GIB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "preset"),
     [
@@ -224,6 +227,7 @@ def test_a_budget_without_a_plan_is_refused() -> None:
         _simulate(1000, GB // 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_expandable_segments_hold_little_more_than_the_tensors(ranks: int) -> None:
     """All within what the plan leaves to gaps, at a length that no kernel likes."""

@@ -97,6 +97,7 @@ def _check(rows: list[dict[str, Any]]) -> None:
         assert row["defect"] is None, row
 
 
+@pytest.mark.long
 def test_one_configuration_of_each_kernel_builds_without_spills() -> None:
     rows = _build(first_only=True)
     _check(rows)

@@ -39,6 +39,7 @@ def test_it_refuses_to_measure_without_a_gpu(
     assert "GPU" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_trial_writes_table_and_plots_that_say_what_they_are(load: Any, tmp_path: Path) -> None:
     operators = ["layer_norm", "triangle_attention"]
     arguments = ["--device", "cpu", "--sizes", "16", "--out", str(tmp_path), "--operators", *operators]
@@ -77,6 +78,7 @@ def test_what_there_is_no_time_for_is_left_out_from_the_least_important_on(load:
     assert left_out == planned
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["trifast", "fastfold"])
 def test_what_fails_is_noted_and_ours_is_not_forgiven(
     name: str, load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def _check_compiled(backend: str, global_column: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("global_column", [False, True])
 def test_it_compiles_as_one_graph(global_column: bool) -> None:
     _check_compiled("aot_eager", global_column)

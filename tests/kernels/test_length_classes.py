@@ -49,6 +49,7 @@ def _defects(rows: list[Row]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "architecture", "sample"),
     [

@@ -23,6 +23,7 @@ OVERRIDES = [
 ]
 
 
+@pytest.mark.long
 def test_auto_is_the_best_plan_and_one_that_training_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     config = compose_config([*OVERRIDES, "parallel.gpu=h200"])

@@ -109,6 +109,7 @@ def _numbers(out: Path) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if key not in timed} for line in lines]
 
 
+@pytest.mark.long
 def test_a_training_step_reads_nothing_and_gives_the_same_weights(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_run_whose_last_checkpoint_fails_says_so_in_the_end(
     assert "after step 2" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_checkpoints_may_lie_elsewhere(data_folder: Path, tmp_path: Path) -> None:
     out, place = tmp_path / "run", f"file://{tmp_path}/elsewhere"
     elsewhere = [f"trainer.checkpoint_dir={place}", "trainer.keep_last=1", "trainer.keep_every=2", *ONCE[1:]]

@@ -156,6 +156,7 @@ def test_a_run_leaves_weights_that_fold_and_a_report(data_folder: Path, tmp_path
     assert "valid_distogram_ce_6_12_msa" not in logged  # no chain has an alignment
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["draw", pytest.param("ready", marks=pytest.mark.slow)])
 def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
     data_folder: Path, tmp_path: Path, order: str
@@ -217,6 +218,7 @@ def test_a_wrong_number_of_processes_is_refused(data_folder: Path, tmp_path: Pat
         here(data_folder, tmp_path / "run", "parallel.dp=3")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("with_report")
 def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_many(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -319,6 +321,7 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "changes"),
     [
@@ -363,6 +366,7 @@ def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Pa
         assert all(torch.equal(saved[name], x) for name, x in initial.items()) is not is_trained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", [["trainer.precision=bf16"], ["memory=checkpointing"]])
 def test_precision_and_checkpointing_change_the_numbers_little(
     data_folder: Path, tmp_path: Path, plain_run: Path, overrides: Sequence[str]

@@ -196,6 +196,7 @@ def test_no_gradient_flows_through_the_choice() -> None:
     assert not any(x.requires_grad for x in exchange_chains(predicted, swapped, copies).values())
 
 
+@pytest.mark.long
 def test_complexes_are_learnt_from_and_the_weights_fold_them(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

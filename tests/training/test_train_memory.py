@@ -46,6 +46,7 @@ def unmanaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "data", folder / "plain"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", ["auto", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("cpu", "nvme", "cuda"))]
 )

@@ -43,6 +43,7 @@ def deep_folder(data_folder: Path) -> Path:
     return data_folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "then", "processes"),
     [

@@ -250,6 +250,7 @@ def configs(draw: st.DrawFn) -> ConfigDict:
     return config
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(configs(), st.booleans())
 def test_any_small_network_is_recognised(config: ConfigDict, flat: bool) -> None:

@@ -123,6 +123,7 @@ def test_a_folder_of_files_has_its_pieces_as_they_are(folder: Path) -> None:
         assert (piece.offset, piece.size) == (0, (folder / piece.name).stat().st_size)
 
 
+@pytest.mark.long
 def test_commands_and_the_api_find_them(folder: Path, cli: CommandLine) -> None:  # noqa: F811
     done = cli.infer(
         cli.fasta({"T1": "MKTAY:MKT"}),

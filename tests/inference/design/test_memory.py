@@ -32,6 +32,7 @@ def test_short_designs_are_planned_only_within_a_budget(monomer: AlphaFold) -> N
     assert run.saved is None
 
 
+@pytest.mark.long
 def test_a_design_that_does_not_fit_is_refused_before_it_runs(tmp_path: Path) -> None:
     infer = InferConfig(device="cpu", memory_budget="100MiB")
     config = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0)

@@ -98,6 +98,7 @@ def _run(
     return found | scores | result["representations"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ensemble", [1, 2])
 @pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer"])
 def test_a_replay_gives_what_a_pass_gives(name: str, ensemble: int, graphs: list[PassGraph]) -> None:
@@ -285,6 +286,7 @@ def test_copies_from_the_host_are_noticed() -> None:
     assert not _refuses(lambda x: (x * 2.0 + torch.zeros_like(x))[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placeholder", [False, True])
 @pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer"])
 def test_a_pass_takes_nothing_from_the_host(name: str, placeholder: bool) -> None:

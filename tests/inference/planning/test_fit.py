@@ -178,6 +178,7 @@ def _step(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, (pair, mask)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["outer product mean", "triangle attention", "triangle multiplication"])
 def test_a_step_takes_what_was_predicted_of_it(name: str) -> None:
     """On the simulated device; beside that only the buffers of the operators' own blocks, half a pair tensor here."""

@@ -17,6 +17,7 @@ from tests.inference.test_simulate import GB, MONOMER, MULTIMER, _short, _simula
 H100 = rates("h100", FOLDING)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "room"),
     [

@@ -31,7 +31,7 @@ def simulate(config: Any, residues: int, budget: int, **settings: Any) -> tuple[
     return plan.peak, found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_simulated_gradient_keeps_to_its_plan() -> None:
     config = model_config("model_3_ptm")
     trunk = config.model.embeddings_and_evoformer

@@ -64,6 +64,7 @@ def test_a_d_amino_acid_of_the_input_is_named_and_costs_no_further_round() -> No
     assert np.flatnonzero(wrong_hands(found.protein)).tolist() == [2]
 
 
+@pytest.mark.long
 def test_clashes_do_not_turn_a_hand() -> None:
     """Without its pull a beta carbon gives way in some of these clashes."""
     clashes = [clashing(distance) for distance in (0.05, 0.1, 0.4)]

@@ -55,7 +55,7 @@ def test_short_targets_without_an_alignment_are_planned_only_within_a_budget(
     assert plan.parts["held"] == 6 * 71 * 4 * 40
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_rows_of_an_alignment_count(fit: Fit) -> None:
     short, deep = (plan_restraints(_of_rows(fit, rows), is_limited=True) for rows in (1, 40))
     assert short is not None
@@ -71,7 +71,7 @@ def test_a_gradient_that_does_not_fit_is_refused_with_a_remedy(fit: Fit, traced_
         plan_restraints(replace(fit, budget=100 << 20), is_limited=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fewer_rows_are_proposed_where_they_fit(fit: Fit) -> None:
     config = oracle_config("synthetic_monomer")
     config.data.eval.max_msa_clusters = 2000

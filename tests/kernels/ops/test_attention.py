@@ -274,6 +274,7 @@ def test_heads_too_wide_for_a_program_are_left_to_pytorch() -> None:
     check("triton", operands(2, 3, 4, heads=1, channels=160))
 
 
+@pytest.mark.long
 def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() -> None:
     """Every kernel, dtype and width of a head has one on every class of chips, and a variant of it."""
     forward = pytest.importorskip("fastfold.kernels.ops.attention.triton_fwd")
@@ -291,6 +292,7 @@ def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() ->
                 assert any(x.startswith(f"attention_{kernel} {triton_type} D={channels} ") for x in names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["triton", pytest.param("torch", marks=pytest.mark.slow)])
 def test_operator_check_of_pytorch(backend: str) -> None:
     inputs = on_device(operands(2, 5, 7, heads=1, batch=(1,)))

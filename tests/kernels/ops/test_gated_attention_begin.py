@@ -16,6 +16,7 @@ from tests.helpers.named_operators import gated_attention
 from tests.kernels.ops.test_gated_attention import NAMES, on_device, operands
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("leave_out", [(), ("bias", "gate_weight", "gate_bias")])

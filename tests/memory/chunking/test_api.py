@@ -72,6 +72,7 @@ def check(module: nn.Module, args: tuple[Any, ...], share: float) -> ChunkPlan:
 
 
 # Queries of the fused operator cannot be cut: their numbers say which keys they see. Sequences and heads can.
+@pytest.mark.long
 @pytest.mark.parametrize(("fused", "share"), [(False, 0.4), (True, 0.6)])
 def test_a_block_of_gpt(fused: bool, share: float) -> None:
     module = CausalBlock(16, 2, fused).double().eval()

@@ -39,6 +39,7 @@ _LAYERS: dict[str, tuple[Callable[[EvoformerBlock], nn.Module | None], tuple[int
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _LAYERS)
 def test_a_layer_in_half_its_memory_is_equal(name: str) -> None:
     choose, which = _LAYERS[name]

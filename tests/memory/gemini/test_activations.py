@@ -34,6 +34,7 @@ def managed(budget: int, recompute: bool, policy: str = "auto") -> Managed:
     return Managed(model, adam(model), budget=budget, policy=policy, recompute=blocks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["auto", "cpu", "nvme", "cuda"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_losses_are_bit_equal_whatever_happens_to_activations(policy, recompute):
@@ -92,6 +93,7 @@ def test_plans_are_followed_once_the_choice_is_made():
     assert reacted[2:] == [0, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("budget", [200_000, 300_000])
 def test_what_the_backward_pass_will_need_comes_back_beside_what_it_does(recompute, budget):

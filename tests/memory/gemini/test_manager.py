@@ -35,6 +35,7 @@ def equal_trees(a: object, b: object) -> bool:
     return a == b
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["auto", pytest.param("cpu", marks=pytest.mark.slow), "nvme"])
 def test_parameters_of_twenty_times_the_budget_train_bit_equal(policy, tmp_path):
     """Parameters alone are 20 times what parameters and activations may take together; the budget is hard."""
@@ -61,6 +62,7 @@ def test_final_states_are_equal_too(policy, checkpointing):
     assert managed.manager.device.peak <= budget
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_random_number_of_passes_per_step(policy):
     """More passes than ever recorded, fewer, and the same again: nothing is overrun, and the plan comes back."""

@@ -97,6 +97,7 @@ def _fold(ranks: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_fold_equals_that_of_one_process(ranks: int) -> None:
     """A sequence alone (a rank without a row of its alignment) and a complex, with recycling."""

@@ -56,6 +56,7 @@ RING = {"contraction": "summa", "attention": "ring"}
 RESHARD = {"contraction": "channels", "attention": "reshard"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("plan", "ways", "batch"),
@@ -94,6 +95,7 @@ def _without_each_reduction(ways: dict[str, str]) -> tuple[int, list[str]]:
     return undetected_reductions(lambda: max(step().values()), names=(*REDUCTIONS, *SHIFTS, *MOVES))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ways", "reductions"), [(RING, 35), pytest.param(RESHARD, 27, marks=pytest.mark.slow)], ids=str
 )

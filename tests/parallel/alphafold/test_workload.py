@@ -17,6 +17,7 @@ def score(result: dict[str, dict[str, Tensor]]) -> Tensor:
     return result["distogram"]["logits"].square().mean()
 
 
+@pytest.mark.long
 def test_parameters_take_no_gradient_and_inputs_of_blocks_wait_on_the_host() -> None:
     config = oracle_config()
     config.model.embeddings_and_evoformer.evoformer_num_block = 9

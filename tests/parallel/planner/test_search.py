@@ -95,6 +95,7 @@ def test_no_plan_leaves_a_replica_without_a_sample(gpt: Workload) -> None:
         best_plans(gpt, gpus=29, gpu="h100")
 
 
+@pytest.mark.long
 def test_more_gpus_than_samples_share_proteins(alphafold: Workload) -> None:
     best = best_plans(alphafold, gpus=2, gpu="h200", count=2)
     assert all(cost.plan.dap == 2 for cost in best)

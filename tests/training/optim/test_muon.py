@@ -128,6 +128,7 @@ def test_pieces_of_matrices_are_refused() -> None:
         make_optimizer(MUON, pieces)
 
 
+@pytest.mark.long
 def test_a_run_continues_with_both_rates_on_one_schedule(data_folder: Path, tmp_path: Path) -> None:
     """Warm-up reaches both rates, and the checkpoint restores both kinds of state."""
     out = tmp_path / "run"
