@@ -30,8 +30,8 @@ def _case(operator: str, n: int) -> Case:
 
 
 def _force(monkeypatch: pytest.MonkeyPatch, **others: int) -> None:
-    # The interpreter sums the rows of a block one after the other; more of them would round more than any GPU does.
-    blocks = {"BM": 1024, "BH": 64, "BO": 64, "BI": 16, "BJ": 64, "BT": 2048, "BQ": 512, "BK": WHOLE}
+    # The interpreter adds the rows of a block one after the other, and a thousand of them would round more than a GPU.
+    blocks = {"BM": 256, "BH": 64, "BO": 64, "BI": 16, "BJ": 64, "BT": 4096, "BQ": 512, "BK": WHOLE}
     force_all_blocks(monkeypatch, **(blocks | others))
 
 
