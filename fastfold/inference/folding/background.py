@@ -87,7 +87,8 @@ def _needed_modules(config: InferConfig) -> tuple[str, ...]:
 class Background:
     """Processes that call functions, with lower priority than folds, after they import ``modules``.
 
-    A call whose process ends is repeated once in another one. If none can start, calls run in threads of this one.
+    A call whose process ends is repeated once in another one. If none can start, other calls run in threads of this
+    one.
     """
 
     def __init__(self, modules: Sequence[str] = (), processes: int = 1) -> None:
@@ -118,6 +119,8 @@ class Background:
         ended = ""
         for _ in range(_ATTEMPTS):
             process = self._process()
+            if process is None and ended:  # the call could end this process too
+                break
             if process is None:
                 return call.run()
             try:

@@ -29,7 +29,7 @@ from fastfold.inference.folding.batch import Request
 from fastfold.inference.folding.schedule import Schedule, Start
 from fastfold.inference.output import plots
 from tests.helpers.command_line import CommandLine
-from tests.inference.folding.functions import die_once, fail, meet
+from tests.inference.folding.functions import die_once, end_other_process, fail, meet
 
 
 def test_calls_run_in_another_process_and_raise_their_errors() -> None:
@@ -51,6 +51,20 @@ def test_a_call_whose_process_is_killed_is_repeated_in_another_one(tmp_path: Pat
     background = Background()
     try:
         assert background.submit(BackgroundWork(die_once, (tmp_path / "mark",), {})).result() == "done"
+    finally:
+        background.close()
+
+
+def test_a_call_that_ended_its_process_is_not_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no other process starts, calls are made here, but for one that might end this process too."""
+    background = Background()
+    try:
+        background.submit(BackgroundWork(os.getpid, (), {})).result()
+        monkeypatch.setattr(background, "_start", lambda: 1 / 0)
+        call = BackgroundWork(end_other_process, (os.getpid(),), {})
+        with pytest.raises(FastFoldError, match="ended: exit code 3"):
+            background.submit(call).result()
+        assert background.submit(call).result() == "called here"
     finally:
         background.close()
 
@@ -194,6 +208,7 @@ def test_targets_of_several_groups_never_share_passes() -> None:
     assert Batches.sizes == [2, 1]
 
 
+@pytest.mark.long
 def test_pictures_are_those_of_one_process(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     fasta = cli.fasta({"a": "MKTAYIAKQR", "b": "GSHMAWLPE"})
     settings = ("--num-recycles", "0")
