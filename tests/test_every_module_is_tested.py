@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
 from tests.helpers.syntax_trees import MODULES, package_trees, parse_files, walk_statements
 
@@ -83,6 +85,7 @@ def modules_named_by(source: str) -> set[str]:
     return _modules_named_in(ast.parse(source))
 
 
+@pytest.mark.long
 def test_every_module_is_named_by_a_test() -> None:
     """A file below ``tests`` names a module if it imports the module or something from it, be it through the package
     that gives the name out; if it reaches into the module through an imported package (``kernels.softmax``); or if it

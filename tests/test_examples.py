@@ -200,6 +200,7 @@ def test_gemini_my_model() -> None:
     assert number(r"plain run by (\S+)", printed) == 0
 
 
+@pytest.mark.long
 def test_the_cells_of_the_notebook_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,6 +200,7 @@ RUNS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("precision", "units"), [("bf16-products", True), ("int8", True), ("int8", False)])
 @pytest.mark.parametrize("name", RUNS)
 def test_reduced_products_change_recorded_runs_by_less_than_three_percent(

@@ -160,6 +160,7 @@ def test_what_the_network_has_in_between_is_written_when_asked_for(cli: CommandL
     assert not np.array_equal(atoms[0], atoms[1])
 
 
+@pytest.mark.long
 def test_relaxation_adds_to_a_finished_prediction(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
     """The structures of these random networks may not relax: that is reported, and nothing else is touched."""
     monkeypatch.setattr(background, "available_cores", lambda: 1)  # one process relaxes both

@@ -100,6 +100,7 @@ def test_what_fails_is_noted_and_ours_is_not_forgiven(
     ]
 
 
+@pytest.mark.long
 def test_eager_operators_are_the_same_operators(load: Any) -> None:
     """What we are compared with computes what we compute."""
     rivals = load("rivals")

@@ -310,6 +310,7 @@ def _evoformer(plan: ParallelPlan, cycles: int) -> dict[str, float]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plan", "cycles"), [(ParallelPlan(pp=2), 3), (ParallelPlan(pp=2, dap=2), 2)], ids=["pp", "pp x dap"]
 )

@@ -94,6 +94,7 @@ def test_gradient_reaches_every_adapter_and_nothing_else():
     assert [name for name, grad in gradients.items() if grad is not None and name not in adapters] == []
 
 
+@pytest.mark.long
 def test_gradient_of_an_adapter_is_that_of_its_definition():
     """dB = s G Aᵀ and dA = s Bᵀ G, where G is the gradient of the merged weight."""
     model = copy.deepcopy(trained()).double()
@@ -111,6 +112,7 @@ def test_gradient_of_an_adapter_is_that_of_its_definition():
         torch.testing.assert_close(low.a.grad, 8.0 * low.b.T @ grad, rtol=1e-8, atol=1e-14)
 
 
+@pytest.mark.long
 def test_adapters_stand_on_all_attention_and_transition_layers():
     model = copy.deepcopy(base())
     names = add_lora(model, rank=2)

@@ -12,6 +12,7 @@ from fastfold.cli.commands.ensemble import run_ensemble
 from fastfold.errors import ConfigError
 
 
+@pytest.mark.long
 def test_the_page_has_the_ensemble(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("sklearn")
     from tests.inference.ensemble.conftest import save_two_states

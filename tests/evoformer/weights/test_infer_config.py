@@ -110,6 +110,7 @@ def test_the_recorded_networks_are_recognised(name: str) -> None:
     assert dict(structure(ours)) == dict(structure(theirs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_official_network_is_recognised_with_its_name(preset: str) -> None:
     """Shapes and the file's name together give the whole configuration back."""
@@ -118,6 +119,7 @@ def test_every_official_network_is_recognised_with_its_name(preset: str) -> None
     assert preset_of(config, f"params_{preset}.npz") == preset
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "preset", ["model_1", "model_3", "model_3_ptm", "model_1_ptm", "model_1_multimer_v3"]
 )

@@ -56,6 +56,7 @@ def test_gradients_lower_the_loss(monomer: AlphaFold) -> None:
     assert made(state.parameters, Relaxation(soft=0.5), gradient=False).loss < before - 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_a_stopped_design_continues_to_the_same_numbers(monomer: AlphaFold, optimizer: str) -> None:
     config = replace(SHORT, optimizer=optimizer)  # type: ignore[arg-type]

@@ -87,6 +87,7 @@ def test_avoided_contacts_have_a_loss_with_a_lower_bound() -> None:
     assert float(avoid_loss(made, 14.0, torch.tensor([1.0, 0, 0]), pairs * torch.tensor([1.0, 0, 1]))) < 1e-5
 
 
+@pytest.mark.long
 def test_joint_losses_are_means_over_targets_plus_off_targets(multimer: AlphaFold, backbone: Path) -> None:
     first, second, off = (TargetStructure(backbone, (chain,)) for chain in "ABA")
     task = binder(backbone, 6, chains=["A"], others=[second], avoided=[off])

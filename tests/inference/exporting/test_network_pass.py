@@ -42,6 +42,7 @@ def recorded(name: str) -> tuple[AlphaFold, list[dict[str, Tensor]]]:
     return load_model(folder(name) / "params.npz", config=config).eval(), features
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHAPES)
 def test_padded_passes_equal_the_network(name: str):
     model, features = recorded(name)
@@ -62,6 +63,7 @@ def test_padded_passes_equal_the_network(name: str):
     assert (found["plddt"][own] - plddt(wanted["predicted_lddt"]["logits"])).abs().max() < 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tolerance", "passes", "recycles"), [(1000.0, 1, 2), pytest.param(0.01, 3, 3, marks=pytest.mark.slow)]
 )

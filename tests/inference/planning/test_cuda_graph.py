@@ -142,6 +142,7 @@ def _cut(features: Mapping[str, Tensor], cycle: int) -> dict[str, Tensor]:
     return {key: x[..., :-1, :] if key in names else x for key, x in features.items()}
 
 
+@pytest.mark.long
 def test_a_change_of_shape_is_captured_anew(graphs: list[PassGraph]) -> None:
     model, features = _network("synthetic_monomer")
 
@@ -174,6 +175,7 @@ def test_parameters_elsewhere_are_captured_anew() -> None:
     assert (graph.captures, graph.replays) == (2, 4)
 
 
+@pytest.mark.long
 def test_buffers_elsewhere_are_captured_anew() -> None:
     """A network that leaves the device and comes back may find its parameters' old places, and others for the rest."""
     model, features = _network("synthetic_monomer")
@@ -187,6 +189,7 @@ def test_buffers_elsewhere_are_captured_anew() -> None:
         model.constant = model.constant.clone()
 
 
+@pytest.mark.long
 def test_another_way_to_carry_out_the_network_is_captured_anew() -> None:
     """As where memory ended, and the fold goes on in smaller pieces."""
     model, features = _network("synthetic_monomer")
@@ -201,6 +204,7 @@ def test_another_way_to_carry_out_the_network_is_captured_anew() -> None:
 SEQUENCES = {"a": "MKTAYIAKQR", "b": "GSHMLEDPVA", "longer": "MKTAYIAKQRQ", "c": "MKTAYIAKQW"}
 
 
+@pytest.mark.long
 def test_predictions_of_one_length_share_a_graph(
     graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

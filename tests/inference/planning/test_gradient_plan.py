@@ -30,6 +30,7 @@ def on_device(planner: GradientPlanner) -> GradientPlan:
     return planner.plan(1 << 40)
 
 
+@pytest.mark.long
 def test_only_as_much_waits_on_the_host_as_has_to(planner: GradientPlanner, on_device: GradientPlan) -> None:
     assert on_device.policy.recompute
     assert on_device.policy.host == 0

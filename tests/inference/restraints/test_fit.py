@@ -173,6 +173,7 @@ def test_mini_tells_contradictions() -> None:
     assert fit_restraints(model, sampler, [other], steps=4, leave_one_out=True).fit.left_out == ()
 
 
+@pytest.mark.long
 def test_the_command_writes_the_report(cli: CommandLine) -> None:
     path = cli.folder / "links.csv"
     path.write_text("chain1,residue1,chain2,residue2,max\nA,3,A,9,5\nA,1,A,10,6\n")

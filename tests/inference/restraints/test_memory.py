@@ -44,6 +44,7 @@ def _of_rows(fit: Fit, rows: int) -> Fit:
     return replace(fit, planner=replace(fit.planner, rows=rows))
 
 
+@pytest.mark.long
 def test_short_targets_without_an_alignment_are_planned_only_within_a_budget(
     fit: Fit, traced_once: None
 ) -> None:

@@ -42,6 +42,7 @@ def _check(operator: str, n: int, backend: str, monkeypatch: pytest.MonkeyPatch)
     check_against_definition(function, case.definition, case.inputs, torch.float32, case.constants)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operator", [*NAMES, "softmax"])
 def test_lengths_that_are_no_multiple_of_a_block(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than a multiple of 16, 32 and 64, and as many pairs as make several blocks and a rest."""
@@ -89,6 +90,7 @@ class _Recorder:
         return ("int64" if wide else "int32") if name in self._plain else (wide, x == 1, x % 16 == 0)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not interpreted(), reason="looks at launches in the interpreter")
 @pytest.mark.parametrize("operator", [*NAMES, "softmax"])
 def test_kernels_are_compiled_once_for_all_lengths(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:

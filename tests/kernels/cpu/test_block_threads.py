@@ -330,6 +330,7 @@ def test_threads_sum_the_gradients_of_one(
     assert float((both - alone).abs().max()) < 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("products", [None, "bf16", "int8"])
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize("sequences", [50, DEEP])

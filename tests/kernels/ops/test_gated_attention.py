@@ -164,6 +164,7 @@ def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
     assert relative_error(found - inputs["output_bias"].to(found), exact - inputs["output_bias"]) > 0.05
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["triton", pytest.param("torch", marks=pytest.mark.slow)])
 def test_operator_check_of_pytorch(backend: str) -> None:
     inputs = on_device(operands(2, 5))

@@ -129,6 +129,7 @@ def test_one_gradient_alone(wanted: str, backend: str) -> None:
     check_against_definition(_on(backend), reference.softmax, inputs, torch.float32, constants)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operator_is_registered_properly(backend: str) -> None:
     scores, bias, mask = (x.float().to(DEVICE) for x in _inputs(3, 2, 5, 7).values())

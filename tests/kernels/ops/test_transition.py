@@ -167,6 +167,7 @@ def test_rows_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / name).unlink(missing_ok=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operators_are_registered_properly(backend: str) -> None:
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(2, 3, 12).items()}

@@ -257,6 +257,7 @@ def test_pairs_beyond_two_to_the_31_elements(
         (tmp_path / name).unlink(missing_ok=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operators_are_registered_properly(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=32, BH=64, BO=64)

@@ -134,6 +134,7 @@ def cut_last(graph: Graph, dim: int) -> list[int | Loop] | None:
     return [*whole[:-count], loop]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _CASES)
 def test_parts_make_up_the_whole(name: str) -> None:
     function, args, expected = _CASES[name]

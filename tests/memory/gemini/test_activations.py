@@ -61,6 +61,7 @@ def test_a_budget_that_the_activations_alone_exceed():
     assert run.manager.device.peak <= budget
 
 
+@pytest.mark.long
 def test_the_more_room_the_less_is_sent_and_recomputed():
     """From all away to all kept; what is kept are the last blocks, whose turn comes first in the backward pass."""
     peak, parameters = unmanaged_peak()

@@ -48,6 +48,7 @@ def test_parameters_of_twenty_times_the_budget_train_bit_equal(policy, tmp_path)
     assert managed.manager.device.peak <= budget
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("checkpointing", ["none", "block"])
 def test_final_states_are_equal_too(policy, checkpointing):
@@ -77,6 +78,7 @@ def test_a_random_number_of_passes_per_step(policy):
         assert managed.manager.residency.reacted == before, "a known number of passes goes by the plan"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_evaluation_between_steps_changes_nothing(policy):
     """Evaluation of other shapes between training steps; afterwards training follows its plan as before."""

@@ -100,6 +100,7 @@ def test_named_schedules_load_within_five_percent_of_the_optimum(make, room, cha
     assert plan(trace, sizes, 10 * room, volatile=volatile).traffic <= 1.05 * best + 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [forward_backward, four_recycles])
 @given(data=st.data())
 @settings(max_examples=10, deadline=None, derandomize=True)

@@ -69,6 +69,7 @@ def _rounding(plan: ParallelPlan, names: tuple[str, ...]) -> list[tuple[str, flo
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("plan", "names"),

@@ -61,6 +61,7 @@ def _check(found: list[list[tuple[float, str]]]) -> None:
             assert error < BOUND, f"rank {rank}, step {step}: {name} differs by {error}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "steps", "checkpointing"),
     [
@@ -75,11 +76,13 @@ def test_a_monomer_trains_as_on_one_process(ranks: int, steps: int, checkpointin
     _check(launch(_monomer, ranks, ParallelPlan(dap=ranks), steps, checkpointing, timeout=500.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_complex_trains_as_on_one_process(ranks: int) -> None:
     _check(launch(_multimer, ranks, ParallelPlan(dap=ranks), timeout=500.0))
 
 
+@pytest.mark.long
 def test_two_groups_fold_two_proteins() -> None:
     """DAP together with data parallelism: the mean gradient over all ranks is that of the mean loss of both proteins.
 

@@ -34,6 +34,7 @@ def _blocks() -> dict[str, tuple[int, list[str]]]:
     }
 
 
+@pytest.mark.long
 def test_every_reduction_of_a_block_is_needed() -> None:
     for found in launch(_blocks, 2, timeout=500.0):
         for name, (count, undetected) in found.items():

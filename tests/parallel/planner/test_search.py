@@ -56,6 +56,7 @@ def alphafold(traced_once: None) -> Workload:
     return alphafold_workload("model_5", samples=1, **SIZES)
 
 
+@pytest.mark.long
 def test_the_best_plan_is_the_best_of_all_that_fit(gpt: Workload) -> None:
     speeds = rates("h100")
     found = best_plans(gpt, gpus=4, gpu=speeds, count=3)
@@ -115,6 +116,7 @@ def test_more_gpus_than_samples_share_proteins(alphafold: Workload) -> None:
     assert "communication" in lines[0]
 
 
+@pytest.mark.long
 def test_a_shared_protein_takes_less_memory_of_each_gpu(alphafold: Workload) -> None:
     speeds = rates("h200")
     one, two = (step_cost(alphafold, plan, speeds) for plan in (ParallelPlan(), ParallelPlan(dap=2)))

@@ -123,6 +123,7 @@ def test_what_does_not_fit_is_refused_and_points_to_the_cif(make, message):
     assert ".cif" in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [
