@@ -56,6 +56,7 @@ def test_ensemble_averages_representations() -> None:
     assert not torch.allclose(each[0]["pair"], each[1]["pair"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("tolerance", "expected"), [(-1.0, 4), (1e6, 1), (1e-9, 4)])
 def test_multimer_stops_when_the_structure_settles(tolerance: float, expected: int) -> None:
     """As in the official loop one more pass follows the one that settled, and a tolerance below zero is off."""

@@ -177,6 +177,7 @@ def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str)
     assert (found.copied > 0) == (host > 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", [0, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""

@@ -228,6 +228,7 @@ def test_python_takes_files_per_chain(tmp_path: Path):
             read_templates(pair, nothing, wrong)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["model_1_multimer_v3", "model_1_ptm"])
 def test_templates_of_complexes_show_the_distance_of_chains(cli: CommandLine, name: str):
     """Moving one chain of the template changes the prediction; both kinds of networks use it, and the page says so."""

@@ -176,6 +176,7 @@ def to_a3m(msa: Msa, draw: st.DataObject) -> str:
     return text
 
 
+@pytest.mark.long
 @given(alignments(), st.data())
 def test_round_trip(msa: Msa, data: st.DataObject) -> None:
     """Any alignment survives being written as A3M, however it is wrapped."""

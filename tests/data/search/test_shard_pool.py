@@ -47,6 +47,7 @@ def database(tmp_path: Path) -> SequenceDatabase:
     return SequenceDatabase("made_up", write_database(tmp_path / "db.fasta", queries()))
 
 
+@pytest.mark.long
 def test_pieces_and_processes_change_nothing(database: SequenceDatabase, tmp_path: Path) -> None:
     wanted = profiles()
     with pool(database, 1) as one:

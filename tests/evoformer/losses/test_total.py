@@ -314,6 +314,7 @@ def test_losses_after_permutation_are_those_of_the_right_order() -> None:
     assert abs(wrong.item() - right.item()) > 1e-3
 
 
+@pytest.mark.long
 def test_a_multimer_network_learns_from_its_loss() -> None:
     """From merged features and labels to gradients: of all parameters but those whose output nothing reads.
 

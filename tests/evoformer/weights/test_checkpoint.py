@@ -274,6 +274,7 @@ def test_parameters_too_large_for_half_precision_are_refused(
         convert(tmp_path / "a.safetensors", tmp_path / "b.npz", dtype=torch.float16)
 
 
+@pytest.mark.long
 def test_conversions_lose_nothing(tmp_path: Path, arrays: Arrays, state: dict[str, Tensor]) -> None:
     """Official to ours and back gives the official arrays bit by bit; OpenFold's become the same."""
     ours, back = tmp_path / "a.safetensors", tmp_path / "b.npz"

@@ -97,6 +97,7 @@ def requested(server: Loopback) -> list[int]:
     return [request.start_of_range() for request in server.requests]
 
 
+@pytest.mark.long
 def test_a_set_arrives_and_nothing_else_is_asked_for(server: Loopback, folder: Path) -> None:
     said: list[str] = []
     steps: list[tuple[str, int, int]] = []

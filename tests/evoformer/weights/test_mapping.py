@@ -90,6 +90,7 @@ def test_haiku_numbers_repeated_modules_from_the_second_on() -> None:
 # --- OpenFold --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "era"), ERAS)
 def test_openfold_names_of_both_eras_give_the_official_parameters(
     tmp_path: Path, name: str, era: str

@@ -93,6 +93,7 @@ def test_ranks_share_a_gradient(ranks: int, kind: str) -> None:
         torch.testing.assert_close(shared.gradient, alone.gradient, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("loss", "bound"),
     [("exp_res", 0.98), ("rg", 0.9), pytest.param("con", 0.7, marks=pytest.mark.slow)],

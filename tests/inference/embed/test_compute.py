@@ -40,6 +40,7 @@ def recorded(name: str) -> tuple[AlphaFold, Source, NetworkPasses, dict[str, np.
     return model, features, passes, oracle_arrays(name, "outputs")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer"])
 def test_representations_are_those_of_the_official_run(name: str):
     model, features, passes, outputs = recorded(name)

@@ -108,6 +108,7 @@ def test_complexes_of_a_multimer_network_share_passes(multimer: AlphaFold) -> No
             np.testing.assert_allclose(found.chain_confidence.iptm, wanted.chain_confidence.iptm, atol=1e-6)
 
 
+@pytest.mark.long
 def test_each_target_stops_recycling_as_it_does_alone(mini: AlphaFold) -> None:
     made = predictors(mini, num_recycles=4, recycle_tolerance=2.2, save_recycles=True)
     wanted = [one.predict(mini, 0) for one in made]

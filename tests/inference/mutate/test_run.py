@@ -22,6 +22,7 @@ def table(cli: CommandLine) -> dict[str, dict[str, str]]:
     return {row["mutations"]: row for row in csv.DictReader(lines, delimiter="\t")}
 
 
+@pytest.mark.long
 def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
     """Numbers are those of the scores files, of this run alone; a second run folds nothing."""
     msas = cli.folder / "msas"

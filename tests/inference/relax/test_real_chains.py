@@ -80,6 +80,7 @@ def check(name: str, protein: Protein, result: RelaxResult) -> None:
     assert result.relaxed == (not named and (result.energy_after or 0) < 0), (name, result.reason)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_real_chains_with_missing_atoms_come_out_right_or_are_named(count: int) -> None:
     checked, relaxed, atoms, refused = 0, 0, 0, 0

@@ -400,6 +400,7 @@ def test_samples_are_chosen_and_representatives_shown_together(browser: Browser,
     browser.wait(f"{chosen} === 'columns {FAR[0] + 1}'")
 
 
+@pytest.mark.long
 def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp_path: Path) -> None:
     folder = tmp_path / "designs"
     design_results(folder)

@@ -93,6 +93,7 @@ def test_single_sequence_mode_and_the_result_are_announced(cli: CommandLine):
     assert result in done.err
 
 
+@pytest.mark.long
 def test_predictions_of_several_weights_are_ranked_by_confidence(cli: CommandLine):
     weights = [cli.weights("model_1_ptm"), *(cli.weights(f"model_{i}_ptm", noise=0.4 * i) for i in (2, 3))]
     assert cli.infer(cli.fasta({"T1": SEQUENCE}), weights=weights).code == 0
@@ -106,6 +107,7 @@ def test_predictions_of_several_weights_are_ranked_by_confidence(cli: CommandLin
     assert len({weight["sha256"] for weight in found}) == 3
 
 
+@pytest.mark.long
 def test_one_seed_gives_the_same_bytes_and_another_seed_others(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ):

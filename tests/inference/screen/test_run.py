@@ -99,6 +99,7 @@ def test_targets_are_drawn_although_workers_that_draw_are_killed(
     assert not leftovers(cli.out)
 
 
+@pytest.mark.long
 def test_a_target_beyond_its_memory_is_refused_and_listed_and_others_are_folded(cli: CommandLine):
     """The budget of all folds is less than the long target's smallest plan."""
     fasta = cli.fasta({"short": "MKTAYIAKQR", "long": "MKTAYIAKQR" * 300})

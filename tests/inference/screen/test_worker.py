@@ -169,6 +169,7 @@ def test_targets_of_a_group_share_passes_and_one_fails_alone(
     assert {cli.config(name)["batch"] for name in ("T1", "T2")} == {2}
 
 
+@pytest.mark.long
 def test_a_finished_fold_has_the_files_of_a_whole_one(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

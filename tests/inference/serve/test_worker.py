@@ -57,6 +57,7 @@ def test_jobs_of_a_group_are_folded_into_their_folders(worker: GroupWorker, tmp_
     assert not Path("unused").exists()
 
 
+@pytest.mark.long
 def test_short_jobs_of_similar_length_share_passes_and_equal_single_folds(
     worker: GroupWorker, tmp_path: Path
 ):

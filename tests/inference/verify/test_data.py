@@ -68,6 +68,7 @@ def test_recorded_complexes_agree(name: str) -> None:
     assert "template_aatype" in compared
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("group", "name", "script", "number"), MADE)
 def test_records_of_deep_alignments_agree(
     tmp_path: Path, group: str, name: str, script: str, number: int

@@ -20,6 +20,7 @@ from tests.helpers.structure_texts import atom_line, chain_lines, read_lines, se
 SOUND = "\n".join([*chain_lines(("ALA", 1), ("GLY", 2)), "TER", "END", ""])
 
 
+@pytest.mark.long
 def test_collection_is_read_with_its_sequences():
     """Every 50th chain of the collection gives the sequence of its index, apart from modified residues."""
     folder = require_shared("data", "structures")
