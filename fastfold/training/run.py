@@ -190,7 +190,6 @@ class _Run:
             checkpoints=checkpoints,
             ema=self.ema,
             hooks=hooks,
-            settings=settings_of(self.settings),
         )
         with loader, self.progress:
             path = trainer.restore(config.trainer.resume, check=self._check_changes)

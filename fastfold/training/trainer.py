@@ -102,7 +102,6 @@ class Trainer:
         checkpoints: Checkpoints,
         ema: ExponentialMovingAverage,
         hooks: Hooks,
-        settings: Mapping[str, Any] | None = None,
     ) -> None:
         optim = config.optim
         self.parallel, self.tree, self.config, self.loader = parallel, tree, config, loader
@@ -142,7 +141,7 @@ class Trainer:
         self._pending: PendingStep | None = None
         self._pending_ended = 0.0
         self._keys: list[str] | None = None
-        self._settings = settings_of(config) if settings is None else settings
+        self._settings = settings_of(config)
 
     # ---- the loop --------------------------------------------------------------------------------------
 
