@@ -119,9 +119,9 @@ class Background:
         ended = ""
         for _ in range(_ATTEMPTS):
             process = self._process()
-            if process is None and ended:  # the call could end this process too
-                break
             if process is None:
+                if ended:  # the call could end this process too
+                    break
                 return call.run()
             try:
                 return _result(process, call)
