@@ -160,6 +160,7 @@ def test_train_structure_module(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == made
 
 
+@pytest.mark.long
 def test_train_overfit() -> None:
     """The loss falls, local structure is learnt, and the weights that the run leaves fold."""
     printed = run("train_overfit.py", "--steps", "40")

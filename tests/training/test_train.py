@@ -139,6 +139,7 @@ def test_one_structure_is_learnt(tmp_path: Path):
     assert np.mean([m["lddt_ca"] for m in found[-10:]]) > 0.5
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("with_report")
 def test_a_run_leaves_weights_that_fold_and_a_report(data_folder: Path, tmp_path: Path):
     out = tmp_path / "run"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fastfold.inference.relax import relax_file
 from fastfold.protein.io.modelcif_writer import to_modelcif
@@ -36,6 +37,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.long
 def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     """Files of a prediction, of a relaxation, and of a structure with all types of residues."""
     prediction = make_prediction("ACDEFGHIKL", "ACX", "ACX")
