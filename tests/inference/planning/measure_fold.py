@@ -9,6 +9,8 @@ after a tiny fold that is not measured. Needs Linux. Prints one JSON object, siz
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import sys
 
@@ -48,6 +50,9 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
         sequences = tuple("".join(row) for row in letters)
         msa = Msa(sequences, np.zeros((rows, length), np.int32), tuple(f"row{i}" for i in range(rows)))
         target = target_from_sequence(sequences[0])
+        # What was freed before must not be taken again unseen.
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
         before = process_memory("VmRSS")
         sampler = featurize(target.chains, [([msa], [])], config, seed=0)
         budget = planner.smallest(length) if which == "smallest" else 10**15
