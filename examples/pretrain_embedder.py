@@ -152,7 +152,7 @@ class Local:
     def losses(self, batch: Batch, separations: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Sums of the cross-entropy of distances for each separation, and numbers of pairs."""
         known = torch.cat([batch.target_feat, batch.single], -1)
-        target = self.convolution(known)
+        target = self.convolution(known, batch.target_feat.sum(-1))  # zeros of padding have no residue type
         left, right = self.embedder.target_left(target), self.embedder.target_right(target)
         relative = self.embedder.relative_position
         pairs = []
