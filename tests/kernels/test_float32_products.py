@@ -19,6 +19,7 @@ from fastfold.kernels.common.tuning import (
     float32_products,
     launch_config,
 )
+from tests.helpers import named_operators
 from tests.helpers.kernel_checks import (
     DEVICE,
     TOLERANCES,
@@ -79,7 +80,8 @@ def _wide(name: str, c: int = 128) -> Case:
     keeps to fused multiply-adds there.
     """
     torch.manual_seed(0)
-    operator, definition = getattr(kernels, name), getattr(kernels.reference, name)
+    operator = getattr(named_operators, name, None) or getattr(kernels, name)
+    definition = getattr(kernels.reference, name)
     if name == "transition":
         inputs = {"x": _randn(20, 128)} | _norm("norm")
         inputs |= {"w1": _randn(512, 128, scale=128**-0.5), "b1": _randn(512)}
