@@ -27,17 +27,26 @@ def test_every_preset_composes_and_describes_a_network(preset: str):
     assert network_config(config.model).model.embeddings_and_evoformer.evoformer_num_block > 0
 
 
+def loss_weights(name: str, *overrides: str) -> list[float | None]:
+    """Weights of smooth lDDT and the CA trace in a preset; None where the network has no such loss."""
+    node = network_config(compose_config([f"+preset={name}", *overrides, *PLACES]).model).model.heads
+    return [node.structure_module.get(loss, {}).get("weight") for loss in ("smooth_lddt", "ca_trace")]
+
+
 def test_overfit_has_less_smooth_lddt_than_mini_and_other_networks_have_none():
-    weights = []
-    for chosen in (["+preset=mini"], ["+preset=overfit"], ["+preset=overfit", "model=model_3_ptm"]):
-        tree = network_config(compose_config([*chosen, *PLACES]).model)
-        weights.append(tree.model.heads.structure_module.get("smooth_lddt", {}).get("weight"))
-    assert weights == [10.0, 1.0, None]
+    assert loss_weights("overfit")[0] == 1.0
+    assert loss_weights("mini")[0] == 10.0
+    assert loss_weights("overfit", "model=model_3_ptm") == [None, None]
+
+
+def test_the_loss_on_the_ca_trace_waits_until_there_is_a_structure():
+    weights = {name: loss_weights(name)[1] for name in ("overfit", "mini", "mini_late")}
+    assert weights == {"overfit": 0.0, "mini": 0.0, "mini_late": 1.0}
 
 
 def test_the_late_stage_of_mini_trains_the_same_network_to_a_rate_of_nothing():
     first, late = (compose_config([f"+preset={name}", *PLACES]) for name in ("mini", "mini_late"))
-    assert late.model == first.model
+    assert late.model == replace(first.model, overrides={})
     assert late.data.crop_size > first.data.crop_size
     assert late.data.unclamped_probability < first.data.unclamped_probability
     changed = {name: getattr(first.data, name) for name in ("crop_size", "unclamped_probability")}
