@@ -66,6 +66,7 @@ def pae_place(browser: Browser, row: float, column: float) -> tuple[float, float
     return box["x"] + 52 + column * size, box["y"] + 20 + row * size
 
 
+@pytest.mark.long
 def test_names_are_text_and_nothing_is_loaded(browser: Browser, tmp_path: Path) -> None:
     """Without the viewer, which makes a test of the rest fast."""
     folder = results(tmp_path / "results")

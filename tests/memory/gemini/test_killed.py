@@ -21,7 +21,7 @@ from tests.memory.gemini.test_manager import TIGHT, budget_of
 @pytest.mark.parametrize(
     ("policy", "other"),
     [
-        ("nvme", "auto"),
+        pytest.param("nvme", "auto", marks=pytest.mark.long),
         pytest.param("auto", "nvme", marks=pytest.mark.slow),
         pytest.param("cpu", "cuda", marks=pytest.mark.slow),
         pytest.param("cuda", "nvme", marks=pytest.mark.slow),

@@ -100,6 +100,7 @@ def test_infer_without_an_alignment_says_so_in_a_line(cli: CommandLine) -> None:
     assert "--msa-dir" in lines[0]
 
 
+@pytest.mark.long
 def test_a_killed_search_goes_on_where_it_was(
     cli: CommandLine, database: Path, ended: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
