@@ -221,7 +221,7 @@ def keep_freed_memory() -> None:
 @contextmanager
 def trim_malloc(model: AlphaFold) -> Iterator[None]:
     """Trim the heap before each large step of a network inside, on a CPU with glibc."""
-    trim, handles = _trim(), []
+    trim, handles = heap_trim(), []
     if trim is not None and model.single_projection.weight.device.type == "cpu":
 
         def hook(*_: Any) -> None:
@@ -242,7 +242,7 @@ def _large_steps(model: AlphaFold) -> list[nn.Module]:
 
 
 @functools.cache
-def _trim() -> Callable[[int], int] | None:
+def heap_trim() -> Callable[[int], int] | None:
     """Return glibc's ``malloc_trim``; None for other C libraries."""
     with suppress(AttributeError, OSError, TypeError):  # TypeError on Windows
         found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

@@ -24,7 +24,7 @@ def _resident() -> int:
     return pages * 4096
 
 
-@pytest.mark.skipif(sys.platform != "linux" or network._trim() is None, reason="needs glibc, and /proc")
+@pytest.mark.skipif(sys.platform != "linux" or network.heap_trim() is None, reason="needs glibc, and /proc")
 def test_freed_blocks_do_not_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beneath a small one that lives, blocks of a size that the C library keeps; all of it goes back but for that."""
     torch.empty(24 * MIB, dtype=torch.uint8).fill_(1)  # from here on blocks of this size come from the heap
@@ -46,7 +46,7 @@ def test_a_fold_with_room_keeps_freed_memory(
 ) -> None:
     set_options: list[tuple[int, int]] = []
     library = SimpleNamespace(mallopt=lambda *option: set_options.append(option))
-    network._trim()  # cached before the library is replaced
+    network.heap_trim()  # cached before the library is replaced
     monkeypatch.setattr(network.ctypes, "CDLL", lambda _: library)
     network.keep_freed_memory.cache_clear()
     model = random_model(oracle_config())
@@ -61,7 +61,7 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trimmed: list[int] = []
-    monkeypatch.setattr(network, "_trim", lambda: trimmed.append)
+    monkeypatch.setattr(network, "heap_trim", lambda: trimmed.append)
     model, features = random_model(oracle_config()), oracle_features()
     with torch.inference_mode(), trim_malloc(model):
         model(features, num_recycles=1)
@@ -79,14 +79,16 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_trim", lambda: None)
+    monkeypatch.setattr(network, "heap_trim", lambda: None)
     model = random_model(oracle_config())
     with trim_malloc(model):
         assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_nothing_is_trimmed_for_a_network_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_trim", lambda: lambda _: pytest.fail("the heap holds none of its tensors"))
+    monkeypatch.setattr(
+        network, "heap_trim", lambda: lambda _: pytest.fail("the heap holds none of its tensors")
+    )
     with torch.device("meta"):
         model = AlphaFold(oracle_config())
     with trim_malloc(model):
@@ -95,7 +97,7 @@ def test_nothing_is_trimmed_for_a_network_on_another_device(monkeypatch: pytest.
 
 def test_a_fold_with_room_does_not_trim(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[int] = []
-    monkeypatch.setattr(network, "_trim", lambda: trimmed.append)
+    monkeypatch.setattr(network, "heap_trim", lambda: trimmed.append)
     model = random_model(oracle_config())
     peak = Planner(model.config, 4).plan(10, 1 << 40).peak
     for budget, is_trimmed in ((2 * peak, False), (2 * peak - 1, True)):

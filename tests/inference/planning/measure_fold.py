@@ -4,12 +4,11 @@ Usage: python -m tests.inference.planning.measure_fold PRESET RESIDUES PRECISION
 
 The network is an official one with one Evoformer and one extra MSA block (further blocks reuse their memory) and random
 parameters; the alignment is random too. One recycle is run, because the recycled tensors live beside the new ones,
-after a tiny fold that is not measured. Needs Linux. Prints one JSON object, sizes in bytes.
+after a tiny fold that is not measured. Needs Linux with glibc. Prints one JSON object, sizes in bytes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import sys
@@ -28,6 +27,7 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import Precision, element_size, set_precision  # noqa: E402
 from fastfold.inference.config import InferConfig  # noqa: E402
+from fastfold.inference.folding.network import heap_trim  # noqa: E402
 from fastfold.inference.folding.prediction import TargetFold  # noqa: E402
 from fastfold.inference.planning.planner import Planner  # noqa: E402
 from fastfold.utils.machine import process_memory  # noqa: E402
@@ -42,6 +42,8 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
     torch.manual_seed(0)
     model = set_precision(AlphaFold(config).eval(), precision)
     planner = Planner(config, element_size(precision), rows=rows, templates=0)
+    trim = heap_trim()
+    assert trim is not None
 
     def run(length: int) -> dict[str, int]:
         letters = np.array(list("ARNDCQEGHILKMFPSTWYV"))[
@@ -52,7 +54,7 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
         target = target_from_sequence(sequences[0])
         # What was freed before must not be taken again unseen.
         gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        trim(0)
         before = process_memory("VmRSS")
         sampler = featurize(target.chains, [([msa], [])], config, seed=0)
         budget = planner.smallest(length) if which == "smallest" else 10**15
