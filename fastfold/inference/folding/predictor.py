@@ -38,8 +38,8 @@ from fastfold.utils.device import current_device
 if TYPE_CHECKING:
     from fastfold.inference.distributed import DistributedFolder
     from fastfold.inference.planning.gradient_plan import GradientPlan
-    from fastfold.inference.restraints.file import Restraint
     from fastfold.inference.restraints.fit import RestrainedFeatures
+    from fastfold.inference.restraints.restraint import Restraint
 
 
 class TargetPredictor:
@@ -105,7 +105,7 @@ class TargetPredictor:
         if config.restraints is not None:
             from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import
 
-            self._restraints = read_restraints(config.restraints, target)
+            self._restraints = read_restraints(config.restraints, target, say=say)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         # A replayed graph cannot offload to the host.
         host = 0 if config.cuda_graphs else config.host_bytes

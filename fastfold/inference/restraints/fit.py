@@ -6,6 +6,7 @@ residues near in the sequence keep the rest of the prediction as it was.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,11 +34,16 @@ from fastfold.inference.planning.gradient_plan import (
     gradient_run,
     plan_gradients,
 )
-from fastfold.inference.restraints.file import Restraint
+from fastfold.inference.restraints.distances import (
+    RestrainedAtoms,
+    atom_reach,
+    restraint_distances,
+    smooth_minimum,
+)
+from fastfold.inference.restraints.restraint import Restraint, grouped, holding, satisfied
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel.comm.collectives import broadcast
 from fastfold.parallel.distributed import DistributedContext
-from fastfold.protein import residue_constants as rc
 
 BIASED = ("msa_feat", "target_feat")  #: Features that get a bias
 
@@ -45,7 +51,7 @@ _RATE, _CONFIDENCE, _LOCAL, _SIZE = 0.03, 0.3, 2.0, 0.1
 _NEAR = 8  #: Residues within this separation in the sequence keep their distances
 
 _BETA_TOLERANCE = 3.0
-"""Difference in Å between distances of CA, which restraints limit, and of CB, which the distogram has."""
+"""Difference in Å between distances of CA and of CB, which the distogram has."""
 
 _CHANNELS = 49 + 22  #: Channels of the features with a bias: of the MSA per row, of the target at most
 
@@ -54,10 +60,12 @@ _COPIES = 6
 
 _SCALE = 10.0
 _TRIAL = 0.25
+_GROUP_TEMPERATURE = 0.05
+"""Temperature of the smooth minimum over the losses of a group: that of 0.5 Å, by the scale."""
 
 
 class Figures(NamedTuple):
-    """CA distance of each restraint in Å, ``[R]``, and mean pLDDT (0 to 100), by the passes of the fit."""
+    """Distance of each restraint in Å, ``[R]``, and mean pLDDT (0 to 100), by the passes of the fit."""
 
     distances: np.ndarray
     plddt: float
@@ -78,7 +86,7 @@ class LeftOut(NamedTuple):
 class RestraintReport:
     r"""Restraints before and after the fit (:class:`FitResult`), for one network and seed.
 
-    ``after`` are CA distances in Å in the final structure, ``[R]``, and ``plddt`` is its mean.
+    ``after`` are distances in Å in the final structure, ``[R]``, and ``plddt`` is its mean.
 
     Example:
         >>> from pathlib import Path
@@ -98,24 +106,18 @@ class RestraintReport:
     left_out: tuple[LeftOut, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report in JSON's types."""
-        rows: list[dict[str, Any]] = [
-            {
-                "line": one.line,
-                "residues": [one.first + 1, one.second + 1],
-                "min": one.low,
-                "max": one.high if np.isfinite(one.high) else None,
-                "group": one.group,
-                "distance_before": round(float(before), 2),
-                "distance": round(float(after), 2),
-                "holds": bool(one.low <= after <= one.high),
-            }
-            for one, before, after in zip(self.restraints, self.before.distances, self.after, strict=True)
-        ]
+        """Return the report in JSON's types, with a row for each line of a group."""
+        lines: dict[Any, list[int]] = {}
+        for number, one in enumerate(self.restraints):
+            lines.setdefault((one.line, one.group) if one.group else number, []).append(number)
+        rows = [self._row(numbers) for numbers in lines.values()]
+        row_of = {
+            number: row for row, numbers in zip(rows, lines.values(), strict=True) for number in numbers
+        }
         for trial in self.left_out or ():
+            contradicted = list(dict.fromkeys(self.restraints[i].line for i in trial.contradicts))
             for number in trial.group:
-                lines = dict.fromkeys(self.restraints[i].line for i in trial.contradicts)
-                rows[number] |= {"contradicts": list(lines), "plddt_gain_without": round(trial.plddt, 2)}
+                row_of[number] |= {"contradicts": contradicted, "plddt_gain_without": round(trial.plddt, 2)}
         return {
             "satisfied_before": satisfied(self.restraints, self.before.distances),
             "satisfied": satisfied(self.restraints, self.after),
@@ -127,6 +129,31 @@ class RestraintReport:
             "leave_one_out": self.left_out is not None,
             "restraints": rows,
         }
+
+    def _row(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """Return the row of restraints of one line and group, by the pair nearest to its limits."""
+        before, after = (self._nearest(numbers, x) for x in (self.before.distances, self.after))
+        one = self.restraints[after]
+        return {
+            "line": one.line,
+            "residues": [one.first + 1, one.second + 1],
+            "atoms": one.atoms,
+            "pairs": len(numbers),
+            "min": one.low,
+            "max": one.high if np.isfinite(one.high) else None,
+            "weight": round(one.weight, 4),
+            "group": one.group,
+            "distance_before": round(float(self.before.distances[before]), 2),
+            "distance": round(float(self.after[after]), 2),
+            "holds": holding([one], self.after[[after]])[0],
+        }
+
+    def _nearest(self, numbers: Sequence[int], distances: np.ndarray) -> int:
+        def violation(number: int) -> tuple[float, float]:
+            one, distance = self.restraints[number], float(distances[number])
+            return max(one.low - distance, distance - one.high, 0.0), distance
+
+        return min(numbers, key=violation)
 
 
 class FitResult(NamedTuple):
@@ -146,72 +173,78 @@ class RestrainedFeatures:
     sampler: FeatureSampler
     restraints: tuple[Restraint, ...]
     fit: FitResult
+    aatype: np.ndarray  #: Residue types ``[N]`` in the order of the target
 
     def report(self, positions: np.ndarray, mean_plddt: float) -> RestraintReport:
         """Return the report of a structure, from its atoms ``[N, 37, 3]`` in Å and its mean pLDDT."""
-        after, fit = ca_distances(self.restraints, positions), self.fit
+        after, fit = restraint_distances(self.restraints, positions, self.aatype), self.fit
         return RestraintReport(
             self.restraints, fit.before, fit.fitted, after, mean_plddt, fit.steps, fit.left_out
         )
 
 
-def grouped(restraints: Sequence[Restraint]) -> list[list[int]]:
-    """Return the numbers of restraints by group, in which one must hold; others are alone."""
-    found: dict[Any, list[int]] = {}
-    for number, one in enumerate(restraints):
-        found.setdefault(one.group or number, []).append(number)
-    return list(found.values())
-
-
-def satisfied(restraints: Sequence[Restraint], distances: np.ndarray) -> int:
-    """Return the number of groups in which a restraint holds at CA distances ``[R]`` in Å."""
-    holds = [one.low <= distance <= one.high for one, distance in zip(restraints, distances, strict=True)]
-    return sum(any(holds[i] for i in group) for group in grouped(restraints))
-
-
-def ca_distances(restraints: Sequence[Restraint], positions: np.ndarray) -> np.ndarray:
-    """Return the CA distance in Å of each restraint, ``[R]``, from atoms ``[N, 37, 3]`` in the order of the target."""
-    ca = positions[:, rc.atom_order["CA"]]
-    first, second = ([getattr(one, name) for one in restraints] for name in ("first", "second"))
-    return np.linalg.norm(ca[first] - ca[second], axis=-1)
+def _beta_tolerances(one: Restraint, first: int, second: int) -> tuple[float, float]:
+    """Return by how many Å the distance of CB of two residue types may be under and over a restraint's."""
+    if one.atoms == "any":  # CB is one of the atoms.
+        reach = atom_reach("CB")
+        return 0.0, float(reach[first] + reach[second])
+    tolerance = _BETA_TOLERANCE if one.atoms == "CA" else 0.0
+    return tolerance, tolerance
 
 
 class _Loss:
-    """Loss of the restraints, from tensors that are made once."""
+    """Loss of the restraints, from tensors that are made once.
 
-    def __init__(self, restraints: Sequence[Restraint], order: Tensor, like: Tensor) -> None:
-        def column(name: str) -> Tensor:
-            return torch.tensor([getattr(one, name) for one in restraints], device=like.device)
+    Args:
+        restraints: ``R`` restraints, with residues in the order of the target.
+        order: Place ``[N]`` in the features of each residue of the target.
+        aatype: Residue types ``[N]`` in the order of the features.
+        like: Tensor with the dtype and device of the loss.
+    """
 
-        self.first, self.second = (order[column(name)] for name in ("first", "second"))
-        self.low, self.high, self.weight = (column(name).to(like.dtype) for name in ("low", "high", "weight"))
+    def __init__(self, restraints: Sequence[Restraint], order: Tensor, aatype: Tensor, like: Tensor) -> None:
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, device=like.device, dtype=like.dtype)
+
+        self._atoms = RestrainedAtoms(restraints, aatype, order)
+        self.low, self.high, self.weight = (
+            column([getattr(one, name) for one in restraints]) for name in ("low", "high", "weight")
+        )
         self._groups = [torch.tensor(group, device=like.device) for group in grouped(restraints)]
+        first, second = self._atoms.first, self._atoms.second
+        types = zip(restraints, aatype[first].tolist(), aatype[second].tolist(), strict=True)
+        under, over = zip(*(_beta_tolerances(*one) for one in types), strict=True)
+        self._beta_low, self._beta_high = self.low - column(under), self.high + column(over)
         # Restraints of a residue are columns of its row.
-        rows = self.first.tolist()
-        slots = [rows[:number].count(row) for number, row in enumerate(rows)]
+        used: Counter[int] = Counter()
+        slots = []
+        for row in first.tolist():
+            slots.append(used[row])
+            used[row] += 1
         self._slots = torch.tensor(slots, device=like.device)
         self._columns = torch.zeros(len(order), max(slots) + 1, dtype=torch.int64, device=like.device)
-        self._columns[self.first, self._slots] = self.second
+        self._columns[first, self._slots] = second
 
     def distances(self, outputs: Outputs) -> Tensor:
-        """Return CA distances in Å, ``[R]``."""
-        ca = outputs.positions[:, rc.atom_order["CA"]]
-        return ((ca[self.first] - ca[self.second]).square().sum(-1) + 1e-6).sqrt()
+        """Return the distance of each restraint's closest atoms in Å, ``[R]``."""
+        return self._atoms.closest(outputs.atom14)
 
     def __call__(self, outputs: Outputs) -> Tensor:
-        """Return the weighted mean over groups of the loss of their best restraint."""
-        distance = self.distances(outputs)
-        outside = (self.low - distance).relu() + (distance - self.high).relu()
+        """Return the weighted mean over groups of the smooth minimum of their restraints' losses.
+
+        Smooth distances are too strict by 0.53 Å at most, so that restraints without a loss hold.
+        """
+        under, over = self._atoms.smooth_bounds(outputs.atom14)
+        outside = (self.low - under).relu() + (over - self.high).relu()
         # Bounded, so that a few impossible restraints do not decide.
         bounded = outside / (_SCALE * (1.0 + outside / (3.0 * _SCALE)))
         edges = outputs.lower_edges
         upper = torch.cat([edges[1:], edges.new_full((1,), torch.inf)])
-        low, high = self.low[:, None] - _BETA_TOLERANCE, self.high[:, None] + _BETA_TOLERANCE
-        possible = (edges < high) & (upper > low)
-        logits = at_columns(outputs.distogram, self._columns)[self.first, self._slots]
+        possible = (edges < self._beta_high[:, None]) & (upper > self._beta_low[:, None])
+        logits = at_columns(outputs.distogram, self._columns)[self._atoms.first, self._slots]
         probability = (logits.softmax(-1) * possible).sum(-1)
         losses = bounded - torch.log(probability + 1e-6)
-        best = torch.stack([losses[group].min() for group in self._groups])
+        best = torch.stack([smooth_minimum(losses[group], _GROUP_TEMPERATURE) for group in self._groups])
         weights = torch.stack([self.weight[group].max() for group in self._groups])
         return masked_mean(weights, best, 1)
 
@@ -238,7 +271,12 @@ class _Fit:
         self.bias = {key: torch.zeros_like(features[key], dtype=dtype).requires_grad_() for key in BIASED}
         self.residues = len(order)
         self._everyone = torch.ones(self.residues, device=device, dtype=dtype)
-        self._loss = partial(_Loss, order=torch.from_numpy(order).to(device), like=self._everyone)
+        self._loss = partial(
+            _Loss,
+            order=torch.from_numpy(order).to(device),
+            aatype=features["aatype"].long(),
+            like=self._everyone,
+        )
         self._all = self._loss(restraints)
         self._neighbours, self._near = _near_residues(features)
         with torch.no_grad(), self._recorded():
@@ -409,7 +447,8 @@ def fit_restraints(
         resample=False,
         chain_order=sampler.chain_order,
     )
-    return RestrainedFeatures(features, tuple(restraints), found)
+    aatype = sampled["aatype"].numpy()[input_order(sampler)]
+    return RestrainedFeatures(features, tuple(restraints), found, aatype)
 
 
 def _fit_on(

@@ -9,7 +9,8 @@ import pytest
 
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
-from fastfold.inference.restraints.file import CROSSLINKERS, Restraint, read_restraints
+from fastfold.inference.restraints.file import CROSSLINKERS, read_restraints
+from fastfold.inference.restraints.restraint import Restraint
 
 TARGET = target_from_sequence("MKTAYIAKQR:GSHMAWLPE")
 
@@ -49,7 +50,7 @@ def test_chais_table(tmp_path: Path) -> None:
         "r0,A,K2,B,G1,contact,1.0,0.0,22.0,\nr1,B,,A,R10,pocket,1.0,0.0,7.0,\n"
     )
     found = read_restraints(write(tmp_path, text), TARGET)
-    assert found[0] == Restraint(1, 10, 0.0, 22.0, 1.0, "", "line 2")
+    assert found[0] == Restraint(1, 10, 0.0, 22.0, 1.0, "", "line 2", "any")
     assert [one.first for one in found[1:]] == list(range(10, 19))
     assert {(one.second, one.high, one.group) for one in found[1:]} == {(9, 7.0, "pocket B/A/R10")}
 
@@ -60,7 +61,7 @@ def test_boltzs_yaml(tmp_path: Path) -> None:
         "  - pocket: {binder: B, contacts: [[A, 3], [A, 4]]}\n"
     )
     found = read_restraints(write(tmp_path, text, "input.yaml"), TARGET)
-    assert found[0] == Restraint(0, 11, 0.0, 6.0, 1.0, "", "constraint 1")
+    assert found[0] == Restraint(0, 11, 0.0, 6.0, 1.0, "", "constraint 1", "any")
     assert len(found) == 1 + 2 * 9
     assert len({one.group for one in found[1:]}) == 2
 

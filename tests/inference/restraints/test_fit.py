@@ -17,22 +17,23 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError
 from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.config import InferConfig
-from fastfold.inference.restraints.file import Restraint
+from fastfold.inference.restraints.distances import restraint_distances
 from fastfold.inference.restraints.fit import (
     Figures,
     LeftOut,
     RestraintReport,
     _Fit,
     _Loss,
-    ca_distances,
     fit_restraints,
-    grouped,
-    satisfied,
 )
+from fastfold.inference.restraints.restraint import Restraint, grouped, satisfied
+from fastfold.protein.residue_constants import sequence_to_aatype
 from tests.helpers.command_line import CommandLine
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEV"
 PAIRS = [Restraint(2, 26, 0.0, 8.0), Restraint(6, 22, 0.0, 8.0), Restraint(4, 24, 0.0, 9.0)]
+
+ALANINES = torch.zeros(6, dtype=torch.int64)
 
 
 def outputs(ca: torch.Tensor, logits: torch.Tensor | None = None) -> Outputs:
@@ -60,7 +61,7 @@ def test_the_loss_falls_with_the_violation_and_one_of_a_group_suffices() -> None
     far, near = Restraint(0, 5, 0.0, 8.0), Restraint(0, 1, 0.0, 8.0)
 
     def loss(*restraints: Restraint, step: float = 4.0) -> float:
-        return float(_Loss(restraints, torch.arange(6), line(1.0))(outputs(line(step))))
+        return float(_Loss(restraints, torch.arange(6), ALANINES, line(1.0))(outputs(line(step))))
 
     assert loss(far, step=5.0) > loss(far, step=3.0) > loss(far, step=1.0)
     grouped_far = (Restraint(0, 5, 0.0, 8.0, 1.0, "x"), Restraint(0, 1, 0.0, 8.0, 1.0, "x"))
@@ -142,7 +143,9 @@ def test_mini_obeys_restraints() -> None:
     sampler = featurize(target.chains, [([], [])], model.config)
     found = fit_restraints(model, sampler, PAIRS, steps=25)
     plain = fastfold.predict(SEQUENCE, model, num_recycles=1)
-    assert satisfied(PAIRS, ca_distances(PAIRS, plain.atom_positions)) < 3
+    assert (
+        satisfied(PAIRS, restraint_distances(PAIRS, plain.atom_positions, sequence_to_aatype(SEQUENCE))) < 3
+    )
     with torch.no_grad():
         result = model(
             lambda cycle, member: {
@@ -150,7 +153,8 @@ def test_mini_obeys_restraints() -> None:
             },
             1,
         )
-    after = ca_distances(PAIRS, result["structure_module"]["final_atom_positions"].numpy())
+    positions = result["structure_module"]["final_atom_positions"].numpy()
+    after = restraint_distances(PAIRS, positions, sequence_to_aatype(SEQUENCE))
     assert np.maximum(after - 8.0, 0).sum() < 0.5 * np.maximum(found.fit.before.distances - 8.0, 0).sum()
     assert found.fit.left_out is None
     np.testing.assert_allclose(found.fit.fitted.distances, after, atol=1e-2)

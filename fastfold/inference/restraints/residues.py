@@ -1,0 +1,145 @@
+"""Residues of a target by the names of restraint files."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from fastfold.data.targets import Target
+from fastfold.protein.protein import chain_name
+
+_PREFIXES = {"sp", "tr"}
+"""Names of databases in front of UniProt's accessions, as in ``sp|P02768|ALBU_HUMAN``."""
+
+
+class Residues:
+    """Residues of a target, whose places are counted from 0 through all chains.
+
+    Args:
+        target: The target.
+        names: Name of each chain in a file; None for A, B and so on.
+    """
+
+    def __init__(self, target: Target, names: Sequence[str] | None = None) -> None:
+        self.chains = target.chains
+        self.names = [chain_name(number) for number in range(len(self.chains))] if names is None else names
+        self.letters = "".join(chain.sequence for chain in self.chains)
+        self._starts = [0, *accumulate(len(chain.sequence) for chain in self.chains)]
+
+    def chain_places(self, name: str) -> range:
+        """Return the places of a chain's residues, or raise ValueError."""
+        if name not in self.names:
+            raise ValueError(f"unknown chain {name!r}; the target has {', '.join(self.names)}")
+        number = list(self.names).index(name)
+        return range(self._starts[number], self._starts[number + 1])
+
+    def atoms_of_chain(self, name: str) -> list[int]:
+        """Return the places of a chain's residues that have atoms in a prediction, or raise ValueError."""
+        return [place for place in self.chain_places(name) if self.letters[place] != "X"]
+
+    def protein_chain(self, protein: str) -> str:
+        """Return the name of a protein's first chain, or raise ValueError.
+
+        A protein is named by a chain, by the identifier of a chain's FASTA record, or by a part of one between ``|``.
+        """
+        records = [chain.record for chain in self.chains]
+        parts = set(protein.split("|")) - _PREFIXES
+        by_record = [protein == record for record in records]
+        if not any(by_record):
+            by_record = [bool(parts & (set(record.split("|")) - _PREFIXES - {""})) for record in records]
+        matching = [number for number, matches in enumerate(by_record) if matches]
+        if protein in self.names:
+            number = list(self.names).index(protein)
+            if matching and number not in matching:
+                raise ValueError(
+                    f"protein {protein!r} is chain {protein}, and the record of chain {self.names[matching[0]]}; "
+                    "rename the record"
+                )
+            return protein
+        if not matching:
+            records = [record for record in dict.fromkeys(records) if record]
+            raise ValueError(
+                f"unknown chain {protein!r}; the target has {', '.join([*self.names, *records])}; name proteins by "
+                "chains or FASTA records"
+            )
+        if len({self.chains[number].sequence for number in matching}) > 1:
+            names = ", ".join(self.names[number] for number in matching)
+            raise ValueError(f"protein {protein!r} may be each of the chains {names}; name the chain")
+        return self.names[matching[0]]
+
+    def place(self, chain: str, residue: str) -> int:
+        """Return the place of a residue such as ``10`` or ``K10``, counted from 1 in its chain, or raise ValueError."""
+        places = self.chain_places(chain)
+        if "@" in residue:
+            raise ValueError(f"atoms such as {residue!r} are not supported; name the residue alone")
+        if (match := re.fullmatch(r"([A-Z])?(\d{1,9})", residue, re.ASCII)) is None:
+            raise ValueError(f"expected a residue number such as 10 or K10, found {residue!r}")
+        number = int(match[2])
+        if not 1 <= number <= len(places):
+            raise ValueError(f"chain {chain} has residues 1 to {len(places)}, found {number}")
+        place = places[number - 1]
+        letter = self.letters[place]
+        if match[1] and match[1] != letter:
+            raise ValueError(f"residue {number} of chain {chain} is {letter}, found {residue}")
+        return self._with_atoms(place)
+
+    def numbered(self, residue: str) -> int:
+        """Return the place of a residue counted from 1 through all chains, or raise ValueError."""
+        if re.fullmatch(r"\d{1,9}", residue, re.ASCII) is None:
+            raise ValueError(f"expected a residue number such as 10, found {residue!r}")
+        if not 1 <= int(residue) <= len(self.letters):
+            raise ValueError(f"the target has residues 1 to {len(self.letters)}, found {int(residue)}")
+        return self._with_atoms(int(residue) - 1)
+
+    def _with_atoms(self, place: int) -> int:
+        if self.letters[place] == "X":
+            raise ValueError(
+                f"residue {self.label(place)} is unknown (X) and has no atoms in a prediction; remove it"
+            )
+        return place
+
+    def chain_number(self, place: int) -> int:
+        """Return the number of a residue's chain, from 0."""
+        return bisect_right(self._starts, place) - 1
+
+    def label(self, place: int) -> str:
+        """Return a residue as messages name it: ``A:K10``."""
+        number = self.chain_number(place)
+        return f"{self.names[number]}:{self.letters[place]}{place - self._starts[number] + 1}"
+
+    def separation(self, first: int, second: int) -> int | None:
+        """Return the number of peptide bonds between two residues; None for two chains.
+
+        Residues left out between parts of a protein count.
+        """
+        number = self.chain_number(first)
+        if number != self.chain_number(second):
+            return None
+        numbers, start = self.chains[number].numbers, self._starts[number]
+        return abs(numbers[first - start] - numbers[second - start])
+
+    def copies(self, place: int) -> list[int]:
+        """Return the places of a residue in all chains of the same sequence, its own first."""
+        own = self.chain_number(place)
+        offset, sequence = place - self._starts[own], self.chains[own].sequence
+        others = [k for k, chain in enumerate(self.chains) if chain.sequence == sequence and k != own]
+        return [place, *(self._starts[k] + offset for k in others)]
+
+    def ambiguous_pairs(self, first: int, second: int) -> list[tuple[int, int]]:
+        """Return the pairs of residues that an experiment cannot tell apart, the named one first.
+
+        Each end is in any chain of the same sequence. Raises ValueError if a residue can only pair with itself.
+        """
+        unique: dict[frozenset[int], tuple[int, int]] = {}
+        for a in self.copies(first):
+            for b in self.copies(second):
+                if a != b:
+                    unique.setdefault(frozenset((a, b)), (a, b))
+        if not unique:
+            raise ValueError(
+                f"links residue {self.label(first)} to itself, and the target has one copy of its chain; add a copy, "
+                "or remove the line"
+            )
+        return list(unique.values())
