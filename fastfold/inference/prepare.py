@@ -91,6 +91,9 @@ def prepare(
         f"warning: {name} was trained on single chains only: complexes get no interface scores"
         for name in untrained_networks(networks, targets)
     ]
+    if config.restraints is not None:
+        targets, refused = _with_restraints(config.restraints, targets)
+        errors = [*errors, *refused]
     if options.name_prefix is not None:
         targets = number_targets(targets, options.name_prefix)
     if options.sort == "length":
@@ -100,6 +103,21 @@ def prepare(
         notes.append(WITHOUT_ALIGNMENT)
     notes += [chosen] if chosen else []
     return InferJob(request, list(networks), targets, errors, finder, warnings, notes)
+
+
+def _with_restraints(path: Path, targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
+    """Return targets that a file of restraints suits, and the error of each other one, before any search."""
+    from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import
+
+    suitable, errors = [], []
+    for target in targets:
+        try:
+            read_restraints(path, target)
+        except InputError as error:
+            errors.append(error)
+        else:
+            suitable.append(target)
+    return suitable, errors
 
 
 def check_request(config: InferConfig, options: RunOptions) -> None:
