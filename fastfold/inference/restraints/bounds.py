@@ -10,7 +10,6 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,8 +108,8 @@ def _problem(one: Restraint, residues: Residues) -> str:
 
 def _contradictions(restraints: Sequence[Restraint], residues: Residues) -> list[str]:
     """Return a message for each restraint whose ``low`` other restraints exclude."""
-    errors = _of_same_pairs(restraints)
-    if errors or not any(one.low for one in restraints):
+    errors, reported = _of_same_pairs(restraints)
+    if not any(one.low for one in restraints):
         return errors
     edges = _edges(restraints, residues)
     for one in restraints:
@@ -119,7 +118,7 @@ def _contradictions(restraints: Sequence[Restraint], residues: Residues) -> list
         if one.atoms == "CB":
             sides = sum(_to_ca(place, "CB", residues) for place in (one.first, one.second))
         shortest = _shortest_path(edges, one.first, one.second, one.low - sides)
-        if shortest is not None:
+        if shortest is not None and one not in reported:
             length, numbers = shortest
             lines = ", ".join(dict.fromkeys(restraints[number].line for number in numbers))
             errors.append(
@@ -129,29 +128,37 @@ def _contradictions(restraints: Sequence[Restraint], residues: Residues) -> list
     return errors
 
 
-def _of_same_pairs(restraints: Sequence[Restraint]) -> list[str]:
-    """Return a message for each pair of residues whose restraints of the same atoms exclude each other."""
+def _of_same_pairs(restraints: Sequence[Restraint]) -> tuple[list[str], set[Restraint]]:
+    """Return a message for each pair whose restraints of the same atoms exclude each other, and their restraints."""
     by_pair: dict[tuple[frozenset[int], Atoms], list[Restraint]] = defaultdict(list)
     for one in restraints:
         by_pair[frozenset((one.first, one.second)), one.atoms].append(one)
-    errors = []
+    errors: list[str] = []
+    reported: set[Restraint] = set()
     for same in by_pair.values():
         far, near = max(same, key=lambda one: one.low), min(same, key=lambda one: one.high)
         if far.low > near.high:
+            reported |= set(same)
             errors.append(
                 f"{far.line}: min {far.low:g} contradicts max {near.high:g} of {near.line}; remove one of them, or "
                 "give them one group"
             )
-    return errors
+    return errors, reported
 
 
 def _edges(restraints: Sequence[Restraint], residues: Residues) -> dict[int, list[_Edge]]:
-    """Return the largest distances of CA between residues of restraints, by residue."""
+    """Return the largest distances of CA between residues of restraints, by residue.
+
+    Those along a chain go up to the largest ``low``, beyond which no path is looked for.
+    """
     edges: dict[int, list[_Edge]] = defaultdict(list)
+    longest = max(one.low for one in restraints)
     places = sorted({place for one in restraints for place in (one.first, one.second)})
-    for first, second in pairwise(places):
-        if (separation := residues.separation(first, second)) is not None:
-            span = chain_span(separation)
+    for number, first in enumerate(places):
+        for second in places[number + 1 :]:
+            separation = residues.separation(first, second)
+            if separation is None or (span := chain_span(separation)) > longest:
+                break
             edges[first].append(_Edge(second, span, None))
             edges[second].append(_Edge(first, span, None))
     for number, one in enumerate(restraints):

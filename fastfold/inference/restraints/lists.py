@@ -62,9 +62,9 @@ def list_columns(cells: Sequence[str]) -> ListColumns | None:
         return ListColumns(_CONTACTS)
     names = [re.sub(r"[\s_]", "", cell).lower() for cell in cells]
     names = [_SPELLINGS.get(name, name) for name in names]
-    if names[0] == "residuefrom":
+    if set(_PAIR) & set(names):
         return ListColumns(tuple(names), has_header=True)
-    number, residue = r"[-+.\de]+", r"[A-Za-z]?\d+(\.0*)?(e\+\d+)?"
+    number, residue = r"[-+.\de]+", r"[A-Za-z]?\d+(\.\d*)?(e\+\d+)?"
     # A number in place of a chain makes a contact: 1 9 0 8 0.7.
     forms = {
         _CONTACTS: rf"{residue} {residue} {number} {number} {number}",

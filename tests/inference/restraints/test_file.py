@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,77 @@ def test_boltzs_yaml(tmp_path: Path) -> None:
     assert len({one.group for one in found[1:]}) == 2
 
 
+def test_atoms_and_ambiguity_are_columns(tmp_path: Path) -> None:
+    """Cross-links are ambiguous by default, other rows exact."""
+    target = target_from_sequence("MKTAYIAKQR:MKTAYIAKQR")
+    header = "chain1,residue1,chain2,residue2,max,crosslinker,atoms,ambiguous,group\n"
+    rows = "A,1,B,5,8,,any,,\nA,1,B,5,8,,cb,yes,\nA,2,B,8,,DSS,,,\nA,2,B,8,,DSS,,no,\nA,2,A,8,,DSS,,,x\n"
+    found = read_restraints(write(tmp_path, header + rows), target)
+    lines = [
+        [(one.first, one.second, one.atoms, one.group) for one in found if one.line == f"line {number}"]
+        for number in range(2, 7)
+    ]
+    assert lines[0] == [(0, 14, "any", "")]
+    assert lines[1] == [(a, b, "CB", "line 3") for a, b in ((0, 14), (0, 4), (10, 14), (10, 4))]
+    assert lines[2] == [(a, b, "CA", "line 4") for a, b in ((1, 17), (1, 7), (11, 17), (11, 7))]
+    assert lines[3] == [(1, 17, "CA", "")]
+    assert lines[4] == [(a, b, "CA", "x") for a, b in ((1, 7), (1, 17), (11, 7), (11, 17))]
+
+
+def test_crosslinks_name_proteins_and_are_ambiguous(tmp_path: Path) -> None:
+    target = target_from_sequence("MKTAYIAKQR:MKTAYIAKQR")
+    target = replace(target, chains=tuple(replace(chain, record="sp|P1|X") for chain in target.chains))
+    text = "Protein1,SeqPos1,Protein2,SeqPos2,Score,Crosslinker\nP1,2,P1,8,11.5,DSSO\n"
+    found = read_restraints(write(tmp_path, text), target)
+    assert [(one.first, one.second) for one in found] == [(1, 7), (1, 17), (11, 7), (11, 17)]
+    assert {one.group for one in found} == {"line 2"}
+
+
+@pytest.mark.parametrize("separator", ["\t", ";", ","])
+def test_tables_have_tabs_comments_and_empty_lines(tmp_path: Path, separator: str) -> None:
+    text = "# from the paper, table 2\n\nchain1,residue1,chain2,residue2,max\n# A\nA,2,B,3,20\n\n A , K2 ,B,4,20\n"
+    found = read_restraints(write(tmp_path, text.replace(",", separator)), TARGET)
+    assert [(one.first, one.second, one.line) for one in found] == [(1, 12, "line 5"), (1, 13, "line 7")]
+
+
+def test_chais_confidence_is_a_weight(tmp_path: Path) -> None:
+    """An empty cell is a confidence of 1, and an empty limit one of 10 Å, as in Chai."""
+    header = (
+        "restraint_id,chainA,res_idxA,chainB,res_idxB,connection_type,confidence,min_distance_angstrom,"
+        "max_distance_angstrom,comment\n"
+    )
+    found = read_restraints(
+        write(tmp_path, f"{header}r0,A,K2,B,G1,contact,0.2,0.0,5.5,\nr1,A,K2,B,S2,contact,,,,\n"), TARGET
+    )
+    assert [(one.weight, one.low, one.high, one.atoms) for one in found] == [
+        (0.2, 0.0, 5.5, "any"),
+        (1.0, 0.0, 10.0, "any"),
+    ]
+    for row, message in (
+        ("r0,A,K2,B,G1,contact,0,0,5.5,", "confidence: expected a number over 0, found 0; remove the row"),
+        ("r0,A,K2,B,G1,contact,2,0,5.5,", "confidence: expected a number from 0 to 1, found 2"),
+        (
+            "r0,A,K2@NZ,B,G1,contact,1,0,5.5,",
+            "atoms such as 'K2@NZ' are not supported; name the residue alone",
+        ),
+        (
+            "r0,A,K2,B,G1,covalent,1,0,5.5,",
+            "connection type 'covalent' is not supported; contact and pocket are",
+        ),
+        ("r0,A,K2,B,G1,pocket,1,0,5.5,", "res_idxA: a pocket is near any residue of chain A, found 'K2'"),
+    ):
+        with pytest.raises(InputError) as error:
+            read_restraints(write(tmp_path, f"{header}{row}\n"), TARGET)
+        assert f"line 2: {message}" in str(error.value)
+
+
+def test_notes_reach_the_user(tmp_path: Path) -> None:
+    notes: list[str] = []
+    text = "constraints:\n  - contact: {token1: [A, 3], token2: [B, 4], force: true}\n"
+    read_restraints(write(tmp_path, text, "input.yaml"), TARGET, say=notes.append)
+    assert [note.partition(" is ")[0] for note in notes] == ["input.yaml: 'force' of constraint 1"]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -97,6 +169,47 @@ def test_each_wrong_line_is_named(tmp_path: Path, row: str, message: str) -> Non
         ("a,b\n1,2\n", "r.csv", "has no column 'chain1'"),
         ("chain1,residue1,chain2,residue2,max\n", "r.csv", "has no restraint"),
         ("chain1,residue1,chain2,residue2,maximum\n", "r.csv", "unknown column 'maximum'"),
+        ("Chain1,Residue1,Chain2,Residue2,Max,Maximum\nA,1,B,2,8,9\n", "r.csv", "unknown column 'maximum'"),
+        (
+            "chain1,residue1,chain2,residue2,max,max\nA,1,B,2,8,9\n",
+            "r.csv",
+            "the column 'max' more than once",
+        ),
+        (
+            "chain1,residue1,chain2,residue2,max,atoms\nA,1,B,2,8,N\n",
+            "r.csv",
+            "atoms: expected CA, CB, any, found 'N'",
+        ),
+        (
+            "chain1,residue1,chain2,residue2,crosslinker,atoms\nA,1,B,2,DSS,any\n",
+            "r.csv",
+            "atoms: the limit of a crosslinker is between CA",
+        ),
+        (
+            "chain1,residue1,chain2,residue2,max,ambiguous\nA,1,B,2,8,1\n",
+            "r.csv",
+            "ambiguous: expected yes or no, found '1'",
+        ),
+        (
+            'chain1,residue1,chain2,residue2,max\n"A,1,B,2,8\n',
+            "r.csv",
+            "is not a table: .*; check its quotes",
+        ),
+        (
+            "chain1,residue1,chain2,residue2,min\nA,1,A,2,50\n",
+            "r.csv",
+            "no structure meets:\nline 2: min 50 is too large",
+        ),
+        (
+            "chain1,residue1,chain2,residue2,max\nA,1,A,9,0\n",
+            "r.csv",
+            "no structure meets:\nline 2: max 0 is too small",
+        ),
+        (
+            "chain1,residue1,chain2,residue2,min,max\nA,1,B,9,30,\nA,1,B,9,,10\n",
+            "r.csv",
+            "line 2: min 30 contradicts max 10 of line 3",
+        ),
         ("chain1,residue1,chain2,residue2,crosslinker\nA,1,A,2,XYZ\n", "r.csv", "unknown crosslinker 'XYZ'"),
         ("- 1\n", "r.yaml", "expected a list 'constraints'"),
         ("constraints: [{bond: {}}]\n", "r.yaml", "'bond' is not supported"),

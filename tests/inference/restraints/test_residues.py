@@ -1,0 +1,70 @@
+"""Residues of restraint files: chains, proteins, and copies that an experiment cannot tell apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fastfold.data.targets import Chain, Target, target_from_sequence
+from fastfold.inference.restraints.residues import Residues
+
+TRIMER = Residues(target_from_sequence("MKTAY:GSHMA:MKTAY"))
+
+
+def of_records(*records: str, sequences: str = "MKTAY:GSHMA:MKTAY") -> Residues:
+    target = target_from_sequence(sequences)
+    chains = tuple(
+        replace(chain, record=record) for chain, record in zip(target.chains, records, strict=True)
+    )
+    return Residues(replace(target, chains=chains))
+
+
+def test_copies_of_both_ends_are_ambiguous() -> None:
+    """A2–C4 may be within A, within C, or between them in two ways; the named pair is first."""
+    assert TRIMER.ambiguous_pairs(1, 13) == [(1, 13), (1, 3), (11, 13), (11, 3)]
+    assert TRIMER.ambiguous_pairs(11, 6) == [(11, 6), (1, 6)]
+    assert TRIMER.ambiguous_pairs(5, 7) == [(5, 7)]
+
+
+def test_a_residue_is_linked_to_itself_only_in_another_copy() -> None:
+    assert TRIMER.ambiguous_pairs(1, 1) == [(1, 11)]
+    assert TRIMER.ambiguous_pairs(1, 11) == [(1, 11)]
+    with pytest.raises(ValueError, match=r"links residue B:S2 to itself, .* add a copy"):
+        TRIMER.ambiguous_pairs(6, 6)
+
+
+def test_proteins_are_named_by_chains_and_records() -> None:
+    named = of_records("sp|P1|ONE_HUMAN", "sp|P2|TWO_HUMAN", "sp|P1|ONE_HUMAN")
+    assert [named.protein_chain(name) for name in ("B", "P2", "TWO_HUMAN", "sp|P1|ONE_HUMAN", "P1")] == list(
+        "BBBAA"
+    )
+    with pytest.raises(ValueError, match=r"unknown chain 'P3'; the target has A, B, C, sp\|P1"):
+        named.protein_chain("P3")
+    with pytest.raises(ValueError, match="unknown chain 'sp'"):
+        named.protein_chain("sp")
+    with pytest.raises(ValueError, match="'B' is chain B, and the record of chain A; rename the record"):
+        of_records("B", "A", "C").protein_chain("B")
+    with pytest.raises(ValueError, match="'one' may be each of the chains A, B; name the chain"):
+        of_records("one", "one", "two").protein_chain("one")
+
+
+def test_residues_left_out_count_as_separation() -> None:
+    chain = Chain("A", "MKTY", whole="MKTAYIAKQY", regions=((1, 3), (10, 10)))
+    cut = Residues(Target("cut", (chain, Chain("B", "GS")), "", "cut", ()))
+    assert [cut.separation(2, 3), cut.separation(0, 1), cut.separation(3, 4)] == [7, 1, None]
+    assert [cut.label(3), cut.label(4)] == ["A:Y4", "B:G1"]
+
+
+def test_unknown_residues_are_refused_and_left_out_of_pockets() -> None:
+    residues = Residues(target_from_sequence("MKXAY:GS"))
+    with pytest.raises(ValueError, match=r"residue A:X3 is unknown \(X\)"):
+        residues.place("A", "3")
+    with pytest.raises(ValueError, match=r"residue A:X3 is unknown \(X\)"):
+        residues.numbered("3")
+    assert residues.atoms_of_chain("A") == [0, 1, 3, 4]
+    assert residues.numbered("6") == 5
+    with pytest.raises(ValueError, match="the target has residues 1 to 7, found 8"):
+        residues.numbered("8")
+    with pytest.raises(ValueError, match="atoms such as 'K2@CA' are not supported"):
+        residues.place("A", "K2@CA")
