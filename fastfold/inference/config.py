@@ -256,7 +256,7 @@ class InferConfig:
         parse=Path,
         group="restraints",
         metavar="FILE",
-        help="distances that the structure should have: CSV, Chai's CSV or Boltz' YAML",
+        help="distances that the structure should have: a table, or a file of Boltz, Chai, AlphaLink, xiVIEW or CASP",
     )
     #: Largest number of gradient steps towards them
     restraint_steps: int = option(

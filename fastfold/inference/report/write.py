@@ -72,6 +72,8 @@ def _restraint(given: Any, residues: int) -> dict[str, Any]:
     row |= {key: str(given[key])[:_LONGEST_LINE] for key in ("line", "group")}
     row |= {key: _number(given[key]) for key in ("min", "distance_before", "distance")}
     row["max"] = None if given["max"] is None else _number(given["max"])
+    if "atoms" in given:  # files of earlier versions are about CA
+        row |= {"atoms": str(given["atoms"])[:_LONGEST_LINE], "pairs": int(given["pairs"])}
     if "contradicts" in given:
         row["contradicts"] = [str(line)[:_LONGEST_LINE] for line in given["contradicts"][:_MOST_RESTRAINTS]]
         row["plddt_gain_without"] = _number(given["plddt_gain_without"])

@@ -87,7 +87,9 @@ class RestrainedAtoms:
             masks[kinds, types[self.first]][:, :, None] & masks[kinds, types[self.second]][:, None]
         ).flatten(1)
         if not bool(self._mask.any(-1).all()):
-            raise ValueError("a restraint is between unknown residues (X), which have no atoms; leave it out")
+            raise ValueError(
+                "a restraint names an unknown residue (X), which lacks atoms in a prediction; leave it out"
+            )
 
     def _distances(self, atom14: Tensor) -> Tensor:
         """Return the distance of each pair of atoms in Å, ``[R, 14·14]``, infinite for absent ones."""

@@ -50,7 +50,7 @@ _CASP_RECORDS = ("TARGET", "AUTHOR", "SCORE", "REMARK", "METHOD", "RMODE", "ENDM
 
 
 class ListColumns(NamedTuple):
-    """Columns of a list, whether they stand in its first row or not."""
+    """Columns of a list, with or without a header."""
 
     names: tuple[str, ...]
     has_header: bool = False
@@ -103,8 +103,8 @@ def read_list(
         _note_numbering(residues, notes)
 
     def restraints_of(cells: list[str]) -> list[Restraint]:
-        least = 2 if form == _LINKS else len(columns.names)
-        if not least <= len(cells) <= len(columns.names):
+        shortest = len(_PAIR) if form == _LINKS else len(columns.names)
+        if not shortest <= len(cells) <= len(columns.names):
             names = ", ".join(columns.names[:6]) + (", …" if len(columns.names) > 6 else "")
             raise ValueError(f"expected {len(columns.names)} values ({names}), found {len(cells)}")
         return readers[form](dict(zip(columns.names, cells, strict=False)), residues)

@@ -408,6 +408,8 @@ def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp
     row = {
         "line": f"line 2{HOSTILE}",
         "residues": [1, 13],
+        "atoms": "any",
+        "pairs": 4,
         "min": 4.0,
         "max": 8.0,
         "group": "",
@@ -443,7 +445,8 @@ def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp
     browser.wait("document.getElementById('name').textContent === 'restrained'")
     cells = browser.evaluate("[...document.querySelectorAll('#restraints td')].map((one) => one.textContent)")
     assert cells[0] == f"line 2{HOSTILE}"
-    assert cells[2:] == ["4.0 to 8.0 Å", "30.0", "7.5", "yes", "", "line 3", "+2.5"]
+    assert cells[1].endswith(", nearest of 4 pairs")
+    assert cells[2:] == ["4.0 to 8.0 Å of any atoms", "30.0", "7.5", "yes", "", "line 3", "+2.5"]
     assert "confidence paid: 3.3 pLDDT" in text(browser, "#restraints p")
     browser.wait("document.getElementById('design').hidden")
     assert browser.messages == []

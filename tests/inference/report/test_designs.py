@@ -82,6 +82,8 @@ def report(**changes: Any) -> dict[str, Any]:
     row = {
         "line": "line 2",
         "residues": [1, 3],
+        "atoms": "any",
+        "pairs": 4,
         "min": 0.0,
         "max": None,
         "group": "",
@@ -101,6 +103,10 @@ def test_restraints_are_shown_as_written() -> None:
     made = restraints_of(scores)
     assert made == scores["restraints"]
     assert restraints_of({"plddt": []}) is None
+    earlier = report()
+    for row in earlier["restraints"]["restraints"]:
+        del row["atoms"], row["pairs"]
+    assert restraints_of(earlier) == earlier["restraints"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,7 @@ def test_restraints_are_shown_as_written() -> None:
         {"residues": "x"},
         {"distance": float("nan")},
         {"max": "far"},
+        {"pairs": "many"},
         {"confidence_paid": None},
         {"steps": "many"},
         {"restraints": 3},

@@ -131,7 +131,7 @@ def test_residues_are_found_in_the_order_of_the_features() -> None:
 
 
 def test_unknown_residues_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown residues"):
+    with pytest.raises(ValueError, match="names an unknown residue"):
         RestrainedAtoms([Restraint(0, 1, 0.0, 6.0)], torch.tensor([0, rc.unk_restype_index]))
 
 

@@ -17,7 +17,7 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError
 from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.config import InferConfig
-from fastfold.inference.restraints.distances import restraint_distances
+from fastfold.inference.restraints.distances import atom_reach, restraint_distances
 from fastfold.inference.restraints.fit import (
     Figures,
     LeftOut,
@@ -70,6 +70,65 @@ def test_the_loss_falls_with_the_violation_and_one_of_a_group_suffices() -> None
     assert loss(Restraint(0, 5, 30.0, np.inf), step=1.0) > loss(Restraint(0, 5, 30.0, np.inf), step=7.0)
 
 
+def test_a_restraint_of_any_atoms_without_a_loss_holds() -> None:
+    """Two tryptophans whose CA are 12 Å apart, and whose side chains meet: 6 Å is violated by CA alone."""
+    types = torch.tensor(sequence_to_aatype("WWAAAA"))
+    positions = torch.zeros(6, 14, 3, dtype=torch.float64)
+    positions[1, :, 0] = 12.0
+    restraints = {kind: Restraint(0, 1, 0.0, 6.0, atoms=kind) for kind in ("any", "CA", "CB")}
+
+    def loss(kind: str, nearest: float) -> float:
+        moved = positions.clone()
+        moved[1, 13, 0] = nearest  # CH2
+        made = replace(outputs(line(1.0)), atom14=moved)
+        losses = _Loss([restraints[kind]], torch.arange(6), types, line(1.0))
+        assert float(losses.distances(made)) == pytest.approx(nearest if kind == "any" else 12.0)
+        return float(losses(made))
+
+    # Nearest atoms, 14 pairs of 196, count as if they were log(196 / 14) / 10 Å farther apart.
+    assert loss("any", 5.7) == loss("any", 4.0) < loss("any", 5.8) < loss("any", 9.0)
+    assert loss("CA", 4.0) == loss("CA", 9.0) > loss("any", 9.0)
+
+
+def test_distances_of_cb_may_differ_by_the_reach_of_side_chains() -> None:
+    """Probability of the bins that a restraint permits: all are equal, so it is their number."""
+    edges = outputs(line(1.0)).lower_edges
+    types = torch.tensor(sequence_to_aatype("WGAAAA"))
+    reach = sum(float(atom_reach("CB")[int(one)]) for one in types[:2])
+
+    def permitted(kind: str) -> float:
+        atom14 = torch.zeros(6, 14, 3, dtype=torch.float64)
+        atom14[0, :, 0] = 5.0
+        made = replace(outputs(line(1.0)), atom14=atom14)
+        loss = _Loss([Restraint(0, 1, 4.0, 6.0, atoms=kind)], torch.arange(6), types, line(1.0))
+        return 64 * (np.exp(-float(loss(made))) - 1e-6)
+
+    upper = torch.cat([edges[1:], torch.tensor([torch.inf])])
+    for kind, below, above in (("CA", 3.0, 3.0), ("CB", 0.0, 0.0), ("any", 0.0, reach)):
+        count = int(((edges < 6.0 + above) & (upper > 4.0 - below)).sum())
+        assert permitted(kind) == pytest.approx(count, rel=1e-3), kind
+
+
+def test_the_nearest_of_a_group_decides_smoothly() -> None:
+    """Against the loss of each restraint alone."""
+    members = [Restraint(0, i, 0.0, 4.0, group="x") for i in (1, 3, 5)]
+
+    def loss(*restraints: Restraint) -> float:
+        return float(_Loss(restraints, torch.arange(6), ALANINES, line(1.0))(outputs(line(2.0))))
+
+    alone = np.array([loss(one) for one in members])
+    assert loss(*members) == pytest.approx(-0.05 * np.log(np.exp(-alone / 0.05).sum()))
+    assert alone.min() - 0.05 * np.log(3) <= loss(*members) <= alone.min()
+
+
+def test_weights_are_shares_of_the_loss() -> None:
+    def loss(*restraints: Restraint) -> float:
+        return float(_Loss(restraints, torch.arange(6), ALANINES, line(1.0))(outputs(line(4.0))))
+
+    near, far = Restraint(0, 1, 0.0, 8.0, 0.95), Restraint(0, 5, 0.0, 8.0, 0.2)
+    assert loss(near, far) == pytest.approx((0.95 * loss(near) + 0.2 * loss(far)) / 1.15)
+
+
 def test_groups_and_satisfied_restraints() -> None:
     given = [Restraint(0, 1, 0, 8), Restraint(0, 2, 0, 8, 1, "x"), Restraint(0, 3, 0, 8, 1, "x")]
     assert grouped(given) == [[0], [1, 2]]
@@ -92,6 +151,30 @@ def test_the_report_is_plain() -> None:
     assert tried["leave_one_out"]
     assert [row["contradicts"] for row in tried["restraints"]] == [["line 3"], []]
     assert [row["plddt_gain_without"] for row in tried["restraints"]] == [4.0, -1.0]
+
+
+def test_a_line_of_several_pairs_is_one_row_of_the_report() -> None:
+    """The row is that of the pair nearest to its limits, before and after."""
+    ambiguous = [Restraint(0, i, 0.0, 8.0, 0.5, "line 2", "line 2", "any") for i in (1, 2, 3)]
+    site = [Restraint(0, 4, 5.0, 8.0, group="site", line=f"line {i}") for i in (3, 4)]
+    before = Figures(np.array([20.0, 15.0, 30.0, 9.0, 9.0]), 50.0)
+    after = np.array([12.0, 20.0, 7.5, 3.0, 6.0])
+    trials = (LeftOut((0, 1, 2), (3, 4), 1.0), LeftOut((3, 4), (), 2.0))
+    report = RestraintReport((*ambiguous, *site), before, before, after, 60.0, 3, trials).to_json()
+    assert (report["satisfied_before"], report["satisfied"], report["total"]) == (0, 2, 2)
+    assert [(row["line"], row["residues"], row["pairs"], row["holds"]) for row in report["restraints"]] == [
+        ("line 2", [1, 4], 3, True),
+        ("line 3", [1, 5], 1, False),
+        ("line 4", [1, 5], 1, True),
+    ]
+    first = report["restraints"][0]
+    assert (first["distance_before"], first["distance"], first["atoms"], first["weight"]) == (
+        15.0,
+        7.5,
+        "any",
+        0.5,
+    )
+    assert [row["contradicts"] for row in report["restraints"]] == [["line 3", "line 4"], [], []]
 
 
 class Trials(_Fit):
