@@ -114,7 +114,7 @@ def _with_restraints(path: Path, targets: Sequence[Target]) -> tuple[list[Target
         try:
             read_restraints(path, target)
         except InputError as error:
-            errors.append(error)
+            errors.append(InputError(f"{target.name}: {error}"))
         else:
             suitable.append(target)
     return suitable, errors

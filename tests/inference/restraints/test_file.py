@@ -10,6 +10,7 @@ import pytest
 
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
+from fastfold.inference.prepare import _with_restraints
 from fastfold.inference.restraints.file import CROSSLINKERS, read_restraints
 from fastfold.inference.restraints.restraint import Restraint
 
@@ -219,3 +220,12 @@ def test_each_wrong_line_is_named(tmp_path: Path, row: str, message: str) -> Non
 def test_other_files_are_refused(tmp_path: Path, text: str, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_restraints(write(tmp_path, text, name), TARGET)
+
+
+def test_targets_without_these_residues_are_refused_before_a_search(tmp_path: Path) -> None:
+    path = write(tmp_path, "chain1,residue1,chain2,residue2,max\nA,1,B,9,8\n")
+    short = target_from_sequence("MKTAYIAKQR:GSHM", "short")
+    suitable, (error,) = _with_restraints(path, [TARGET, short])
+    assert suitable == [TARGET]
+    assert "line 2: chain B has residues 1 to 4, found 9" in str(error)
+    assert str(error).startswith("short: ")
