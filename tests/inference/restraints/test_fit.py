@@ -109,6 +109,24 @@ def test_distances_of_cb_may_differ_by_the_reach_of_side_chains() -> None:
         assert permitted(kind) == pytest.approx(count, rel=1e-3), kind
 
 
+def test_the_distogram_of_each_pair_counts() -> None:
+    """All pairs are said to be far apart but two, in the rows of their first residues."""
+    logits = torch.full((6, 6, 64), -20.0, dtype=torch.float64)
+    logits[..., -1] = 20.0
+    for first, second in ((0, 1), (0, 3)):
+        logits[first, second, 10] = 60.0
+
+    def loss(first: int, second: int) -> float:
+        restraints = [Restraint(0, 2, 0.0, 8.0), Restraint(first, second, 0.0, 8.0)]
+        return 2.0 * float(
+            _Loss(restraints, torch.arange(6), ALANINES, line(1.0))(outputs(line(1.0), logits))
+        )
+
+    denied = -np.log(1e-6)
+    for pair, expected in (((0, 1), denied), ((0, 3), denied), ((0, 4), 2 * denied), ((3, 0), 2 * denied)):
+        assert loss(*pair) == pytest.approx(expected, abs=1e-3), pair
+
+
 def test_the_nearest_of_a_group_decides_smoothly() -> None:
     """Against the loss of each restraint alone."""
     members = [Restraint(0, i, 0.0, 4.0, group="x") for i in (1, 3, 5)]
@@ -175,6 +193,20 @@ def test_a_line_of_several_pairs_is_one_row_of_the_report() -> None:
         0.5,
     )
     assert [row["contradicts"] for row in report["restraints"]] == [["line 3", "line 4"], [], []]
+
+
+def test_a_pair_within_limits_is_nearer_to_them_than_a_closer_one() -> None:
+    pairs = tuple(Restraint(0, i, 5.0, 8.0, 1.0, "line 2", "line 2") for i in (1, 2, 3))
+    figures = Figures(np.array([3.0, 9.0, 20.0]), 50.0)
+    (row,) = RestraintReport(pairs, figures, figures, np.array([3.0, 12.0, 6.0]), 50.0, 3).to_json()[
+        "restraints"
+    ]
+    assert (row["residues"], row["distance"], row["holds"], row["distance_before"]) == (
+        [1, 4],
+        6.0,
+        True,
+        9.0,
+    )
 
 
 class Trials(_Fit):
