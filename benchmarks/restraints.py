@@ -107,7 +107,7 @@ def main() -> None:
         ):
             chains.append((entry.id, chain))
     step = max(1, len(chains) // options.chains)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, chain in chains[::step][: options.chains]:
             row = {
