@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import gemmi
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +68,26 @@ def test_without_weights_the_shipped_network_folds_and_says_what_it_is(cli: Comm
         in done.err
     )
     assert "T1_rank_001_mini_seed_0.pdb" in cli.names()
+
+
+@pytest.mark.long
+def test_the_shortest_chains_are_folded_and_embedded_alone_and_together(cli: CommandLine):
+    shortest = {"one": "M", "two": "GT", "three": "MTK"}
+    sequences = cli.fasta(shortest)
+    done = cli.run("infer", sequences, "--out", cli.out, "--zip", "--save-recycles", *QUICK)
+    assert done.code == 0, done.err
+    for name, sequence in shortest.items():
+        assert len(cli.scores(name)["plddt"]) == len(sequence)
+        structure = gemmi.read_structure(str(cli.out / f"{name}_rank_001_mini_seed_0.cif"))
+        assert [residue.name for residue in structure[0]["A"]] == gemmi.expand_one_letter_sequence(
+            sequence, gemmi.ResidueKind.AA
+        )
+    embedded = cli.folder / "embedded"
+    assert cli.run("embed", sequences, "--out", embedded, "--num-recycles", "0").code == 0
+    assert len(list(embedded.glob("*.safetensors"))) == len(shortest)
+    one = fastfold.predict("M", "mini", num_recycles=0)
+    together = fastfold.predict_many(shortest, "mini", num_recycles=0)
+    np.testing.assert_allclose(together["one"][0].atom_positions, one.atom_positions, atol=1e-3)
 
 
 def test_a_complex_is_refused_unless_the_shipped_network_is_chosen(cli: CommandLine):

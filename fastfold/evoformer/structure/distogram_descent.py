@@ -217,7 +217,7 @@ def _local_springs(
 ) -> Springs:
     """Return springs that keep the pose of residues near in the chain, weaker by the square of their separation."""
     ends = []
-    for apart in range(1, min(window, len(points) - 1) + 1):
+    for apart in range(1, window + 1):
         near = (residue_index[apart:] - residue_index[:-apart]).abs() <= window
         ends.append((near & present[apart:] & present[:-apart]).nonzero()[:, 0])
     first = torch.cat(ends)

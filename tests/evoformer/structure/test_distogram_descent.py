@@ -190,6 +190,19 @@ def test_padding_neither_moves_nor_counts():
     assert torch.equal(moved[LENGTH:, 4:], filler[:, 4:])
 
 
+def test_a_residue_alone_stays_where_it_is():
+    start = helix(3)[2:]
+    moved = run(start, torch.randn(1, 1, 64))
+    torch.testing.assert_close(moved, start, rtol=0, atol=1e-6)
+
+
+def test_two_residues_keep_their_peptide_bond():
+    start = helix(2)
+    start[1, 6] += 2.0
+    moved = run(start, torch.zeros(2, 2, 64))
+    assert float(torch.linalg.vector_norm(moved[1, 4:] - moved[0, 4:])) == pytest.approx(3.8, abs=0.1)
+
+
 def test_blocks_of_rows_on_several_ranks_move_residues_alike(monkeypatch: pytest.MonkeyPatch):
     target, start = helix(LENGTH), bent(helix(LENGTH), 30)
     logits = certain(beta(target))
