@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastfold.data.msa.find import ChainMsas, target_alignments
-from fastfold.data.msa.sampling import cut_alignments
+from fastfold.data.msa.sampling import chains_without_rows, cut_alignments
 from fastfold.data.search.settings import select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
@@ -20,6 +20,7 @@ from fastfold.errors import WeightsError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.embed.compute import write_bioemu
+from fastfold.inference.ensemble.samples import left_out_depths
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction_jobs import PredictionJob, prediction_jobs
@@ -138,7 +139,13 @@ class TargetRunner:
         networks = suitable(self.networks, target)
         templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
         if target.is_cut:
-            alignments = cut_alignments(target, alignments)
+            whole, alignments = alignments, cut_alignments(target, alignments)
+            for chain in chains_without_rows(target, whole, alignments):
+                self.progress.line(
+                    f"warning: {target.name}: no alignment row has a residue in the parts of chain {chain}; only its "
+                    "sequence is used",
+                    important=True,
+                )
             templates = None if templates is None else templates.cut(target)
         jobs = prediction_jobs(
             target,
@@ -253,6 +260,9 @@ class TargetRunner:
         announce(
             self.progress, target, label, alignments, networks, self.config, msa_dir=self.options.msa_dir
         )
+        if beyond := left_out_depths(self.config.sample, [job.sample for job in jobs]):
+            depths = ", ".join(f"{depth:,}" for depth in beyond)
+            self.progress.line(f"{label}: no sample of {depths} rows, because the alignment has fewer")
         if templates is not None:
             for line in templates.lines:
                 self.progress.line(f"{label}: {line}", important=not templates.number)

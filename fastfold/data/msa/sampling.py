@@ -89,6 +89,16 @@ def cut_alignments(target: Target, alignments: Sequence[ChainMsas]) -> list[Chai
     return cut
 
 
+def chains_without_rows(target: Target, whole: Sequence[ChainMsas], cut: Sequence[ChainMsas]) -> list[str]:
+    """Return the identifiers of chains whose alignments lost all rows but the query in :func:`cut_alignments`."""
+
+    def has_rows(msas: ChainMsas) -> bool:
+        return any(row.strip("-") for group in msas for msa in group for row in msa.sequences[1:])
+
+    pairs = zip(target.chains, whole, cut, strict=True)
+    return [chain.id for chain, before, after in pairs if has_rows(before) and not has_rows(after)]
+
+
 def _columns(msa: Msa, columns: np.ndarray, *, keep_all: bool) -> Msa:
     """Return some columns of an alignment, and the rows that have a residue there or all."""
     rows = ["".join(row[column] for column in columns) for row in msa.sequences]
@@ -116,6 +126,7 @@ class RowClusters(NamedTuple):
     eps: float  #: Radius of DBSCAN, the Euclidean distance of one-hot rows
     #: Rows of each cluster in increasing order, without the query; in the order of DBSCAN's labels
     rows: list[np.ndarray]
+    left_out: int = 0  #: Number of rows below the query that were left out for their gaps
 
 
 def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> RowClusters:
@@ -133,10 +144,11 @@ def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> 
     letters = row_letters(msa)
     # The query is in every sample, so it belongs to no cluster.
     candidates = 1 + np.flatnonzero((letters[1:] == ord("-")).mean(1) < MAX_GAPS)
-    points = (letters[candidates][:, :, None] == _LETTERS).astype(np.float32).reshape(len(candidates), -1)
-    quarter = round(_SCANNED_SHARE * len(points))
+    left_out = len(letters) - 1 - len(candidates)
+    quarter = round(_SCANNED_SHARE * len(candidates))
     if quarter == 0:
-        return RowClusters(float(_EPS[0]), [])
+        return RowClusters(float(_EPS[0]), [], left_out)
+    points = (letters[candidates][:, :, None] == _LETTERS).astype(np.float32).reshape(len(candidates), -1)
 
     def labels(rows: np.ndarray, eps: float) -> np.ndarray:
         return DBSCAN(eps=eps, min_samples=MIN_ROWS).fit(rows).labels_
@@ -149,7 +161,7 @@ def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> 
             break
     best = float(_EPS[int(np.argmax(counts))])
     found = labels(points, best)
-    return RowClusters(best, [candidates[found == label] for label in range(found.max() + 1)])
+    return RowClusters(best, [candidates[found == label] for label in range(found.max() + 1)], left_out)
 
 
 IDENTITY_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

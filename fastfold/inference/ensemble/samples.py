@@ -6,6 +6,7 @@ ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from fastfold.data.features.assembly import ComplexLines, complex_lines
 from fastfold.data.msa.msa import ChainMsas, Msa
-from fastfold.data.msa.sampling import a3m_text, cluster_rows, join_alignments, mask_columns
+from fastfold.data.msa.sampling import MAX_GAPS, a3m_text, cluster_rows, join_alignments, mask_columns
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.ensemble.settings import Sampling
@@ -113,16 +114,16 @@ def draw_samples(
     method, number = sampling.method, sampling.number or DEFAULT_NUMBER
     lines: ComplexLines | None = None
     drawn: Iterable[tuple[dict[str, Any], np.ndarray | None]]
-    # Rows to pair are not used without another chain.
-    used = [msa for own, paired in alignments for msa in (*own, *(paired if target.is_complex else ()))]
     if method == "dropout":
         drawn = [({"method": method}, None)] * number
-    elif not any(len(msa.sequences) > 1 for msa in used):
+    elif not _has_rows(target, alignments, unique=method != "clusters"):
         raise InputError(
-            f"--sample {method} changes the alignment, and there is none; search for one, or use --sample dropout",
+            f"--sample {method} changes alignment rows below the query, and there is none; search for one, or use "
+            "--sample dropout",
             record=target.name,
         )
     elif method == "columns":
+        _check_columns(sampling.fraction, target)
         drawn = [({"method": method, "fraction": float(sampling.fraction)}, None)] * number
     elif target.is_complex and method == "clusters":
         raise InputError(
@@ -145,6 +146,43 @@ def draw_samples(
     return [
         Sample(k, seed, values, target, alignments, rows, lines) for k, (values, rows) in enumerate(drawn, 1)
     ]
+
+
+def left_out_depths(sampling: Sampling | None, samples: Sequence[Sample | None]) -> list[int]:
+    """Return the requested depths beyond the alignment, which have no sample."""
+    if sampling is None or sampling.method != "depth":
+        return []
+    # Samples take the depths in turn, so a depth below the largest drawn one is only beyond their number.
+    deepest = max(sample.values["depth"] for sample in samples if sample is not None)
+    beyond = [depth for depth in sampling.depths if depth > deepest]
+    return beyond if sampling.number is None or sampling.number > len(sampling.depths) - len(beyond) else []
+
+
+def _has_rows(target: Target, alignments: Sequence[ChainMsas], *, unique: bool) -> bool:
+    """Return True if the network sees an alignment row below the query of a chain."""
+    if target.is_complex:
+        return any(len(msa.sequences) > 1 for own, paired in alignments for msa in (*own, *paired))
+    ((own, _),) = alignments  # rows to pair are not used without another chain
+    return bool(own) and len(join_alignments(own, unique=unique).sequences) > 1
+
+
+def _check_columns(fraction: float, target: Target) -> None:
+    """Refuse a share of columns that masks none or all of them in every chain."""
+    lengths = [len(chain.sequence) for chain in target.chains]
+    masked = [int(length * fraction) for length in lengths]
+    longest = max(lengths)
+    if not any(masked):
+        raise InputError(
+            f"--sample columns masks none of {longest} columns at a fraction of {fraction:g}; give at least "
+            f"{math.ceil(1000 / longest) / 1000:g} with --sample-fraction",
+            record=target.name,
+        )
+    if masked == lengths:
+        raise InputError(
+            f"--sample columns masks all of {longest} columns at a fraction of {fraction:g}, which leaves nothing of "
+            "the alignment; give less with --sample-fraction, or use --sample dropout",
+            record=target.name,
+        )
 
 
 def random_columns(rng: Any, length: int, fraction: float) -> np.ndarray:
@@ -174,9 +212,14 @@ def _clusters(
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     found = cluster_rows(joined, np.random.default_rng([seed, 0]))
     if not found.rows:
+        rows, left_out = len(joined.sequences) - 1, found.left_out
+        reason, remedy = "", "a deeper alignment"
+        if left_out:
+            number = "all" if left_out == rows else str(left_out)
+            reason = f", {number} of which are left out for {MAX_GAPS:.0%} gaps or more"
+            remedy = "an alignment whose rows cover more of the query"
         raise InputError(
-            f"--sample clusters: no clusters among {len(joined.sequences) - 1} alignment rows; use a deeper alignment, "
-            "or --sample columns",
+            f"--sample clusters: no clusters among {rows} alignment rows{reason}; use {remedy}, or --sample columns",
             record=target.name,
         )
     largest = sorted(range(len(found.rows)), key=lambda label: -len(found.rows[label]))[: sampling.number]

@@ -33,6 +33,16 @@ def test_too_few_rows_have_no_clusters():
     assert cluster_rows(msa, np.random.default_rng(0)).rows == []
 
 
+def test_rows_with_too_many_gaps_are_counted():
+    pytest.importorskip("sklearn")
+    rows = ["MKTA", "-KTA", "--TA", "---A", "----"]
+    msa = Msa(tuple(rows), np.zeros((5, 4), np.int32), tuple(rows))
+    found = cluster_rows(msa, np.random.default_rng(0))
+    assert (found.rows, found.left_out) == ([], 4)
+    msa = Msa(("MKTAQ", "-KTAQ"), np.zeros((2, 5), np.int32), ("query", "a fifth of gaps"))
+    assert cluster_rows(msa, np.random.default_rng(0)).left_out == 0
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fastfold.utils.packages.importlib.util.find_spec", lambda name: None)
     msa = Msa(("MKT", "MKA"), np.zeros((2, 3), np.int32), ("query", "row"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.msa.sampling import cut_alignments
+from fastfold.data.msa.sampling import chains_without_rows, cut_alignments
 from fastfold.data.queries.pairs import _cut_chain
 from fastfold.data.targets import Target, target_from_sequence
 
@@ -24,3 +24,13 @@ def test_columns_and_deletions_are_those_of_the_parts() -> None:
     assert pairs[0].as_is
     assert untouched == ([other], [])
     assert np.array_equal(target.uncut.chains[0].numbers, np.arange(1, 10))
+
+
+def test_a_chain_whose_rows_all_lie_outside_its_parts_is_named() -> None:
+    whole = target_from_sequence("MKVLAAGIT:GSH", "t")
+    target = Target("t", (_cut_chain(whole.chains[0], [(2, 3)]), whole.chains[1]), "", "t", ())
+    outside, other = parse_a3m(">q\nMKVLAAGIT\n>a\n----AAGIT\n"), parse_a3m(">q\nGSH\n>b\nGSN\n")
+    inside = parse_a3m(">q\nMKVLAAGIT\n>a\n--VLAAGIT\n")
+    for msa, expected in ((outside, ["A"]), (inside, [])):
+        alignments = [([msa], []), ([other], [])]
+        assert chains_without_rows(target, alignments, cut_alignments(target, alignments)) == expected

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fastfold.data.features.pipeline import featurize
 from fastfold.data.msa.msa import Msa, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import InputError
-from fastfold.inference.ensemble.samples import Sample, draw_samples
+from fastfold.evoformer.config import model_config
+from fastfold.inference.ensemble.samples import Sample, draw_samples, left_out_depths
 from fastfold.inference.ensemble.settings import Sampling
 from tests.inference.runner.inputs import OTHER, SEQUENCE, a3m
 
@@ -135,6 +138,19 @@ def test_rows_that_are_only_for_pairing_are_no_alignment_of_one_chain():
             "takes the rows of one chain; use --sample depth",
         ),
         (Sampling("clusters"), SEQUENCE, 4, "no clusters among 3 alignment rows"),
+        (Sampling("columns"), SEQUENCE, 1, "there is none; search for one, or use --sample dropout"),
+        (
+            Sampling("columns", fraction=0.09),
+            SEQUENCE,
+            10,
+            "none of 10 columns at a fraction of 0.09; .* 0.1 ",
+        ),
+        (
+            Sampling("columns", fraction=1.0),
+            SEQUENCE,
+            10,
+            "all of 10 columns at a fraction of 1, which leaves",
+        ),
     ],
 )
 def test_a_target_without_samples_is_refused(sampling: Sampling, target: str, msa: int | None, message: str):
@@ -144,3 +160,96 @@ def test_a_target_without_samples_is_refused(sampling: Sampling, target: str, ms
     chains = target.count(":") + 1
     with pytest.raises(InputError, match=message):
         draw_samples(sampling, target_from_sequence(target, "T1"), [(one, [])] * chains, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            ["-----IAKQR"] * 20,
+            "20 alignment rows, all of which are left out for 25% gaps or more; .* cover more",
+        ),
+        (
+            ["-----IAKQR"] * 20 + ["WWWWWWWWWW", "FFFFFFFFFF"],
+            "22 alignment rows, 20 of which are left out for 25%",
+        ),
+    ],
+)
+def test_rows_left_out_for_gaps_are_named(rows: list[str], message: str):
+    pytest.importorskip("sklearn")
+    msa = parse_a3m("".join(f">{k}\n{row}\n" for k, row in enumerate([SEQUENCE, *rows])))
+    with pytest.raises(InputError, match=message):
+        draw_samples(Sampling("clusters"), TARGET, [([msa], [])], 0)
+
+
+@pytest.mark.parametrize("method", ["columns", "depth"])
+def test_copies_of_the_query_are_no_rows_to_change(method: str):
+    msa = parse_a3m(f">query\n{SEQUENCE}\n>copy\n{SEQUENCE}\n")
+    with pytest.raises(InputError, match="there is none"):
+        draw_samples(Sampling(method), TARGET, [([msa], [])], 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("number", "beyond"), [(None, [64, 128]), (1, []), (2, []), (3, [64, 128]), (4, [64, 128])]
+)
+def test_depths_beyond_the_alignment_are_known(number: int | None, beyond: list[int]):
+    sampling = Sampling("depth", number=number, depths=(4, 16, 64, 128))
+    assert left_out_depths(sampling, drawn(sampling)) == beyond
+
+
+def _random_alignment(rng: np.random.Generator, query: str) -> Msa:
+    """Invent rows near the query, far from it, with many gaps, insertions or unknown residues, or none at all."""
+    rows = [query]
+    letters = np.array(list("ACDEFGHIKLMNPQRSTVWYXBZ"))
+    for _ in range(rng.choice([0, 1, 2, 5, 40])):
+        row = np.array(list(query))
+        changed = rng.random(len(row)) < rng.choice([0.0, 0.1, 0.9])
+        row[changed] = rng.choice(letters, changed.sum())
+        row[rng.random(len(row)) < rng.choice([0.0, 0.2, 0.26, 0.9, 1.0])] = "-"
+        rows.append("".join(letter + "x" * rng.binomial(1, 0.05) for letter in row))
+    msa = parse_a3m("".join(f">r{k}_S{rng.integers(3)}\n{row}\n" for k, row in enumerate(rows)))
+    return replace(msa, as_is=bool(rng.integers(2)))
+
+
+def check_random_samples(rng: np.random.Generator) -> str:
+    """Sample a random target by a random method, featurize the samples, and return the error or nothing."""
+    method = rng.choice(["columns", "clusters", "depth", "dropout"])
+    queries = [
+        "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), rng.choice([1, 2, 3, 9, 30]))) for _ in range(2)
+    ]
+    queries = [queries[k] for k in ([0], [0, 0], [0, 1])[rng.choice(3, p=[0.6, 0.1, 0.3])]]
+    target = target_from_sequence(":".join(queries), "T1")
+    own = {query: [_random_alignment(rng, query) for _ in range(rng.integers(3))] for query in queries}
+    paired = {query: [_random_alignment(rng, query) for _ in range(rng.integers(2))] for query in queries}
+    alignments = [(own[query], paired[query]) for query in queries]
+    depths = tuple(int(depth) for depth in rng.choice([1, 2, 5, 30, 200], 2, replace=False))
+    sampling = Sampling(
+        str(method),  # type: ignore[arg-type]
+        number=int(rng.choice([1, 3])) if rng.integers(2) else None,
+        fraction=float(rng.choice([0.01, 0.2, 0.9, 1.0])),
+        depths=depths,
+    )
+    config = model_config("model_1_multimer_v3" if rng.integers(2) else "model_1_ptm")
+    try:
+        samples = drawn(sampling, seed=int(rng.integers(5)), target=target, alignments=alignments)
+        # Some random alignments cannot be paired, with samples or without.
+        features = featurize(target.chains, samples[0].drawn, config, seed=0, join=target.is_complex)
+    except InputError as error:
+        return str(error)
+    assert len(features.sample(0, 0)["aatype"]) == sum(map(len, queries))
+    left_out_depths(sampling, samples)
+    for sample in samples:
+        chains = sample.drawn
+        assert [len(msa.sequences[0]) for group in chains for msas in group for msa in msas] == [
+            len(query) for query, group in zip(queries, chains, strict=True) for msas in group for _ in msas
+        ]
+        assert method == "dropout" or any(msa.sequences for group in chains for msas in group for msa in msas)
+        for text in sample.files().values():
+            assert len(parse_a3m(str(text)).sequences) >= 1
+    return ""
+
+
+def test_random_alignments_give_samples_or_errors_for_users():
+    pytest.importorskip("sklearn")
+    errors = [check_random_samples(np.random.default_rng([7, k])) for k in range(60)]
+    assert 10 < errors.count("") < 50
