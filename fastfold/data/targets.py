@@ -14,12 +14,14 @@ from fastfold.errors import InputError
 from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import restypes
 from fastfold.utils.text_files import PathLike, split_lines
+from fastfold.utils.transliteration import to_ascii
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
     from fastfold.data.templates.whole.given import Features, GivenStructure
 
 MAX_NAME_LENGTH = 100
+MAX_SHOWN_LENGTH = 200  #: Largest number of letters of a record's name in tables and on pages
 
 _KNOWN = frozenset((*restypes, "X"))
 _UNKNOWN_LETTERS = "".join(sorted(set(string.ascii_uppercase) - _KNOWN))  # BJOUZ
@@ -82,6 +84,16 @@ class Target:
     given: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
     #: Per chain, raw template features that replace a search; None for a search
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def shown_name(self) -> str:
+        """Name in tables, scores and on pages: that of the record, in its own letters.
+
+        The name of the files is shown if the user chose it, or if the record's is too long.
+        """
+        shown = "".join(letter for letter in self.record if letter.isprintable())
+        is_shown = 0 < len(shown) <= MAX_SHOWN_LENGTH and _is_stem_of(self.name, self.record)
+        return shown if is_shown else self.name
 
     @property
     def is_complex(self) -> bool:
@@ -227,10 +239,11 @@ def parse_sequence(
 def safe_stem(identifier: str) -> str:
     """Convert an identifier to a similar file stem that cannot be a path.
 
-    Characters other than letters, digits and ``._+-`` become ``_``; leading dots and dashes are removed. A longer name
-    than 100 characters is cut and marked with a hash of the whole. If nothing remains, the name is the hash.
+    Letters outside ASCII are spelled (:func:`~fastfold.utils.transliteration.to_ascii`). Characters other than letters,
+    digits and ``._+-`` become ``_``; leading dots and dashes are removed. A longer name than 100 characters is cut and
+    marked with a hash of the whole. If nothing remains, the name is the hash.
     """
-    stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", identifier)
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", to_ascii(identifier))
     stem = re.sub(r"\.{2,}", ".", stem).lstrip("._-").rstrip("._-")
     if not any(character.isalnum() for character in stem):
         return f"record_{_digest(identifier)[:8]}"
@@ -260,6 +273,12 @@ def unique_stems(identifiers: Sequence[str]) -> list[str]:
 def marked_stem(stem: str, mark: str, digits: int = 8) -> str:
     """Append the first ``digits`` characters of a hash to a stem, within the limit of length."""
     return f"{stem[: MAX_NAME_LENGTH - 1 - digits]}_{mark[:digits]}"
+
+
+def _is_stem_of(name: str, identifier: str) -> bool:
+    """Return True if a file stem is that of an identifier, marked or not."""
+    stem, mark = safe_stem(identifier), name.rpartition("_")[2]
+    return name in (stem, marked_stem(stem, _digest(identifier), len(mark)))
 
 
 def _digest(identifier: str) -> str:

@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from unicodedata import normalize
 
 from fastfold.data.msa.formats import parse_colabfold, parse_stockholm
 from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header, parse_a3m
@@ -107,8 +108,8 @@ def read_hits(path: PathLike, *, query: str) -> Msa:
 def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:
     """Find the alignment files of a name, or of one chain of a complex of that name; empty if there are none.
 
-    The name, as in the FASTA file, is looked up unchanged if it cannot lead out of the folder, and in the safe form of
-    output files.
+    The name, as in the FASTA file, is looked up unchanged if it cannot lead out of the folder, in the other normal form
+    of Unicode, and in the safe form of output files.
 
     Raises:
         InputError: ``msa_dir`` is not a folder, or the target's folder contains no alignment.
@@ -325,12 +326,14 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
 
 
 def _lookup_stems(names: list[str]) -> list[str]:
-    """Return the names that cannot lead out of a folder, then their safe forms.
+    """Return the names that cannot lead out of a folder, composed and decomposed, then their safe forms.
 
-    The order matters, because the safe form of one target's name may be the name of another.
+    File systems and programs write ``é`` as one letter or as two. The order matters, because the safe form of one
+    target's name may be the name of another.
     """
     stems: dict[str, None] = {}
-    for name in names:
+    forms = [normalize(form, name) for form in ("NFC", "NFD") for name in names]
+    for name in (*names, *forms):
         raw = name.encode("utf-8", "replace")
         if name not in ("", ".", "..") and len(raw) <= 200 and not any(c in name for c in "/\\\0:"):
             stems[name] = None

@@ -56,8 +56,8 @@ def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
     Raises:
         InputError: The file contains no record, or is an alignment.
     """
-    # Surrogates keep bytes outside ASCII distinct until their line can be named.
-    text = _INDENTED.sub(">", file.data.decode("ascii", "surrogateescape"))
+    # Surrogates keep bytes outside UTF-8 distinct until their line can be named.
+    text = _INDENTED.sub(">", file.data.decode("utf-8", "surrogateescape"))
     if quoted := _QUOTED.search(text):
         line = len(split_lines(text[: quoted.start()]))
         message = "a quotation mark precedes '>'; remove the quotation marks around the record"

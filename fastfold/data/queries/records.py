@@ -115,14 +115,12 @@ def file_stem(path: PathLike) -> str:
 
 
 def check_identifier(identifier: str, path: PathLike, line: int) -> None:
-    """Refuse a name outside ASCII; the description after it may be anything.
+    """Refuse a name of unknown letters; the description after it may be anything.
 
     Raises:
-        InputError: The name is not ASCII.
+        InputError: The name is not UTF-8.
     """
-    if identifier.isascii():
-        return
     shown = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    message = "the name is not ASCII; write it in plain letters (the description after it may be anything)"
-    record = shown.encode("ascii", "backslashreplace").decode()
-    raise InputError(message, path=path, line=line, record=record)
+    if shown != identifier:
+        message = "the name is not text in UTF-8; save the file as UTF-8, or write the name in ASCII"
+        raise InputError(message, path=path, line=line, record=shown)

@@ -108,7 +108,7 @@ def compute_embedding(
         state=state,
     )
     return Embedding(
-        name=target.name,
+        name=target.shown_name,
         sequences=tuple(chain.sequence for chain in target.chains),
         model_name=model.name,
         seed=one.seed,

@@ -135,7 +135,9 @@ def report_comparison(
     progress: Progress, results: TargetResults, target: Target, label: str, reference: Path
 ) -> None:
     """Compare a target with its experimental structure in ``reference``, a file or folder, or raise InputError."""
-    if (path := find_reference(reference, target.name)) is None:
+    own_letters = [] if "/" in target.shown_name else [target.shown_name]
+    paths = (find_reference(reference, name) for name in dict.fromkeys((*own_letters, target.name)))
+    if (path := next((one for one in paths if one is not None), None)) is None:
         progress.line(f"warning: {target.name}: no structure of this name in {reference}", important=True)
         return
     found, problem = compare_target(results.folder, results.stem, path, results.parent.style)

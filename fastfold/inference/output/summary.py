@@ -20,10 +20,11 @@ FAILURES = "failures.tsv"  #: Name of the table of failed targets
 
 COLUMNS = (
     *("target", "model", "seed", "rank", "length", "plddt", "ptm", "iptm", "ipsae_max", "clashes"),
-    *("has_clash", "relaxed_energy", "seconds", "peak_memory", "files", "sample"),
+    *("has_clash", "relaxed_energy", "seconds", "peak_memory", "files", "sample", "name"),
 )
 """Columns of the table. ``clashes`` counts pairs of atoms of different chains, ``relaxed_energy`` is in kJ/mol,
-``peak_memory`` in MiB; ``files`` is the common part of the file names, ``sample`` method and number of a sample."""
+``peak_memory`` in MiB; ``target`` and ``files`` are the common parts of the file names of a target and of a
+prediction, ``name`` is the target's name in its own letters, ``sample`` method and number of a sample."""
 
 
 class _SharedTable:

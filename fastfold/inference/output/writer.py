@@ -80,6 +80,7 @@ def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
     """Return the scores by which results are ranked and listed, in JSON's types."""
     if isinstance(prediction, Embedding):
         return {
+            "name": prediction.name,
             "model": prediction.model_name,
             "seed": prediction.seed,
             "sample": prediction.sample_label,
@@ -91,6 +92,7 @@ def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
     interfaces = prediction.interface_scores
     scores["ipsae_max"] = interfaces["ipsae_max"]
     return {
+        "name": prediction.name,
         "model": prediction.model_name,
         "seed": prediction.seed,
         **({} if prediction.sample is None else {"sample": prediction.sample_label}),
@@ -115,7 +117,7 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
         numbers=residue_numbers(scores),
         pae=pae,
         max_pae=max_pae,
-        title=prediction_title(results.stem, scores["model"]),
+        title=prediction_title(scores["name"], scores["model"]),
         ptm=scores["ptm"],
         iptm=scores["iptm"],
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastfold.data.targets import safe_stem
 from fastfold.errors import FastFoldError, InputError, first_line
 from fastfold.inference.output.file_names import fastfold_name
 from fastfold.inference.output.score_files import MAX_SCORES_BYTES, check_scores
@@ -130,7 +131,7 @@ def find_predictions(
         with leaving_out(f"{stem}{SCORES}", say):
             scores = check_scores(json.loads(check_size(paths[f"{stem}{SCORES}"]).read_bytes()))
             match = _RANK.fullmatch(stem)
-            target = match["target"] if match else str(scores["name"])
+            target = match["target"] if match else safe_stem(scores["name"])
             # Of the target, or of the prediction.
             for ending in ("_coverage.json", "_coverage.png", "_config.json"):
                 name = f"{target}{ending}"

@@ -88,7 +88,7 @@ def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], Non
         with leaving_out(path.name, say):
             config = json.loads(check_size(path).read_bytes())
     names, regions = (mapping_of(config, key) for key in ("chain_names", "residue_ranges"))
-    parts = prediction.target.split("_and_")
+    parts = str(prediction.scores["name"]).split("_and_")
     partners = []
     for i, chain in enumerate(map(chain_name, range(number))):
         name = names.get(chain)

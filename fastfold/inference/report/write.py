@@ -291,6 +291,7 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     pair = {key: one[key] for one in best for key in ("partner_1", "partner_2", *_OF_BEST_PAIR)}
     return {
         "target": prediction.target,
+        "name": scores["name"],
         "model": scores["model"],
         "seed": scores["seed"],
         **({"sample": f"{sample['method']} {sample['number']}"[:40]} if is_sample else {}),

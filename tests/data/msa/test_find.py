@@ -369,3 +369,18 @@ def test_a_pipe_among_alignments_is_named_and_not_waited_for(tmp_path: Path, nam
     os.mkfifo(tmp_path / name)
     with pytest.raises(InputError, match="is not a regular file"):
         load_alignments(tmp_path, target_from_sequence("MKV", "a"))
+
+
+def test_names_beyond_ascii_are_found_in_any_form(tmp_path: Path) -> None:
+    composed, decomposed = "prot\xe9ine", "prote\u0301ine"
+    for written in (composed, decomposed, "proteine"):
+        folder = tmp_path / str(len(written)) / written.encode().hex()
+        folder.mkdir(parents=True)
+        (folder / f"{written}.a3m").write_text(">q\nMKV\n")
+        for name in (composed, decomposed):
+            assert find_alignments(folder, name).unpaired == [folder / f"{written}.a3m"]
+    assert not find_alignments(folder, "prot\u03b5ine")
+    for written in (composed, decomposed):
+        (tmp_path / f"{written}.a3m").write_text(">q\nMKV\n")
+    for name in (composed, decomposed):
+        assert find_alignments(tmp_path, name).unpaired == [tmp_path / f"{name}.a3m"]

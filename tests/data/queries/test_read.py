@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -126,14 +127,48 @@ def test_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_descriptions_may_hold_anything(put: Callable[..., Path]) -> None:
-    """Non-ASCII letters matter in names alone, which become names of files."""
     assert single(put("x.fasta", ">x β-lactamase é\nMKV\n")).record == "x"
     assert single(put("y.fasta", b">x \xff\xfe\nMKV\n")).record == "x"
     assert single(put("z.a3m", ">β\nMKV\n")).record == "z"
-    for path in (put("n.fasta", ">é x\nMKV\n"), put("n.csv", "id,sequence\né,MKV\n")):
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("TNF\u03b1", "TNFalpha"),
+        ("\u03b22-microglobulin", "beta2-microglobulin"),
+        ("\u017d\xeddek\u2019s", "Zidek_s"),
+    ],
+)
+def test_names_keep_their_letters_and_files_are_safe(put: Callable[..., Path], name: str, stem: str) -> None:
+    af3 = {"name": name, "modelSeeds": [1], "sequences": [{"protein": {"id": "A", "sequence": "MKV"}}]}
+    paths = [
+        put("n.fasta", f">{name} human\nMKV\n"),
+        put("n.csv", f"id,sequence\n{name},MKV\n"),
+        put("n.json", json.dumps(af3)),
+        put("m.json", json.dumps(af3, ensure_ascii=False)),
+        put("n.yaml", f"name: {name}\nsequences:\n- protein: {{id: A, sequence: MKV}}\n"),
+    ]
+    for path in paths:
+        target = single(path)
+        assert (target.record, target.shown_name, target.name) == (name, name, stem)
+
+
+def test_names_of_unknown_letters_are_refused(put: Callable[..., Path]) -> None:
+    for path in (put("n.fasta", b">TNF\xe1 x\nMKV\n"), put("n.csv", b"id,sequence\nTNF\xe1,MKV\n")):
         _, (error,) = read_targets([path])
-        assert "the name is not ASCII" in str(error)
-        assert error.record == "\\xe9"
+        assert "the name is not text in UTF-8; save the file as UTF-8" in str(error)
+        assert error.record == "TNF\ufffd"
+
+
+def test_names_that_read_alike_are_targets_of_their_own(put: Callable[..., Path]) -> None:
+    names = ["\xe9", "e\u0301", "e", "\u03b1", "alpha", "\u0391", "a\u200blpha"]
+    targets, errors = read_targets([put("n.fasta", "".join(f">{name}\nMKV\n" for name in names))])
+    assert (errors, [target.record for target in targets]) == ([], names)
+    stems = {target.name.casefold() for target in targets}
+    assert len(stems) == len(names)
+    assert {"e", "alpha"} <= stems
+    assert [target.shown_name for target in targets] == [*names[:-1], "alpha"]
 
 
 def test_comments_of_fasta_are_left_out(put: Callable[..., Path]) -> None:
@@ -277,10 +312,10 @@ def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
 
 
 def test_the_file_of_unnamed_records_may_have_any_name(tmp_path: Path) -> None:
-    """Names inside a file are ASCII; a record without one is named after the file, which the system named."""
+    """A record without a name is named after the file, which the system named."""
     fasta, table = tmp_path / "protéine.fasta", tmp_path / "façade.csv"
     fasta.write_text(">\nMKV\n")
     table.write_text("id,sequence\n,MKV\nproté,MKV\n")
-    targets, (error,) = read_targets([fasta, table])
-    assert [target.record for target in targets] == ["protéine_1", "façade_1"]
-    assert (error.line, "the name is not ASCII" in str(error)) == (3, True)
+    targets, errors = read_targets([fasta, table])
+    assert [target.record for target in targets] == ["protéine_1", "façade_1", "proté"]
+    assert not errors

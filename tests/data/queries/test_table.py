@@ -56,7 +56,6 @@ def test_rows_are_one_complex_if_asked() -> None:
         ("id,sequence\na,\ngood,MK\n", 2, "lacks a sequence; write its residues"),
         ("id,sequence\ngood,MK\nb,M1\n", 3, "remove the position numbers"),
         ('id,sequence\na,MK\nb,"MK\n', 3, "is not a table"),
-        ("id,sequence\né,MK\n", 2, "is not ASCII"),
     ],
 )
 def test_bad_tables_are_refused_by_line(text: str, line: int | None, message: str) -> None:

@@ -4,7 +4,7 @@ const byId = (id) => document.getElementById(id);
 const state = { prediction: null, hover: null, pin: null, block: null, colour: 'plddt' };
 
 const COLUMNS_OF_TABLE = [
-  ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['sample', 'sample', 0], ['rank', 'rank', 0],
+  ['name', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['sample', 'sample', 0], ['rank', 'rank', 0],
   ['partner_1', 'partner 1', 0], ['partner_2', 'partner 2', 0], ['length', 'residues', 0],
   ['composite', 'composite', 3], ['given_tm', 'TM to given', 3], ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['dplddt', 'ΔpLDDT', 1], ['dpae', 'ΔPAE (Å)', 2], ['strain', 'strain', 3], ['ipsae_max', 'ipSAE', 2],
   ['pdockq', 'pDockQ', 2], ['pdockq2', 'pDockQ2', 2], ['lis', 'LIS', 2], ['actifptm', 'actifpTM', 2],
@@ -12,7 +12,7 @@ const COLUMNS_OF_TABLE = [
   ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
 ];
 if (window.matchMedia('(prefers-color-scheme: dark)').matches) Object.assign(meta.style, { ink: '#dfe6ec', faint: '#7d8994' });
-const TEXT = new Set(['target', 'sample', 'partner_1', 'partner_2', 'model']);
+const TEXT = new Set(['name', 'sample', 'partner_1', 'partner_2', 'model']);
 const PAGE_ROWS = 100;
 const sorting = { key: null, down: false };
 
@@ -90,7 +90,7 @@ function drawRows() {
   const best = byId('best').checked;
   const limits = conditions() || [];
   kept = meta.rows.filter((data) => {
-    const text = `${data.target} ${data.model} ${data.partner_1 || ''} ${data.partner_2 || ''}`.toLowerCase();
+    const text = `${data.target} ${data.name} ${data.model} ${data.partner_1 || ''} ${data.partner_2 || ''}`.toLowerCase();
     return (!best || (data.rank || 1) === 1) && words.every((word) => text.includes(word)) &&
       limits.every(([key, test, number]) => typeof data[key] === 'number' && test(data[key], number));
   });
