@@ -52,6 +52,7 @@ def helix_prediction(name: str = "helices", *lengths: int, seed: int = 0, **chan
         "name": name,
         "sequences": tuple(rc.aatype_to_sequence(aatype[a:b]) for a, b in itertools.pairwise(starts)),
         "model_name": "model_1_multimer_v3",
+        "is_multimer": True,
         "seed": seed,
         "num_recycles": 3,
         "aatype": aatype,

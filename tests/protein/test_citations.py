@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from pathlib import Path
 
+import gemmi
+import modelcif.reader
 import pytest
 import yaml
 
@@ -13,6 +16,7 @@ from fastfold.cli.commands.report import run_cite
 from fastfold.errors import InputError
 from fastfold.inference.output.used_methods import used_methods
 from fastfold.protein.citations import CITATIONS, find_citations
+from fastfold.protein.io.modelcif_writer import to_modelcif
 from tests.conftest import REPOSITORY
 from tests.helpers.command_line import CommandLine
 from tests.helpers.command_line import cli as cli
@@ -30,18 +34,46 @@ def test_papers_of_the_repository_are_among_them() -> None:
         assert families == [author["family-names"] for author in reference["authors"]]
 
 
-def test_a_structure_cites_its_network() -> None:
-    text = helix_prediction("t", 12, 10).to_mmcif()
-    for citation in find_citations(("alphafold", "multimer")):
-        assert citation.doi in text
-    single = helix_prediction("t", 12, model_name="model_1_ptm").to_mmcif()
-    assert "10.1038/s41586-021-03819-2" in single
-    assert "10.1101/2021.10.04.463034" not in single
+@pytest.mark.parametrize("name", ["model_1_multimer_v3", "mini", "multimer_like_file"])
+@pytest.mark.parametrize("is_multimer", [True, False])
+def test_a_structure_cites_its_network_as_software_by_its_kind(name: str, is_multimer: bool) -> None:
+    text = helix_prediction("t", 12, 10, model_name=name, is_multimer=is_multimer).to_mmcif()
+    (system,) = modelcif.reader.read(io.StringIO(text))
+    cited = {one.name: one.citation and one.citation.doi for one in system.software}
+    expected = {"FastFold": None, "AlphaFold": "10.1038/s41586-021-03819-2"}
+    if is_multimer:
+        expected["AlphaFold-Multimer"] = "10.1101/2021.10.04.463034"
+    assert cited == expected
+    ((step,),) = (protocol.steps for protocol in system.protocols)
+    assert [one.name for one in step.software] == list(expected)
+
+
+def test_authors_of_the_network_keep_their_letters_and_are_not_those_of_the_model() -> None:
+    block = gemmi.cif.read_string(helix_prediction("t", 12).to_mmcif()).sole_block()
+    assert not block.find("_audit_author.", ["name"])
+    authors = [gemmi.cif.as_string(row[0]) for row in block.find("_citation_author.", ["name"])]
+    assert "Zidek, A." in authors
+    assert len(authors) == sum(len(one.author_list) for one in find_citations(("alphafold", "multimer")))
+
+
+def test_a_structure_that_is_no_prediction_cites_no_network() -> None:
+    prediction = helix_prediction("t", 12)
+    text = to_modelcif(
+        prediction.protein,
+        entry_id="t",
+        title="Žídek's \N{GREEK SMALL LETTER ALPHA}",
+        software_version="1",
+        model_name="given",
+        plddt=None,
+    )
+    block = gemmi.cif.read_string(text).sole_block()
+    assert block.find_value("_citation.title") is None
+    assert gemmi.cif.as_string(block.find_value("_struct.title")) == "Zidek`s alpha"
 
 
 def test_the_command_prints_papers_of_results(cli: CommandLine) -> None:
     cli.out.mkdir()
-    (cli.out / "a_config.json").write_text(json.dumps({"weights": {"model": "model_1_multimer_v3"}}))
+    (cli.out / "a_config.json").write_text(json.dumps({"weights": {"model": "mini", "is_multimer": True}}))
     (cli.out / "b_config.json").write_text("[1]")
     for name, engine in (("A", "msa server"), ("B", "hhblits"), ("C", "other")):
         (cli.out / "alignments" / name).mkdir(parents=True)

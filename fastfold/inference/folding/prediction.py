@@ -206,9 +206,10 @@ class TargetFold:
             probabilities = _ordered(distogram.numpy(), order)
             distances = {"probabilities": probabilities, "bin_edges": values["distogram_edges"]}
         return Prediction(
-            name=target.name,
+            name=target.shown_name,
             sequences=sequences,
             model_name=model.name,
+            is_multimer=model.multimer,
             seed=self.seed,
             num_recycles=result["num_recycles"],
             aatype=sampler.static["aatype"][order],

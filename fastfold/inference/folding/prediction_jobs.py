@@ -154,7 +154,7 @@ def run_record(
         **({"residue_ranges": {chain.id: chain.regions for chain in target.chains}} if target.is_cut else {}),
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
         **more,
-        "weights": weights,
+        "weights": weights | {"is_multimer": network.info.multimer},
         "settings": settings,
         "device": device,
         "versions": {

@@ -50,6 +50,7 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
         "name": scores["name"],
         "sequences": sequences,
         "model_name": scores["model"],
+        "is_multimer": scores.get("is_multimer") is True,
         "seed": scores["seed"],
         "sample": scores.get("sample"),
         "num_recycles": int(scores.get("num_recycles", 0)),

@@ -30,6 +30,7 @@ from fastfold.protein.labels import residue_ranges
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, chain_name, check_writable, convert_arrays
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.transliteration import to_ascii
 
 if TYPE_CHECKING:
     from fastfold.inference.notebook.view import InlinePage
@@ -51,7 +52,8 @@ def run_details(model_name: str, seed: int, num_recycles: int | None) -> str:
 
 def prediction_title(name: str, model_name: str) -> str:
     """Return the title of a prediction's files and plots, in printable ASCII."""
-    return re.sub(r"[^ -~]", "?", f"Predicted structure of {name[:100]} by {model_name[:100]}")
+    title = to_ascii(f"Predicted structure of {name[:100]} by {model_name[:100]}")
+    return re.sub(r"[^ -~]", "?", title)
 
 
 class Recycle(NamedTuple):
@@ -104,6 +106,7 @@ class Prediction:
     #: Per chain, the templates used by the network, and reasons why others were left out; None if the network uses
     #: none or none were requested
     templates: tuple[Mapping[str, Any], ...] | None = None
+    is_multimer: bool = False  #: True for a network of AlphaFold-Multimer's kind
     #: Restraints before and after their fit, in JSON's types
     #: (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any
     restraints: Mapping[str, Any] | None = None
@@ -233,6 +236,7 @@ class Prediction:
             "entry_id": self.name,
             "title": self.title,
             "model_name": self.model_name,
+            "is_multimer": self.is_multimer,
             "plddt": self.plddt,
             "ptm": self.ptm,
             "iptm": self.iptm,
@@ -294,6 +298,7 @@ class Prediction:
             "schema_version": score_files.SCHEMA_VERSION,
             "name": self.name,
             "model": self.model_name,
+            "is_multimer": self.is_multimer,
             "seed": int(self.seed),
             **({} if self.sample is None else {"sample": dict(self.sample)}),
             "num_recycles": int(self.num_recycles),

@@ -28,8 +28,8 @@ def used_methods(directory: Path) -> set[str]:
     """
     found: set[str] = set()
     for config in _objects(_in_folders(directory, "*_config*.json")):
-        name = str(mapping_of(config, "weights").get("model", ""))
-        found |= {"alphafold", "multimer"} if "multimer" in name else {"alphafold"}
+        is_multimer = mapping_of(config, "weights").get("is_multimer") is True
+        found |= {"alphafold", "multimer"} if is_multimer else {"alphafold"}
         method = mapping_of(mapping_of(config, "settings"), "sample").get("method")
         found |= {_SAMPLING[method]} if method in _SAMPLING else set()
     if not found:

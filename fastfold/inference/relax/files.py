@@ -136,7 +136,7 @@ def relax_written(
     else:
         found = result.to_dict()
         if result.minimized:
-            title = prediction_title(results.stem, scores["model"])
+            title = prediction_title(scores["name"], scores["model"])
             with contextlib.suppress(PdbLimitError):  # the unrelaxed structure has only .cif, too
                 files["_relaxed.pdb"] = relaxed_pdb(result, title=title)
             files["_relaxed.cif"] = relaxed_mmcif(
@@ -144,6 +144,7 @@ def relax_written(
                 title=title,
                 entry_id=results.stem,
                 model_name=scores["model"],
+                is_multimer=scores.get("is_multimer") is True,
                 plddt=np.array(scores["plddt"]),
                 ptm=scores["ptm"],
                 iptm=scores["iptm"],

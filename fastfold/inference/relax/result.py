@@ -109,7 +109,8 @@ def relaxed_mmcif(
 ) -> str:
     """Format the structure as ModelCIF, with relaxation as a step of its protocol; errors as :func:`relaxed_pdb`.
 
-    Further arguments, for a predicted structure, are ``model_name``, ``plddt``, ``ptm``, ``iptm`` and ``details`` of
+    Further arguments, for a predicted structure, are ``model_name``, ``is_multimer``, ``plddt``, ``pae``,
+    ``ptm``, ``iptm`` and ``details`` of
     :func:`~fastfold.protein.io.modelcif_writer.to_modelcif`.
     """
     title = _title(result, title)

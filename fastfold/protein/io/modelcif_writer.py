@@ -18,6 +18,7 @@ from fastfold.protein.citations import find_citations
 from fastfold.protein.io.atom_rows import atom_rows
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Hydrogens, Protein, chain_name, check_shape, check_writable
+from fastfold.utils.transliteration import to_ascii
 
 
 def to_modelcif(
@@ -27,6 +28,7 @@ def to_modelcif(
     title: str,
     software_version: str,
     model_name: str,
+    is_multimer: bool = False,
     plddt: np.ndarray | None,
     pae: np.ndarray | None = None,
     ptm: float | None = None,
@@ -44,9 +46,10 @@ def to_modelcif(
     Args:
         protein: The structure.
         entry_id: Identifier of the entry; characters other than letters, digits, ``_``, ``.`` and ``-`` become ``_``.
-        title: Title of the entry, one line.
+        title: Title of the entry, one line; letters outside ASCII are spelled.
         software_version: Version of FastFold.
         model_name: Network of the model, for example ``model_1_ptm``.
+        is_multimer: True for a network of AlphaFold-Multimer's kind, whose paper is cited too.
         plddt: ``[N]``, 0 to 100: the per-residue metric; its mean is the global one. None for a structure that is not a
             prediction, whose file has no prediction step.
         pae: ``[N, N]`` in Å, written as one row per pair of residues, for small structures only.
@@ -102,22 +105,24 @@ def to_modelcif(
         type="package",
         version=_plain(software_version),
     )
-    if plddt is not None:
-        system.citations.extend(_citations(model_name))
     model.qa_metrics.extend(_qa_metrics(protein, asym_units, software, plddt, pae, ptm, iptm))
 
     entities = list(dict.fromkeys(unit.entity for unit in asym_units))
     protocol = modelcif.protocol.Protocol()
-    steps = [("Structure prediction", modelcif.protocol.ModelingStep, details)] if plddt is not None else []
-    steps += [("Relaxation", modelcif.protocol.ModelRefinementStep, refinement)] if refinement else []
-    for name, step, text in steps:
+    steps: list[tuple[str, type, str | None, list[Any]]] = []
+    if plddt is not None:
+        used = [software, *_networks(is_multimer)]
+        steps.append(("Structure prediction", modelcif.protocol.ModelingStep, details, used))
+    if refinement:
+        steps.append(("Relaxation", modelcif.protocol.ModelRefinementStep, refinement, [software]))
+    for name, step, text, used in steps:
         protocol.steps.append(
             step(
                 name=name,
                 details=_plain(text) if text else None,
                 input_data=modelcif.data.DataGroup(entities),
                 output_data=model,
-                software=software,
+                software=modelcif.SoftwareGroup(used),
             )
         )
     system.protocols.append(protocol)
@@ -128,20 +133,33 @@ def to_modelcif(
     return out.getvalue()
 
 
-def _citations(model_name: str) -> list[Any]:
-    import ihm
+_NETWORKS = {"alphafold": "AlphaFold", "multimer": "AlphaFold-Multimer"}
 
-    keys = ["alphafold", "multimer"] if "multimer" in model_name else ["alphafold"]
+
+def _networks(is_multimer: bool) -> list[Any]:
+    """Return the published networks as software with their papers, whose authors did not make this model."""
+    import ihm
+    import modelcif
+
+    keys = [key for key in _NETWORKS if key == "alphafold" or is_multimer]
     return [
-        ihm.Citation(
-            pmid=None,
-            title=_plain(citation.title),
-            journal=citation.journal,
-            volume=citation.volume or None,
-            page_range=tuple(citation.pages.split("-")) if citation.pages else None,
-            year=citation.year,
-            authors=[_plain(name) for name in citation.author_list],
-            doi=citation.doi,
+        modelcif.Software(
+            name=_NETWORKS[citation.key],
+            classification="model building",
+            description=_plain(citation.use),
+            location=None,
+            type="program",
+            version="2",
+            citation=ihm.Citation(
+                pmid=None,
+                title=_plain(citation.title),
+                journal=citation.journal,
+                volume=citation.volume or None,
+                page_range=tuple(citation.pages.split("-")) if citation.pages else None,
+                year=citation.year,
+                authors=[_plain(name) for name in citation.author_list],
+                doi=citation.doi,
+            ),
         )
         for citation in find_citations(keys)
     ]
@@ -281,13 +299,13 @@ def _qa_metrics(
 
 def _identifier(text: str) -> str:
     """Convert text to a CIF value that needs no quotes."""
-    safe = re.sub(r"[^0-9A-Za-z_.-]", "_", text)[:100].lstrip("_.-")
+    safe = re.sub(r"[^0-9A-Za-z_.-]", "_", to_ascii(text))[:100].lstrip("_.-")
     return re.sub(r"^(?i:(data|save|loop|stop|global)_)", r"\1-", safe) or "model"
 
 
 def _plain(text: str) -> str:
     """Convert text to a value that every CIF reader accepts: one line of printable ASCII without quotes."""
-    safe = re.sub(r"[^ -~]", "?", " ".join(text.split()))
+    safe = re.sub(r"[^ -~]", "?", to_ascii(" ".join(text.split())))
     safe = re.sub(r"[\"'\\]", "`", safe)[:500]
     # Words such as #1, _x or data_ have another meaning at the start of a value.
     safe = re.sub(r"^[^0-9A-Za-z]+", "", safe)

@@ -18,6 +18,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.atom_rows import AtomRow, atom_rows
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import PDB_CHAIN_IDS, Hydrogens, Protein, check_writable
+from fastfold.utils.transliteration import to_ascii
 
 _MAX_SERIAL = 99_999
 _MAX_NUMBER, _MIN_NUMBER = 9_999, -999
@@ -41,7 +42,7 @@ def to_pdb(
 
     Args:
         protein: The structure.
-        title: Text of the TITLE records; characters outside printable ASCII become ``?``.
+        title: Text of the TITLE records; letters outside ASCII are spelled.
         hydrogens: Hydrogens to write.
         names: Names of chains and residues; by default chains are A-Z, a-z, 0-9 in order and residues are numbered by
             ``protein.residue_index``.
@@ -135,7 +136,7 @@ def _check_limits(
 
 
 def _title_lines(title: str | None) -> Iterator[str]:
-    printable = re.sub(r"[^ -~]", "?", title or "")
+    printable = re.sub(r"[^ -~]", "?", to_ascii(title or ""))
     # 60 lines, because the continuation field has two digits.
     for i, text in enumerate(textwrap.wrap(printable, 69)[:60], start=1):
         yield f"TITLE     {text}" if i == 1 else f"TITLE   {i:>2} {text}"

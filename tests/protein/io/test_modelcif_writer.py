@@ -91,7 +91,7 @@ def test_aligned_error_is_a_metric_of_each_pair_if_asked_for():
 
 def test_software_and_protocol_say_how_the_model_was_made():
     system = read_system(write(make_protein("AC", "D"), details="network model_1_ptm, seed 3"))
-    assert [(s.name, s.version) for s in system.software] == [("FastFold", "1.2.3")]
+    assert [(s.name, s.version) for s in system.software] == [("FastFold", "1.2.3"), ("AlphaFold", "2")]
     ((step,),) = [protocol.steps for protocol in system.protocols]
     assert isinstance(step, modelcif.protocol.ModelingStep)
     assert step.details == "network model_1_ptm, seed 3"

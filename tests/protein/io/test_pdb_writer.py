@@ -81,7 +81,7 @@ def test_unknown_residues_keep_their_place_without_atoms():
 def test_a_title_becomes_printable_lines_and_never_a_record():
     text = to_pdb(make_protein("A"), title="näme\nATOM      1 " + "x" * 200)
     titles = [line for line in text.splitlines() if line.startswith("TITLE")]
-    assert titles[0].startswith("TITLE     n?me?ATOM")
+    assert titles[0].startswith("TITLE     name?ATOM")
     assert titles[1].startswith("TITLE    2 ")
     assert all(len(line) == 80 and line.isascii() for line in text.splitlines())
     assert sum(line.startswith("ATOM") for line in text.splitlines()) == 5
