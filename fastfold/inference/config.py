@@ -81,6 +81,17 @@ class InferConfig:
         help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
         "pTM and ipTM are computed anyway)",
     )
+    #: Write the aligned error of all pairs into the mmCIF file too; None for short targets only
+    #: (:data:`~fastfold.inference.output.prediction.MAX_CIF_PAE_RESIDUES`)
+    cif_pae: bool | None = option(
+        "--cif-pae",
+        default=None,
+        choices={"auto": None, "yes": True, "no": False},
+        group="structures",
+        is_rare=True,
+        help="write the predicted aligned error into new .cif files too, for ChimeraX and Mol* (default: of targets "
+        "up to 400 residues; 36 MB at 1,000)",
+    )
     #: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``
     device: str = option(
         "--device",

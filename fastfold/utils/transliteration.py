@@ -58,6 +58,6 @@ def _spelled(letter: str) -> str:
 
 def _name_of(name: str) -> str:
     """Return a letter's own part of its name in Unicode, in lower case; empty for other characters."""
-    found = _NAMED.search(name)
-    words = found[1].split() if found else []
+    match = _NAMED.search(name)
+    words = match[1].split() if match else []
     return words[-1].lower() if words and words[-1].isalpha() else ""

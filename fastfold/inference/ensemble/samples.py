@@ -149,7 +149,7 @@ def draw_samples(
 
 
 def left_out_depths(sampling: Sampling | None, samples: Sequence[Sample | None]) -> list[int]:
-    """Return the requested depths beyond the alignment, which have no sample."""
+    """Return the requested depths beyond the alignment, for which no sample is drawn."""
     if sampling is None or sampling.method != "depth":
         return []
     # Samples take the depths in turn, so a depth below the largest drawn one is only beyond their number.
@@ -216,7 +216,7 @@ def _clusters(
         reason, remedy = "", "a deeper alignment"
         if left_out:
             number = "all" if left_out == rows else str(left_out)
-            reason = f", {number} of which are left out for {MAX_GAPS:.0%} gaps or more"
+            reason = f", {number} left out for {MAX_GAPS:.0%} gaps or more"
             remedy = "an alignment whose rows cover more of the query"
         raise InputError(
             f"--sample clusters: no clusters among {rows} alignment rows{reason}; use {remedy}, or --sample columns",

@@ -210,6 +210,7 @@ class TargetFold:
             sequences=sequences,
             model_name=model.name,
             is_multimer=model.multimer,
+            cif_pae=config.cif_pae,
             seed=self.seed,
             num_recycles=result["num_recycles"],
             aatype=sampler.static["aatype"][order],

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from fastfold.inference.relax.config import RelaxConfig
     from fastfold.inference.relax.protocol import RelaxedPrediction
 
+MAX_CIF_PAE_RESIDUES = 400
+"""Longest targets in residues whose mmCIF files have the aligned errors by default; 6 MB a file."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -107,6 +110,8 @@ class Prediction:
     #: none or none were requested
     templates: tuple[Mapping[str, Any], ...] | None = None
     is_multimer: bool = False  #: True for a network of AlphaFold-Multimer's kind
+    #: True to write ``pae`` into mmCIF files too; None for at most :data:`MAX_CIF_PAE_RESIDUES` residues
+    cif_pae: bool | None = None
     #: Restraints before and after their fit, in JSON's types
     #: (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any
     restraints: Mapping[str, Any] | None = None
@@ -223,7 +228,7 @@ class Prediction:
     def to_mmcif(self) -> str:
         """Format the structure as ModelCIF, with pLDDT in the B-factor column and as quality metric.
 
-        The aligned error is left out, because it would be N² rows; :meth:`save` writes it to a separate file.
+        ``cif_pae`` tells if the aligned error is a metric of all pairs, with two decimals.
 
         Raises:
             OutputError: The structure has no atoms, or a value is not finite.
@@ -232,12 +237,14 @@ class Prediction:
 
     def modelcif_arguments(self) -> dict[str, Any]:
         """Return what :func:`fastfold.protein.io.modelcif_writer.to_modelcif` tells about a prediction."""
+        is_short = self.cif_pae is None and len(self.aatype) <= MAX_CIF_PAE_RESIDUES
         return {
             "entry_id": self.name,
             "title": self.title,
             "model_name": self.model_name,
             "is_multimer": self.is_multimer,
             "plddt": self.plddt,
+            "pae": self.pae if is_short or self.cif_pae else None,
             "ptm": self.ptm,
             "iptm": self.iptm,
             "details": run_details(self.model_name, self.seed, self.num_recycles),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastfold.errors import InputError
+from fastfold.protein.io.pairwise_metric import two_decimals
 from fastfold.protein.labels import numbers_of_ranges
 from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
 
@@ -97,10 +98,7 @@ def colabfold_json(
 
 def _matrix(pae: np.ndarray) -> bytes:
     """Return a matrix ``[N, N]`` of numbers from 0 as JSON, rounded to two decimals."""
-    # A table look-up by row in numpy avoids json.dumps and N² objects.
-    hundredths = range(round(100 * float(pae.max())) + 1)
-    table = np.array([b"%g," % (number / 100) for number in hundredths])
-    rows = (table[np.rint(100 * row.astype(np.float64)).astype(np.intp)] for row in pae)
+    rows = two_decimals(pae, end=",")
     return b"[[" + b"],[".join(row.tobytes().replace(b"\0", b"")[:-1] for row in rows) + b"]]"
 
 

@@ -28,8 +28,9 @@ def used_methods(directory: Path) -> set[str]:
     """
     found: set[str] = set()
     for config in _objects(_in_folders(directory, "*_config*.json")):
-        is_multimer = mapping_of(config, "weights").get("is_multimer") is True
-        found |= {"alphafold", "multimer"} if is_multimer else {"alphafold"}
+        found.add("alphafold")
+        if mapping_of(config, "weights").get("is_multimer") is True:
+            found.add("multimer")
         method = mapping_of(mapping_of(config, "settings"), "sample").get("method")
         found |= {_SAMPLING[method]} if method in _SAMPLING else set()
     if not found:

@@ -16,10 +16,11 @@ from fastfold.errors import InputError, OutputError
 from fastfold.inference.config import FolderFormat
 from fastfold.inference.output.prediction import prediction_title, run_details
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, ResultsFolder, TargetResults
-from fastfold.inference.output.score_files import lines_json, read_scores, residue_numbers
+from fastfold.inference.output.score_files import lines_json, read_pae, read_scores, residue_numbers
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.protocol import relax
 from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
+from fastfold.protein.io.pairwise_metric import has_pairwise_metric
 from fastfold.protein.io.pdb_writer import PdbLimitError
 from fastfold.protein.io.read import read_structure, read_user_structure, structure_name
 from fastfold.protein.labels import author_names
@@ -146,12 +147,20 @@ def relax_written(
                 model_name=scores["model"],
                 is_multimer=scores.get("is_multimer") is True,
                 plddt=np.array(scores["plddt"]),
+                pae=_pae_in_cif(results, record, len(protein)),
                 ptm=scores["ptm"],
                 iptm=scores["iptm"],
                 details=run_details(scores["model"], scores["seed"], scores.get("num_recycles")),
             )
     files["_scores.json"] = lines_json(scores | {"relaxation": found})
     return files, found
+
+
+def _pae_in_cif(results: TargetResults, record: PredictionRecord, residues: int) -> np.ndarray | None:
+    """Return the aligned errors ``[N, N]`` if the file of the unrelaxed structure has them; else None."""
+    if "_pae.json" not in record.files or not has_pairwise_metric(results.path(record, ".cif")):
+        return None
+    return read_pae(results.path(record, "_pae.json"), residues)[0]
 
 
 def relax_results(

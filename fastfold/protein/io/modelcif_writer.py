@@ -16,6 +16,7 @@ import numpy as np
 from fastfold.errors import OutputError
 from fastfold.protein.citations import find_citations
 from fastfold.protein.io.atom_rows import atom_rows
+from fastfold.protein.io.pairwise_metric import pairwise_dumper, pairwise_metric
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Hydrogens, Protein, chain_name, check_shape, check_writable
 from fastfold.utils.transliteration import to_ascii
@@ -52,7 +53,8 @@ def to_modelcif(
         is_multimer: True for a network of AlphaFold-Multimer's kind, whose paper is cited too.
         plddt: ``[N]``, 0 to 100: the per-residue metric; its mean is the global one. None for a structure that is not a
             prediction, whose file has no prediction step.
-        pae: ``[N, N]`` in Å, written as one row per pair of residues, for small structures only.
+        pae: ``[N, N]`` in Å, error at residue j when aligned on i: a metric of pairs of residues with atoms, with two
+            decimals.
         ptm: Predicted TM-score, 0 to 1.
         iptm: Predicted interface TM-score, 0 to 1.
         details: Details of the prediction step (seed, recycles).
@@ -72,6 +74,7 @@ def to_modelcif(
     import modelcif.dumper
     import modelcif.model
     import modelcif.protocol
+    import modelcif.qa_metric
 
     check_writable(protein)
     _check_scores(len(protein), plddt, pae, ptm, iptm)
@@ -105,7 +108,16 @@ def to_modelcif(
         type="package",
         version=_plain(software_version),
     )
-    model.qa_metrics.extend(_qa_metrics(protein, asym_units, software, plddt, pae, ptm, iptm))
+    model.qa_metrics.extend(_qa_metrics(protein, asym_units, software, plddt, ptm, iptm))
+    dumpers: list[type] = []
+    if plddt is not None and pae is not None:
+        text = "Predicted aligned error of residue 2 when aligned on residue 1, in angstrom"
+        errors = pairwise_metric("PAE", modelcif.qa_metric.PAE, text, software)
+        model.qa_metrics.append(errors)
+        present: np.ndarray = np.any(protein.atom_mask > 0.5, axis=1)
+        residues = [one for one, there in zip(_residues(protein, asym_units), present, strict=True) if there]
+        # Readers look up both residues of a pair among the atoms.
+        dumpers.append(pairwise_dumper(errors, residues, pae[np.ix_(present, present)]))
 
     entities = list(dict.fromkeys(unit.entity for unit in asym_units))
     protocol = modelcif.protocol.Protocol()
@@ -129,7 +141,7 @@ def to_modelcif(
     system.model_groups.append(modelcif.model.ModelGroup([model], name="All models"))
 
     out = io.StringIO()
-    modelcif.dumper.write(out, [system])
+    modelcif.dumper.write(out, [system], dumpers=dumpers)
     return out.getvalue()
 
 
@@ -261,11 +273,10 @@ def _qa_metrics(
     asym_units: list[Any],
     software: Any,
     plddt: np.ndarray | None,
-    pae: np.ndarray | None,
     ptm: float | None,
     iptm: float | None,
 ) -> list[Any]:
-    """Return global pLDDT, pTM and ipTM, pLDDT per residue and, if given, PAE per pair."""
+    """Return global pLDDT, pTM and ipTM, and pLDDT per residue."""
     from modelcif import qa_metric as qa
 
     def metric(label: str, mode: type, kind: type, text: str) -> Any:
@@ -283,18 +294,17 @@ def _qa_metrics(
     if iptm is not None:
         text = "Predicted TM-score of the interfaces, 0 to 1"
         metrics.append(metric("ipTM", qa.Global, qa.IpTM, text)(float(iptm)))
-    residues = [
+    residues = _residues(protein, asym_units)
+    metrics += [local(residue, value) for residue, value in zip(residues, values.tolist(), strict=True)]
+    return metrics
+
+
+def _residues(protein: Protein, asym_units: list[Any]) -> list[Any]:
+    return [
         unit.residue(seq_id + 1)
         for unit, chain in zip(asym_units, protein.chains, strict=True)
         for seq_id in range(chain.stop - chain.start)
     ]
-    metrics += [local(residue, value) for residue, value in zip(residues, values.tolist(), strict=True)]
-    if pae is not None:
-        text = "Predicted aligned error of residue 2 when aligned on residue 1, in angstrom"
-        pair = metric("PAE", qa.LocalPairwise, qa.PAE, text)
-        for first, row in zip(residues, np.asarray(pae, np.float64).tolist(), strict=True):
-            metrics += [pair(first, second, value) for second, value in zip(residues, row, strict=True)]
-    return metrics
 
 
 def _identifier(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import gemmi
 import numpy as np
 import pytest
 from Bio.PDB import MMCIFParser
@@ -48,6 +50,33 @@ def make_prediction(*sequences: str, with_pae: bool = True, **changes: object) -
     return Prediction(**(fields | changes))
 
 
+def pairs_of(text: str) -> list[float]:
+    """Aligned errors in an mmCIF file, by first and then second residue."""
+    values = gemmi.cif.read_string(text).sole_block().find_values("_ma_qa_metric_local_pairwise.metric_value")
+    return [float(value) for value in values]
+
+
+def test_aligned_errors_of_the_mmcif_file_are_those_of_the_json_file():
+    files = make_prediction("MKTAYIAKQR", "GW").files(plots=False)
+    (table,) = json.loads(files["_pae.json"])
+    assert pairs_of(str(files[".cif"])) == list(itertools.chain(*table["predicted_aligned_error"]))
+
+
+@pytest.mark.parametrize(
+    ("length", "wanted", "has_pairs"),
+    [(400, None, True), (401, None, False), (401, True, True), (10, False, False), (10, None, True)],
+)
+def test_long_targets_have_aligned_errors_in_mmcif_on_request(
+    length: int, wanted: bool | None, has_pairs: bool
+):
+    pae = np.full((length, length), 1.5)
+    prediction = make_prediction("G" * length, with_pae=False, pae=pae, max_pae=31.75, cif_pae=wanted)
+    arguments = prediction.modelcif_arguments()
+    assert (arguments["pae"] is not None) == has_pairs
+    if length <= 10:
+        assert len(pairs_of(prediction.to_mmcif())) == has_pairs * length**2
+
+
 def test_all_files_hold_what_was_predicted(tmp_path):
     prediction = make_prediction()
     paths = prediction.save(tmp_path, rank=2, settings={"precision": "fp32", "weights": ["a.npz"]})
@@ -75,6 +104,7 @@ def test_all_files_hold_what_was_predicted(tmp_path):
         "schema_version": 1,
         "name": "T1",
         "model": "model_1_multimer_v3",
+        "is_multimer": False,
         "seed": 7,
         "num_recycles": 3,
         "chain_ids": ["A", "B"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gemmi
 import numpy as np
 import pytest
 
@@ -90,6 +92,10 @@ def test_files_are_added_and_nothing_that_was_there_changes(
         structure_to_protein(read_structure(results.path(record, ending)))
         for ending in (".cif", "_relaxed.cif")
     )
+    (table,) = json.loads(results.path(record, "_pae.json").read_text())
+    relaxed_cif = gemmi.cif.read_string(results.path(record, "_relaxed.cif").read_text()).sole_block()
+    pairs = relaxed_cif.find_values("_ma_qa_metric_local_pairwise.metric_value")
+    assert [float(value) for value in pairs] == list(itertools.chain(*table["predicted_aligned_error"]))
     shift = (moved.atom_positions - plain.atom_positions)[plain.atom_mask > 0]
     np.testing.assert_allclose(shift, 1.0, atol=2e-3)
     # What is relaxed is not relaxed again, and what another process works on is left to it.

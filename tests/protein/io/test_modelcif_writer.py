@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 
+import gemmi
 import ihm.format
 import modelcif.protocol
 import modelcif.reader
@@ -87,6 +89,24 @@ def test_aligned_error_is_a_metric_of_each_pair_if_asked_for():
         first, second = ((r.asym._id, r.seq_id) for r in (m.residue1, m.residue2))
         found[order[first], order[second]] = m.value
     np.testing.assert_array_equal(found, pae)
+
+
+def test_aligned_errors_of_a_complex_are_read_by_gemmi_with_their_residues():
+    protein = make_protein("ACX", "AC")
+    pae = np.random.default_rng(0).uniform(0, 31.75, (5, 5))
+    block = gemmi.cif.read_string(write(protein, pae=pae)).sole_block()
+    (metric,) = (row for row in block.find("_ma_qa_metric.", ["id", "type", "mode"]) if row[1] == "PAE")
+    assert metric[2] == "local-pairwise"
+    table = block.get_mmcif_category("_ma_qa_metric_local_pairwise.")
+    assert table["ordinal_id"] == [str(number) for number in range(1, 17)]
+    assert (set(table["model_id"]), set(table["metric_id"])) == ({"1"}, {metric[0]})
+    # Mol* looks up both residues among the atoms, and takes a missing one for residue -1.
+    residues = [("A", "1", "ALA"), ("A", "2", "CYS"), ("B", "1", "ALA"), ("B", "2", "CYS")]
+    expected = np.round(pae, 2)[np.ix_([0, 1, 3, 4], [0, 1, 3, 4])]
+    names = ("label_asym_id", "label_seq_id", "label_comp_id")
+    first, second = (list(zip(*(table[f"{name}_{end}"] for name in names), strict=True)) for end in (1, 2))
+    assert list(zip(first, second, strict=True)) == list(itertools.product(residues, residues))
+    np.testing.assert_array_equal(np.array(table["metric_value"], float).reshape(4, 4), expected)
 
 
 def test_software_and_protocol_say_how_the_model_was_made():
