@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from fastfold.data.msa.sampling import chains_without_rows, cut_alignments
 from fastfold.data.search.settings import select_rows
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
-from fastfold.errors import WeightsError
+from fastfold.errors import WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.embed.compute import write_bioemu
@@ -33,7 +33,7 @@ from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.score_files import lines_json
-from fastfold.inference.output.target_files import archive_path, write_alphafold_folder, write_result_archive
+from fastfold.inference.output.target_files import renew_result_archive, write_alphafold_folder
 from fastfold.inference.output.writer import (
     coverage_title,
     draw_missing_coverage,
@@ -120,7 +120,9 @@ class TargetRunner:
         """Fold groups of targets, and draw and relax them meanwhile; yield each with its result or its error."""
         # Each process has another target ready when it ends one, also during a long fold.
         ahead = 2 * (1 + (0 if self.background is None else self.background.processes))
-        with closing(Schedule[TargetWork, FoldedTarget](self._batches, self.background)) as schedule:
+        with contextlib.closing(
+            Schedule[TargetWork, FoldedTarget](self._batches, self.background)
+        ) as schedule:
             for group in groups:
                 yield from schedule.wait(ahead)
                 yield from schedule.fold([(work, self.steps(work)) for work in group])
@@ -128,7 +130,7 @@ class TargetRunner:
 
     def steps(self, work: TargetWork) -> Generator[Awaited, Any, FoldedTarget]:
         """Fold and write one target; yield requests for its predictions."""
-        target, label, cost = work.target, work.label, work.cost
+        target, label = work.target, work.label
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
         alignments = target_alignments(self.options.msa_dir, target)  # of whole chains
@@ -136,6 +138,18 @@ class TargetRunner:
             alignments = select_rows(alignments, self.options.pair_mode)
         results = self.folder.target(target)
         results.rank(self.ranking)
+        try:
+            return (yield from self._fold(work, results, alignments))
+        except Exception:
+            with contextlib.suppress(WriteError):  # the error that ended the fold is reported
+                self._renew_archive(results, label)
+            raise
+
+    def _fold(
+        self, work: TargetWork, results: TargetResults, alignments: Sequence[ChainMsas]
+    ) -> Generator[Awaited, Any, FoldedTarget]:
+        """Fold a target with alignments of its whole chains, and write its results."""
+        target, label, cost = work.target, work.label, work.cost
         networks = suitable(self.networks, target)
         templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
         if target.is_cut:
@@ -178,7 +192,7 @@ class TargetRunner:
             results.remove(record.id for record in results.records() if record.id not in kept)
             results.rank(self.ranking)
         if not self.leaves_rest:
-            done = (yield from self._finish(results, label, made=done)) or done
+            done = (yield from self._finish(results, label)) or done
         line = "finished before with the same input and settings, skipped"
         if done:
             records = results.records()
@@ -207,18 +221,23 @@ class TargetRunner:
                     self._draw(results, record)
                     drawn = True
             drawn = draw_missing_coverage(results, target.name, again=again) or drawn
-        return (yield from self._finish(results, target.name, made=made or drawn)) or drawn
+        return (yield from self._finish(results, target.name)) or drawn
 
-    def _finish(self, results: TargetResults, label: str, *, made: bool) -> Generator[Awaited, Any, bool]:
+    def _finish(self, results: TargetResults, label: str) -> Generator[Awaited, Any, bool]:
         """Relax predictions, and write the files that are made from all others; return True if one was relaxed."""
         relaxed = yield from self._relax(results, label)
         if self.folder.output_format == "colabfold":
             write_alphafold_folder(results)
         if self.config.embed is not None and self.config.embed.file_format == "bioemu" and results.records():
             write_bioemu(results)
-        if self.options.zip_results and (made or relaxed or not archive_path(results).is_file()):
-            write_result_archive(results)
+        self._renew_archive(results, label)
         return relaxed
+
+    def _renew_archive(self, results: TargetResults, label: str) -> None:
+        """Write a target's archive if it is requested, or if an earlier one differs from the files."""
+        is_wanted = self.options.zip_results
+        if renew_result_archive(results, is_wanted=is_wanted) and not is_wanted:
+            self.progress.line(f"{label}: renewed its archive, which an earlier run wrote")
 
     def _complete(
         self,
@@ -385,5 +404,5 @@ def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator
         for runner, _ in group:
             runner.progress.line(line, important=True)
 
-    with closing(Schedule[TargetWork, FoldedTarget](BatchFolder(say), None)) as schedule:
+    with contextlib.closing(Schedule[TargetWork, FoldedTarget](BatchFolder(say), None)) as schedule:
         yield from schedule.fold([(work, runner.steps(work)) for runner, work in group])

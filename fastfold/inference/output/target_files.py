@@ -13,6 +13,7 @@ from fastfold.inference.output.file_names import ARCHIVE
 from fastfold.inference.output.prediction import multimer_confidence
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.utils.atomic_files import output_error, replacing, temporary_name, write_atomic
+from fastfold.utils.hashing import file_digest, input_hash
 
 _LISTING = "alphafold_files.txt"  #: Record that lists the names of the files in a target's folder
 
@@ -99,12 +100,39 @@ def archive_path(results: TargetResults) -> Path:
     return results.parent.path / f"{results.stem}{ARCHIVE}"
 
 
-def write_result_archive(results: TargetResults) -> Path:
-    """Write a reproducible archive with the files of a target and all its predictions, or raise WriteError."""
+def renew_result_archive(results: TargetResults, *, is_wanted: bool) -> bool:
+    """Write a target's archive if it is wanted or exists, and differs from the files; return True if it was written.
+
+    The archive is reproducible, and has the files of the target and of all its predictions. A WriteError tells that it
+    cannot be written.
+    """
     path = archive_path(results)
-    files = [results.path(record, ending) for record in results.records() for ending in record.files]
-    files += [shared for ending in _SHARED if (shared := results.shared(ending)).is_file()]
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED)
-    return path
+    if not (is_wanted or path.is_file()):
+        return False
+    with results.parent.locked():  # no process renames files meanwhile
+        records = results.records()
+        digests = {
+            file: digest
+            for record in records
+            for ending, (_, digest) in record.files.items()
+            if (file := results.path(record, ending)).is_file()
+        }
+        shared = filter(Path.is_file, map(results.shared, _SHARED))
+        digests |= {file: file_digest(file) for file in shared}
+        comment = input_hash([(file.name, digest) for file, digest in digests.items()]).encode()
+        if not records or _comment(path) == comment:
+            return False
+        with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.comment = comment
+            for file in digests:
+                archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return True
+
+
+def _comment(path: Path) -> bytes:
+    """Return the comment of an archive, the hash of its content; empty without a valid archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.comment
+    except (OSError, zipfile.BadZipFile):
+        return b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ import torch
 from fastfold import load_model, predict
 from fastfold.data.msa.find import count_rows
 from fastfold.data.targets import number_targets, target_from_sequence
+from fastfold.errors import InputError
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import limit_networks
 from fastfold.inference.output.file_names import ARCHIVE
+from fastfold.inference.output.prediction import Prediction
 from tests.helpers.command_line import CommandLine
 
 
@@ -52,6 +57,68 @@ def test_an_archive_has_all_files_of_a_target(cli: CommandLine) -> None:
                 key: files[key] for key in own
             }
     assert cli.scores("my_job_1")["sequences"] == ["GSHMW"]
+
+
+def check_archive(cli: CommandLine, name: str) -> None:
+    """The archive of a target has all its files as they are now."""
+    with zipfile.ZipFile(cli.out / f"{name}{ARCHIVE}") as archive:
+        members = {member: archive.read(member) for member in archive.namelist()}
+    files = cli.contents()
+    assert members == {key: files[key] for key in files if key.startswith(f"{name}_")}
+
+
+@pytest.mark.long
+def test_an_archive_is_renewed_when_ranks_change(cli: CommandLine) -> None:
+    fasta, weights = cli.fasta({"T1": "MKVLAAG", "T2": "GSHMW"}), [cli.weights(noise=0.1)]
+    assert cli.infer(fasta, "--zip", "--seeds", "1", weights=weights).code == 0
+    before = (cli.out / f"T2{ARCHIVE}").read_bytes()
+    only_first = cli.fasta({"T1": "MKVLAAG"}, "first.fasta")
+    done = cli.infer(only_first, "--seeds", "0,2-4", weights=weights)
+    assert done.err.count("renewed its archive, which an earlier run wrote") == 1
+    check_archive(cli, "T1")
+    done = cli.infer(fasta, "--seeds", "0-4", "--rank", "ptm", weights=weights)
+    check_archive(cli, "T1")
+    check_archive(cli, "T2")
+    assert (cli.out / f"T2{ARCHIVE}").read_bytes() != before
+    again = cli.infer(fasta, "--seeds", "0-4", "--rank", "ptm", weights=weights)
+    assert "renewed its archive" not in again.err
+    assert not list(cli.out.glob("*.tmp*"))
+
+
+@pytest.mark.long
+def test_an_archive_is_renewed_for_removed_and_drawn_files_and_after_a_failure(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fasta, weights = cli.fasta({"T1": "MKVLAAG"}), [cli.weights()]
+    assert cli.infer(fasta, "--zip", "--seeds", "0-1", weights=weights).code == 0
+    assert cli.infer(fasta, "--seeds", "0-1", weights=weights, settings=("--num-recycles", "0")).code == 0
+    assert any(name.endswith(".png") for name in cli.contents())
+    check_archive(cli, "T1")
+    assert cli.infer(fasta, "--seeds", "3", "--overwrite", weights=weights).code == 0
+    check_archive(cli, "T1")
+    predict, seeds = TargetPredictor.predict, []
+
+    def fail_at_second(
+        self: TargetPredictor, model: AlphaFold, seed: int, *args: Any, **more: Any
+    ) -> Prediction:
+        seeds.append(seed)
+        if len(seeds) > 1:
+            raise InputError("it broke")
+        return predict(self, model, seed, *args, **more)
+
+    monkeypatch.setattr(TargetPredictor, "predict", fail_at_second)
+    assert cli.infer(fasta, "--seeds", "3-6", weights=weights).code == 1
+    assert seeds == [4, 5]
+    check_archive(cli, "T1")
+
+
+def test_a_file_that_is_no_archive_is_replaced_and_none_is_made_unasked(cli: CommandLine) -> None:
+    fasta, weights = cli.fasta({"T1": "MKVLAAG"}), [cli.weights()]
+    assert cli.infer(fasta, weights=weights).code == 0
+    assert not (cli.out / f"T1{ARCHIVE}").exists()
+    (cli.out / f"T1{ARCHIVE}").write_bytes(b"damaged")
+    assert cli.infer(fasta, weights=weights).code == 0
+    check_archive(cli, "T1")
 
 
 def test_the_first_networks_of_each_kind_are_kept() -> None:
