@@ -312,6 +312,11 @@ class DistributedFolder:
 def check_started(ranks: int) -> None:
     """Raise ConfigError unless as many processes were started as should fold together."""
     started = started_processes()
+    if ranks == 1 and started > 1:
+        raise ConfigError(
+            f"WORLD_SIZE says that {started} processes were started, but one folds without --parallel; add --parallel "
+            f"dap={started} to fold each target by all of them, or start one process with WORLD_SIZE unset"
+        )
     if ranks != started:
         started_as = f"{started} processes were started" if started > 1 else "one process was started"
         raise ConfigError(

@@ -6,6 +6,7 @@ import http.client
 import json
 import math
 import platform
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ USER_AGENT = f"fastfold/{__version__} Python/{platform.python_version()}"
 BROKEN = (OSError, http.client.HTTPException)  #: Exceptions of reading from a broken connection
 
 _TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504))
+_REFUSALS = (403, 407)  #: Statuses by which a proxy refuses, too
+_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)")
 _MAX_WAIT = 3600.0
 _MAX_EXPLANATION = 10_000
 
@@ -75,8 +78,10 @@ def open_url(
         return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
+            proxy = _proxy_of(url) if error.code in _REFUSALS else ""
             raise NetworkError(
-                f"{url}: the server answers {error.code} ({error.reason})",
+                f"{url}: the server answers {error.code} ({error.reason})"
+                + (f", or the proxy {proxy} does: {_ask_for(url)}" if proxy else ""),
                 status=error.code,
                 temporary=error.code in _TEMPORARY,
                 retry_after=_seconds(error.headers.get("Retry-After") if error.headers else None),
@@ -85,7 +90,25 @@ def open_url(
     except (*BROKEN, ValueError) as error:  # ValueError: an invalid header or port
         reason: Any = error.reason if isinstance(error, urllib.error.URLError) else error
         what = getattr(reason, "strerror", None) or reason or "the connection was closed"
+        if (refusal := _TUNNEL.search(str(reason))) and int(refusal[1]) not in _TEMPORARY:
+            raise NetworkError(
+                f"cannot reach {url}: the proxy {_proxy_of(url)} answers {refusal[1]} ({refusal[2]}): {_ask_for(url)}"
+            ) from None
         raise NetworkError(f"cannot reach {url}: {what}", temporary=True) from None
+
+
+def _proxy_of(url: str) -> str:
+    """Return host and port of the proxy that the environment sets for an address; empty without one."""
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme, "")
+    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
+        return ""
+    return urlsplit(proxy if "://" in proxy else f"//{proxy}").netloc.rpartition("@")[2]  # without a password
+
+
+def _ask_for(url: str) -> str:
+    host = urlsplit(url).hostname
+    return f"ask its operator for access to {host}, or set no_proxy={host} if {host} is reached without it"
 
 
 def _explanation(error: urllib.error.HTTPError) -> str:

@@ -80,7 +80,7 @@ def loopback(answer: Callable[[Request], Any]) -> Iterator[Loopback]:
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True  # the client wanted no more
 
-        do_GET = do_POST = _serve
+        do_GET = do_POST = do_CONNECT = _serve
 
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""

@@ -341,7 +341,10 @@ def test_a_process_that_fails_within_a_target_ends_the_run_with_its_own_error_wi
     ("parallel", "message"),
     [
         # All processes would fold the same and write the same files.
-        ([], "--parallel dap=1 needs 1 processes, but 2 processes were started"),
+        (
+            [],
+            "WORLD_SIZE says that 2 processes were started, but one folds without --parallel; add --parallel dap=2",
+        ),
         (["--parallel", "dap=4"], "--parallel dap=4 needs 4 processes, but 2 processes were started"),
     ],
     ids=str,

@@ -13,11 +13,26 @@ from fastfold.errors import ConfigError, suggest
 
 OTHER_PROGRAMS = {
     # ColabFold
+    "--af3-json": "leave it out: inputs of AlphaFold 3 are read, not written",
     "--amber": "use --relax best, or --relax all",
+    "--calc-extra-ptm": "leave it out: scores of chains and interfaces are always computed",
     "--data": "use --weights; 'fastfold weights download' fetches them",
+    "--debug-logging": "set FASTFOLD_DEBUG=1 in the environment",
     "--host-url": "use --msa-server URL",
+    "--max-extra-seq": "use --max-msa CLUSTERS:EXTRA, with this number after the colon",
+    "--max-seq": "use --max-msa CLUSTERS:EXTRA, with this number before the colon",
+    "--max-template-hits": "use --max-templates N",
     "--model-order": "use --weights with the files in that order",
     "--model-type": "use --weights monomer, monomer_ptm or multimer",
+    "--pdb-hit-file": "put the hits into the folder of alignments, and use --msa-dir DIR with --template-mmcif-dir DIR",
+    **dict.fromkeys(
+        ("--compile-mode", "--disable-unified-memory", "--recompile-padding", "--use-pallas"),
+        "leave it out: nothing is compiled for a length, and folds fit the memory",
+    ),
+    **dict.fromkeys(
+        ("--relax-max-iterations", "--relax-max-outer-iterations", "--relax-stiffness", "--relax-tolerance"),
+        "leave it out: a relaxation has AlphaFold's values",
+    ),
     "--save-all": "use --save-representations and --save-recycles",
     "--save-single-representations": "use --save-representations",
     "--save-pair-representations": "use --save-representations",

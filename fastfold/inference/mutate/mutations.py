@@ -62,17 +62,28 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
     if path.is_file():
         lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
         listed = ((number, text.partition("#")[0].strip()) for number, text in enumerate(lines, 1))
-        found = [_variant(target, text, path, number) for number, text in listed if text]
+        rows = [(number, text) for number, text in listed if text]
+        if rows:
+            _check_no_header(rows[0][1], path, rows[0][0])
+        variants = [_variant(target, text, path, number) for number, text in rows]
     elif all(_MUTATION.fullmatch(part) for one in mutations.split(",") for part in one.split("+")):
-        found = [_variant(target, text, None, None) for text in mutations.split(",")]
+        variants = [_variant(target, text, None, None) for text in mutations.split(",")]
     else:
         raise InputError(
             "no such file; give a file with a mutant per line (A24G, A24G+K30R), mutants joined by commas, or all",
             path=path,
         )
-    if not found:
+    if not variants:
         raise InputError("contains no mutation; write a mutant such as A24G in each line", path=path)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(variants))
+
+
+def _check_no_header(text: str, path: Path, line: int) -> None:
+    """Refuse a first line that names the columns of a table."""
+    cells = re.split(r"[+,;\s]+", text)
+    if not any(_MUTATION.fullmatch(cell) or any(map(str.isdigit, cell)) for cell in cells):
+        message = f"expected a mutant such as A24G in each line, found the header of a table ({text[:40]!r})"
+        raise InputError(f"{message}; remove it, and all columns but the mutants", path=path, line=line)
 
 
 def _variant(target: Target, text: str, path: Path | None, line: int | None) -> Variant:

@@ -85,3 +85,14 @@ def test_the_query_row_alone_changes() -> None:
     assert one.alignments[1][1][0] is other
     assert two.alignments[1][1][0].sequences == ("WK", "WA")
     assert mutated_residues(target, variants[1]).tolist() == [0, 4]
+
+
+@pytest.mark.parametrize("header", ["mutation", "mutant\tscore", "Mutant;Score", "# note\nmutant,DMS_score"])
+def test_the_header_of_a_table_is_named_with_what_to_do(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "mutants.tsv"
+    path.write_text(f"{header}\nM1A\n")
+    with pytest.raises(
+        InputError, match=r"found the header of a table .*; remove it, and all columns but"
+    ) as found:
+        read_variants(target_from_sequence("MKV"), str(path))
+    assert found.value.line == 1 + header.count("\n")
