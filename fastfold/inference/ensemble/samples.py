@@ -212,14 +212,14 @@ def _clusters(
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     found = cluster_rows(joined, np.random.default_rng([seed, 0]))
     if not found.rows:
-        rows, left_out = len(joined.sequences) - 1, found.left_out
+        total, left_out = len(joined.sequences) - 1, found.left_out
         reason, remedy = "", "a deeper alignment"
         if left_out:
-            number = "all" if left_out == rows else str(left_out)
+            number = "all" if left_out == total else str(left_out)
             reason = f", {number} left out for {MAX_GAPS:.0%} gaps or more"
             remedy = "an alignment whose rows cover more of the query"
         raise InputError(
-            f"--sample clusters: no clusters among {rows} alignment rows{reason}; use {remedy}, or --sample columns",
+            f"--sample clusters: no clusters among {total} alignment rows{reason}; use {remedy}, or --sample columns",
             record=target.name,
         )
     largest = sorted(range(len(found.rows)), key=lambda label: -len(found.rows[label]))[: sampling.number]

@@ -111,8 +111,8 @@ def to_modelcif(
     model.qa_metrics.extend(_qa_metrics(protein, asym_units, software, plddt, ptm, iptm))
     dumpers: list[type] = []
     if plddt is not None and pae is not None:
-        text = "Predicted aligned error of residue 2 when aligned on residue 1, in angstrom"
-        errors = pairwise_metric("PAE", modelcif.qa_metric.PAE, text, software)
+        meaning = "Predicted aligned error of residue 2 when aligned on residue 1, in angstrom"
+        errors = pairwise_metric("PAE", modelcif.qa_metric.PAE, meaning, software)
         model.qa_metrics.append(errors)
         present: np.ndarray = np.any(protein.atom_mask > 0.5, axis=1)
         residues = [one for one, there in zip(_residues(protein, asym_units), present, strict=True) if there]
