@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from fastfold.errors import InputError
+from fastfold.protein.labels import AuthorNames, residue_ranges
 from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import restypes
 from fastfold.utils.text_files import PathLike, split_lines
@@ -19,6 +22,7 @@ from fastfold.utils.transliteration import to_ascii
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
     from fastfold.data.templates.whole.given import Features, GivenStructure
+    from fastfold.protein.io.observed import ObservedStructure
 
 MAX_NAME_LENGTH = 100
 MAX_SHOWN_LENGTH = 200  #: Largest number of letters of a record's name in tables and on pages
@@ -28,6 +32,7 @@ _UNKNOWN_LETTERS = "".join(sorted(set(string.ascii_uppercase) - _KNOWN))  # BJOU
 _TO_X = str.maketrans(_UNKNOWN_LETTERS, "X" * len(_UNKNOWN_LETTERS))
 _NO_BLANKS = str.maketrans("", "", " \t")
 _NO_RESIDUE = re.compile(r"[^A-Za-z:*]")
+_CHAIN_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
 _RESERVED = frozenset(  # device names of Windows, with any extension
     ("con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)))
 )
@@ -37,7 +42,7 @@ _RESERVED = frozenset(  # device names of Windows, with any extension
 class Chain:
     """Protein chain."""
 
-    id: str  #: Chain identifier in the structure, ``A``, ``B``, … in the order of the input
+    id: str  #: Name in outputs: that of a given structure, otherwise ``A``, ``B``, … in the order of the input
     sequence: str  #: One letter per residue, upper case, the 20 amino acids and X
     #: Identifier of the chain's own FASTA record, if it has one; used to find its alignments
     record: str = field(default="", compare=False)
@@ -48,6 +53,10 @@ class Chain:
     whole: str = field(default="", compare=False)
     #: First and last residue of each part in the whole protein, from 1; empty for a whole protein
     regions: tuple[tuple[int, int], ...] = ()
+    #: Residue index of a given structure, strictly increasing; empty for that of :attr:`numbers`
+    indices: tuple[int, ...] = ()
+    #: Number and insertion code of each residue in a given structure, ``52A``; empty for :attr:`numbers`
+    labels: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> list[int]:
@@ -57,13 +66,28 @@ class Chain:
         return [number for first, last in self.regions for number in range(first, last + 1)]
 
     @property
+    def residue_index(self) -> np.ndarray:
+        """Residue index ``[N]`` int32 that networks see; a step over 1 is a gap in the chain."""
+        return np.array(self.indices or self.numbers, np.int32) - (not self.indices)
+
+    @property
+    def residue_labels(self) -> tuple[str, ...]:
+        """Number of each residue in outputs, with its insertion code."""
+        return self.labels or tuple(map(str, self.numbers))
+
+    @property
+    def has_gap(self) -> bool:
+        """True if residues are missing between two residues of the chain."""
+        return bool((np.diff(self.residue_index) > 1).any())
+
+    @property
     def uncut(self) -> Chain:
         """The chain with all residues of its protein."""
         if not self.regions:
             return self
         sequence = mask_unknown(self.whole)
         letters = "" if sequence == self.whole else self.whole
-        return replace(self, sequence=sequence, letters=letters, whole="", regions=())
+        return replace(self, sequence=sequence, letters=letters, whole="", regions=(), indices=(), labels=())
 
 
 @dataclass(frozen=True)
@@ -119,6 +143,14 @@ class Target:
     def num_residues(self) -> int:
         """Number of residues of all chains together."""
         return sum(len(chain.sequence) for chain in self.chains)
+
+    @property
+    def names(self) -> AuthorNames:
+        """Names of chains and residues in outputs."""
+        return AuthorNames(
+            chain_ids=tuple(chain.id for chain in self.chains),
+            numbers=tuple(label for chain in self.chains for label in chain.residue_labels),
+        )
 
 
 class FoundTarget(NamedTuple):
@@ -180,6 +212,40 @@ def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) 
         sequence = mask_unknown(letters)
         chains.append(Chain(chain_name(number), sequence, record, "" if letters == sequence else letters))
     return tuple(chains)
+
+
+def structure_chains(structure: ObservedStructure, record: str = "") -> tuple[Chain, ...]:
+    """Build the chains of a target from a structure, with its residue index, names and numbers.
+
+    Residues that the structure lacks are parts left out of the whole chain. A chain whose name is empty, or cannot be
+    part of a file name, gets the first free letter.
+
+    Args:
+        structure: As of :func:`fastfold.protein.io.observed.read_observed`.
+        record: Name of the structure; chains of a complex are records such as ``<record>_A``. Empty for no records.
+    """
+    names = name_chains([chain.chain_id for chain in structure.chains])
+    is_complex = len(names) > 1
+    return tuple(
+        Chain(
+            name,
+            chain.sequence,
+            record=f"{record}_{chain.chain_id}" if record and is_complex else "",
+            whole=chain.whole,
+            regions=tuple((first + 1, last + 1) for first, last in residue_ranges(chain.places))
+            if chain.whole
+            else (),
+            indices=tuple(chain.residue_index.tolist()),
+            labels=chain.author_numbers,
+        )
+        for name, chain in zip(names, structure.chains, strict=True)
+    )
+
+
+def name_chains(names: Sequence[str]) -> list[str]:
+    """Return the names of chains, with the first free letter in place of each empty or unsafe name."""
+    free = filter(lambda name: name not in names, map(chain_name, itertools.count()))
+    return [name if _CHAIN_NAME.fullmatch(name) else next(free) for name in names]
 
 
 def mask_unknown(sequence: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Protein, chain_name
-from fastfold.protein.structure import ChainStructure, Structure
+from fastfold.protein.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ def author_names(structure: Structure) -> AuthorNames:
     """Return the names in a structure's file, in the order of its chains."""
     return AuthorNames(
         chain_ids=tuple(chain.chain_id for chain in structure.chains),
-        numbers=tuple(number for chain in structure.chains for number in _numbers(chain)),
+        numbers=tuple(number for chain in structure.chains for number in fill_numbers(chain.author_numbers)),
         residues=tuple(name for chain in structure.chains for name in chain.residue_names),
     )
 
 
-def _numbers(chain: ChainStructure) -> list[str]:
-    """Return numbers of all residues; those without atoms continue a neighbour's number if it is unused."""
-    numbers = list(chain.author_numbers)
+def fill_numbers(known: Sequence[str]) -> list[str]:
+    """Return numbers of all residues of a chain; empty ones continue a neighbour's number if it is unused."""
+    numbers = list(known)
     taken = set(numbers)
     last = len(numbers) - 1
     for places, step in ((range(1, last + 1), 1), (range(last - 1, -1, -1), -1)):
@@ -63,6 +64,15 @@ def default_names(protein: Protein) -> AuthorNames:
     )
 
 
+def shifted_numbers(residue_index: np.ndarray, first: str) -> np.ndarray:
+    """Return the residue index ``[N]`` of a chain, shifted so that its first residue has its number.
+
+    Gaps stay, so these are the numbers of a file wherever its numbers agree with the index.
+    """
+    match = re.match(r"-?\d+", first)
+    return residue_index if match is None else residue_index - residue_index[0] + int(match[0])
+
+
 def residue_ranges(numbers: np.ndarray) -> list[list[int]]:
     """Return first and last number of each run of consecutive numbers in ``[N]`` ascending ones; N is at least 1."""
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
@@ -73,7 +83,7 @@ def numbers_of_ranges(ranges: Any, length: int) -> np.ndarray:
     """Return ``[N]`` int32 residue numbers of ranges; inverse of :func:`residue_ranges`.
 
     Args:
-        ranges: Pairs of a first and a last number, ascending, from 1; may come from a file.
+        ranges: Pairs of a first and a last number, ascending; may come from a file.
         length: Number of residues ``N``.
 
     Raises:
@@ -84,7 +94,7 @@ def numbers_of_ranges(ranges: Any, length: int) -> np.ndarray:
         if not (isinstance(one, list) and len(one) == 2 and all(type(number) is int for number in one)):
             raise ValueError("residue ranges are not pairs of numbers")
         first, last = one
-        if not (numbers[-1] if numbers else 0) < first <= last < 2**31 or last - first >= length:
+        if not (numbers[-1] if numbers else -(2**31)) < first <= last < 2**31 or last - first >= length:
             raise ValueError(f"{first}-{last} does not follow the residue range before it, or is too long")
         numbers += range(first, last + 1)
     if len(numbers) != length:

@@ -26,6 +26,9 @@ class ChainStructure:
     #: An empty tuple if the chain is not from a file.
     author_numbers: tuple[str, ...] = ()
     residue_names: tuple[str, ...] = ()  #: Residue names as in the file, empty for unobserved residues
+    has_sequence: bool = (
+        False  #: True if the file lists the residues of the polymer (SEQRES, ``entity_poly_seq``)
+    )
 
     def __len__(self) -> int:
         return len(self.sequence)

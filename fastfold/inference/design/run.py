@@ -271,9 +271,10 @@ class _DesignRun:
             ) from error
         save_state(saved, state, identity)
         design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)
-        write_atomic(file(".jsonl"), "".join(f"{json.dumps(row)}\n" for row in state.log))
-        write_atomic(file(".pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain))
-        write_atomic(file("_design.pdb"), to_pdb(_structure(design)))
+        names, about = evaluator.task.target.names, evaluator.task.residue_columns
+        write_atomic(file(".jsonl"), "".join(f"{json.dumps(row | about)}\n" for row in state.log))
+        write_atomic(file(".pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain, names))
+        write_atomic(file("_design.pdb"), to_pdb(_structure(design), names=names))
         if find_spec("matplotlib") is not None:
             series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
             write_atomic(file(".png"), trajectory_png(*series, title=path.name))
@@ -292,7 +293,7 @@ class _DesignRun:
             )
         found = redesign.program.sequences(
             design.task,
-            to_pdb(structure),
+            to_pdb(replace(structure, residue_index=design.task.place + 1)),
             "".join(design.sequences),
             kept=kept,
             folder=prepare_output_directory(self.output / PROGRAM),
@@ -317,7 +318,7 @@ def _structure(design: Design) -> Protein:
     # Residues that the last step has changed lack atoms, which are at the origin.
     mask = rc.restype_atom37_mask[aatype] * (np.abs(design.state.positions).sum(-1) > 0)
     b_factors = np.repeat(np.asarray(design.state.plddt)[:, None], mask.shape[1], 1)
-    return Protein(design.state.positions, mask, aatype, task.place + 1, task.chain, b_factors)
+    return Protein(design.state.positions, mask, aatype, task.residue_index, task.chain, b_factors)
 
 
 def fold_designs(
@@ -337,8 +338,12 @@ def fold_designs(
     tasks = {name: task for design in designs for name, task in design.complexes.items()}
 
     def prepared(target: Target, task: DesignTask) -> Target:
-        # An empty alignment, because none is missing.
-        target = replace(target, alignments=tuple(([], []) for _ in target.chains))
+        # An empty alignment, because none is missing. Chains have the sequences of the design, and the task's names.
+        chains = tuple(
+            replace(own, sequence=one.sequence, letters=one.letters)
+            for own, one in zip(task.target.chains, target.chains, strict=True)
+        )
+        target = replace(target, chains=chains, alignments=tuple(([], []) for _ in chains))
         takers = [one for one in networks if takes_templates(one.info.config, target)]
         return replace(target, templates=task.template_features) if takers else target
 

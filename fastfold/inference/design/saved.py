@@ -18,6 +18,8 @@ from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.task import DesignTask
+from fastfold.protein.io.pdb_writer import pdb_chain_ids
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic
@@ -38,8 +40,8 @@ def _task_facts(task: DesignTask) -> list[Any]:
     if task.reference is not None:
         given += [task.reference.positions.numpy(), task.reference.mask.numpy()]
     if task.templates is not None:
-        given.append([None if path is None else path.read_bytes() for path in task.templates])
-    chains = [chain.sequence for chain in task.target.chains]
+        given += [[one.sequence, one.positions, one.mask] for one in task.templates if one is not None]
+    chains = [[chain.sequence, chain.indices, chain.id, chain.labels] for chain in task.target.chains]
     return [task.name, chains, given, dict(task.weights)]
 
 
@@ -84,25 +86,32 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
     return DesignState(**record, trace=list(found["trace"].numpy()))
 
 
-def film_pdb(trace: np.ndarray, chain: np.ndarray) -> str:
+def film_pdb(trace: np.ndarray, chain: np.ndarray, names: AuthorNames | None = None) -> str:
     """Write CA atoms of steps as a PDB file of models, each superposed on the last, at most 100 of them.
 
-    ``trace [steps, N, 3]`` is in Å, and ``chain [N]`` has the chain number of each residue, which is named GLY.
+    ``trace [steps, N, 3]`` is in Å, and ``chain [N]`` has the chain number of each residue, which is named GLY. Chains
+    are by default A, B, ... and residues are numbered from 1.
     """
     chosen = np.unique(np.linspace(0, len(trace) - 1, min(_FRAMES, len(trace))).round().astype(int))
     points = torch.from_numpy(trace[chosen]).double()
     moved = superpose(points, points[-1:].expand_as(points), torch.ones(points.shape[:2]))[..., None].apply(
         points
     )
-    number = np.concatenate([np.arange(count) for count in np.bincount(chain)]) + 1
+    if names is None:
+        counts = np.bincount(chain)
+        numbers = tuple(str(number + 1) for count in counts for number in range(count))
+        names = AuthorNames(tuple(map(chain_name, range(len(counts)))), numbers)
+    letters = pdb_chain_ids(names.chain_ids)
+    heads = []
+    for i, number in enumerate(chain):
+        residue, code = names.split_number(i)
+        heads.append(f"{letters[number][:1]:1}{residue % 10_000:4d}{code:1}")
     lines = []
     for model, frame in enumerate(moved.numpy(), 1):
         lines.append(f"MODEL     {model:4d}")
         for i, (x, y, z) in enumerate(frame.clip(-999, 9999)):
-            letter = chain_name(int(chain[i]))[:1]
             lines.append(
-                f"ATOM  {(i + 1) % 100000:5d}  CA  GLY {letter}{number[i] % 10000:4d}    {x:8.3f}{y:8.3f}{z:8.3f}"
-                "  1.00  0.00           C  "
+                f"ATOM  {(i + 1) % 100000:5d}  CA  GLY {heads[i]}   {x:8.3f}{y:8.3f}{z:8.3f}  1.00  0.00           C  "
             )
         lines.append("ENDMDL")
     return "\n".join([*lines, "END", ""])

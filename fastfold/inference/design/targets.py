@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from fastfold.data.targets import Target
+from fastfold.data.templates.whole.given import whole_template
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.design.config import Flexible
-from fastfold.inference.target_templates import read_templates
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.observed import ObservedChain
 from fastfold.protein.structure import ChainStructure
 
 _KEPT = [rc.atom_order[name] for name in ("N", "CA", "C", "CB", "O")]
@@ -46,19 +47,18 @@ def check_flexible(flexible: str) -> None:
 
 
 def template_features(
-    target: Target, files: Sequence[Path | None], flexible: Flexible
+    chains: Sequence[ObservedChain | None], name: str, flexible: Flexible
 ) -> tuple[Mapping[str, np.ndarray] | None, ...] | None:
     """Return raw template features of each chain, without the parts that are flexible; None if all are free.
 
-    ``files`` has the structure file of each chain, None for a chain without a template.
+    ``chains`` has the structure of each chain, None for a chain without a template, and ``name`` that of their file.
     """
     if flexible == "free":
         return None
-    alignments: list[Any] = [([], []) for _ in target.chains]
-    read = read_templates(target, alignments, [None if path is None else [path] for path in files])
-    if read is None:
-        return None
-    return tuple(None if one is None else _flexible(one, flexible) for one in read.features)
+    return tuple(
+        None if one is None else _flexible(whole_template(one, f"{name}_{one.chain_id}".encode()), flexible)
+        for one in chains
+    )
 
 
 def _flexible(features: Mapping[str, np.ndarray], flexible: Flexible) -> Mapping[str, np.ndarray]:
@@ -72,6 +72,24 @@ def _flexible(features: Mapping[str, np.ndarray], flexible: Flexible) -> Mapping
         types[..., _GAP] = 1
         changed["template_aatype"] = types
     return {**features, **changed}
+
+
+def residue_text(target: Target, residues: Sequence[int]) -> str:
+    """Return residues of a target by their places in the joined chains, in the form of :func:`residue_places`.
+
+    Runs of neighbours are ranges: ``D330-338,D346,E20A``.
+    """
+    names = target.names
+    chain = np.repeat(np.arange(len(target.chains)), [len(one.sequence) for one in target.chains])
+    index = np.concatenate([one.residue_index for one in target.chains])
+    parts: list[list[int]] = []
+    for i in sorted(residues):
+        if parts and i == parts[-1][-1] + 1 and chain[i] == chain[i - 1] and index[i] == index[i - 1] + 1:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+    ends = ("-".join(dict.fromkeys(names.numbers[i] for i in (part[0], part[-1]))) for part in parts)
+    return ",".join(f"{names.chain_ids[chain[part[0]]]}{end}" for part, end in zip(parts, ends, strict=True))
 
 
 def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> np.ndarray:
@@ -102,7 +120,7 @@ def _match(part: str, chains: Sequence[ChainStructure]) -> tuple[int, str, str] 
     for number in sorted(range(len(chains)), key=lambda i: -len(chains[i].chain_id)):
         name = chains[number].chain_id
         rest = part[len(name) :] if part.startswith(name) else part if len(chains) == 1 else ""
-        if match := re.fullmatch(r"(-?\d+[A-Z]?)(?:-(-?\d+[A-Z]?))?", rest):
+        if match := re.fullmatch(r"(-?\d+[A-Za-z]?)(?:-(-?\d+[A-Za-z]?))?", rest):
             return number, match[1], match[2] or match[1]
     return None
 

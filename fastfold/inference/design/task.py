@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.data.targets import Target, target_from_sequence
+from fastfold.data.targets import Chain, Target, structure_chains, target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses import design as losses
@@ -21,13 +22,21 @@ from fastfold.inference.design.targets import (
     TargetStructure,
     check_flexible,
     residue_places,
+    residue_text,
     template_features,
 )
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
-from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.io.observed import (
+    BINDING_SITE,
+    FIXED_BACKBONE,
+    MOTIF,
+    ObservedChain,
+    ObservedStructure,
+    Purpose,
+    read_logged,
+)
 from fastfold.protein.protein import chain_name
-from fastfold.protein.structure import ChainStructure
 
 CONTACTS = ContactOptions(num=2, cutoff=14.0, seqsep=9)
 INTERFACE_CONTACTS = ContactOptions(num=1, cutoff=21.6875)
@@ -66,8 +75,8 @@ class DesignTask:
     reference: Reference | None = None  #: Given atoms that designs are compared with, None for none
     #: Residues of the given chains that a binder must touch, ``[H]``; empty for any
     hotspots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    #: Structure file that is the template of each chain, None for no template
-    templates: Sequence[Path | None] | None = None
+    #: Structure that is the template of each chain, None for no template
+    templates: Sequence[ObservedChain | None] | None = None
     cyclic: bool = False  #: True if designed chains are rings
     flexible: Flexible = "none"  #: Parts of the templates that are left out
     others: Sequence[DesignTask] = ()  #: Further complexes that the designed residues shall form
@@ -82,7 +91,7 @@ class DesignTask:
         """Raw template features of each chain; None without templates."""
         if self.templates is None:
             return None
-        return template_features(self.target, self.templates, self.flexible)
+        return template_features(self.templates, self.target.source, self.flexible)
 
     @property
     def template_indices(self) -> tuple[int, ...] | None:
@@ -100,7 +109,8 @@ class DesignTask:
         if self.given is None:
             return None
         length = len(self.designed_chain)
-        target = target_from_sequence(_PLACEHOLDER * length, "alone")
+        name = self.target.chains[int(self.chain[self.designed_chain[0]])].id
+        target = _target("alone", [Chain(name, _PLACEHOLDER * length)])
         return DesignTask("alone", target, np.arange(length), {}, cyclic=self.cyclic)
 
     @property
@@ -120,6 +130,19 @@ class DesignTask:
         return np.concatenate([np.arange(len(chain.sequence)) for chain in self.target.chains])
 
     @cached_property
+    def residue_index(self) -> np.ndarray:
+        """Residue index that networks see, ``[N]``, with the gaps of given chains."""
+        return np.concatenate([chain.residue_index for chain in self.target.chains])
+
+    @property
+    def residue_columns(self) -> dict[str, str]:
+        """Residues of all chains, and hotspots if there are some, as names of outputs such as ``D310-338,A1-60``."""
+        columns = {"chains": residue_text(self.target, range(len(self.source)))}
+        return columns | (
+            {"hotspots": residue_text(self.target, self.hotspots.tolist())} if len(self.hotspots) else {}
+        )
+
+    @cached_property
     def designed_chain(self) -> np.ndarray:
         """Residues of the first designed chain, kept ones included, ``[L]``."""
         return np.flatnonzero(self.chain == self.chain[np.argmax(self.source >= 0)])
@@ -130,12 +153,12 @@ class DesignTask:
         designed = np.unique(self.chain[self.source >= 0])
         if not self.cyclic or len(designed) == len(self.target.chains):
             return self.cyclic
-        return ",".join(chain_name(int(number)) for number in designed)
+        return ",".join(self.target.chains[number].id for number in designed)
 
     @cached_property
     def offset(self) -> Tensor:
         """Separation of residues in the sequence, ``[N, N]``; large between chains, the shorter way in rings."""
-        apart = self.place[:, None] - self.place[None]
+        apart = self.residue_index[:, None] - self.residue_index[None]
         if self.cyclic:
             length = np.bincount(self.chain)[self.chain][:, None]
             is_ring = np.isin(self.chain, self.chain[self.source >= 0])[:, None]
@@ -161,7 +184,7 @@ class DesignTask:
         is_designed = (self.source >= 0) | (self.name == "fixbb")
         designed = torch.from_numpy(is_designed).to(device, dtype)
         chain = torch.from_numpy(self.chain).to(device)
-        place, offset = torch.from_numpy(self.place).to(device), self.offset.to(device)
+        index, offset = torch.from_numpy(self.residue_index).to(device), self.offset.to(device)
         same = (chain[:, None] == chain[None]).to(dtype)
         everyone = torch.ones_like(designed)
         is_binder = self.name == "binder"
@@ -178,7 +201,7 @@ class DesignTask:
             "helix": lambda o, _: losses.helix_loss(o, offset, helical),
             "rg": lambda o, _: losses.rg_loss(o, first_chain),
             "NC": lambda o, _: losses.termini_loss(o, first_chain),
-            "clashes": lambda o, aatype: losses.clash_loss(o, aatype, place, chain, designed),
+            "clashes": lambda o, aatype: losses.clash_loss(o, aatype, index, chain, designed),
         }
         if len(self.target.chains) > 1:
             goal = everyone - designed if is_binder else everyone
@@ -265,11 +288,12 @@ def fixed_backbone(path: Path, *, chain: str | None = None, keep: str = "") -> D
         >>> len(task.source), task.source.tolist().count(-1)
         (10, 3)
     """
-    given = _one_chain(path, chain)
-    kept = residue_places(keep, [given], path)
-    if len(kept) == len(given):
-        raise ConfigError(f"all {len(given)} residues of {path} are kept; leave at least one to design")
-    return _single_chain("fixbb", given, kept, {"dgram_cce": 1.0}, np.arange(len(given)))
+    given = _read_chain(path, chain, FIXED_BACKBONE)
+    kept = residue_places(keep, given.chains, path)
+    length = len(given.chains[0])
+    if len(kept) == length:
+        raise ConfigError(f"all {length} residues of {path} are kept; leave at least one to design")
+    return _single_chain("fixbb", given, kept, {"dgram_cce": 1.0}, np.arange(length))
 
 
 def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
@@ -293,12 +317,12 @@ def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
         >>> task.source.tolist().count(-1)
         5
     """
-    given = _one_chain(path, chain)
-    kept = residue_places(motif, [given], path)
-    if not 0 < len(kept) < len(given):
+    given = _read_chain(path, chain, MOTIF)
+    kept = residue_places(motif, given.chains, path)
+    if not 0 < len(kept) < len(given.chains[0]):
         raise ConfigError(
-            f"expected a motif of 1 to {len(given) - 1} residues of {path}, found {len(kept)}; name residues such as "
-            f"{given.chain_id}10-25"
+            f"expected a motif of 1 to {len(given.chains[0]) - 1} residues of {path}, found {len(kept)}; name residues "
+            f"such as {given.chains[0].chain_id}10-25"
         )
     return _single_chain("partial", given, kept, {"dgram_cce": 1.0, "con": 1.0}, kept)
 
@@ -342,14 +366,11 @@ def binder(
     if length < 5:
         raise ConfigError(f"expected a binder of 5 residues or more, found {length}")
     check_flexible(flexible)
-    read = list(read_user_structure(path).chains)
-    given = [one for one in read if one.chain_id in chains] if chains else read
-    if missing := sorted(set(chains) - {one.chain_id for one in read}):
-        raise InputError(
-            f"has no chain {missing[0]!r}, only {', '.join(one.chain_id for one in read)}", path=path
-        )
+    structure = read_logged(path, BINDING_SITE, chain_ids=chains)
+    given = list(structure.chains)
     touched = residue_places(hotspots, given, path)
-    sequences = [one.sequence for one in given] + [_PLACEHOLDER * length]
+    own = structure_chains(structure)
+    name = next(name for name in map(chain_name, count()) if name not in [one.id for one in own])
     ca = rc.atom_order["CA"]
     atoms = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in given]
 
@@ -359,11 +380,11 @@ def binder(
 
     return DesignTask(
         "binder",
-        target_from_sequence(":".join(sequences), "binder"),
+        _target("binder", [*own, Chain(name, _PLACEHOLDER * length)], structure.name),
         np.concatenate([np.full(sum(map(len, given)), -1), np.arange(length)]),
         {"plddt": 0.1, "i_con": 1.0},
         hotspots=touched,
-        templates=[*[path] * len(given), None],
+        templates=[*given, None],
         cyclic=cyclic,
         flexible=flexible,
         others=[bound(one) for one in others],
@@ -372,21 +393,30 @@ def binder(
     )
 
 
-def _one_chain(path: Path, name: str | None) -> ChainStructure:
-    chains = read_user_structure(path).chains
-    names = [chain.chain_id for chain in chains]
-    if name is None and len(chains) > 1:
-        raise InputError(f"has chains {', '.join(names)}; choose one with --chains", path=path)
-    for chain in chains:
-        if name in (None, chain.chain_id):
-            return chain
-    raise InputError(f"has no chain {name!r}, only {', '.join(names)}", path=path)
+def _target(name: str, chains: Sequence[Chain], source: str = "") -> Target:
+    """Return a target without alignments; its chains are parts of no whole ones, which would be searched."""
+    own = tuple(replace(chain, whole="", regions=()) for chain in chains)
+    return Target(name, own, source, name, ())
+
+
+def _read_chain(path: Path, name: str | None, purpose: Purpose) -> ObservedStructure:
+    """Read one chain of a structure, which must be named if there are several."""
+    found = read_logged(path, purpose, chain_ids=() if name is None else (name,))
+    if len(found.chains) > 1:
+        names = ", ".join(chain.chain_id for chain in found.chains)
+        raise InputError(f"has chains {names}; choose one with --chains", path=path)
+    return found
 
 
 def _single_chain(
-    name: str, given: ChainStructure, kept: np.ndarray, weights: Mapping[str, float], supervised: np.ndarray
+    name: str,
+    structure: ObservedStructure,
+    kept: np.ndarray,
+    weights: Mapping[str, float],
+    supervised: np.ndarray,
 ) -> DesignTask:
     """Return a task that designs all residues of a chain but ``kept``; atoms of ``supervised`` ones are compared."""
+    (given,), (chain,) = structure.chains, structure_chains(structure)
     designed = np.setdiff1d(np.arange(len(given)), kept)
     letters, source = np.array(list(given.sequence)), np.full(len(given), -1)
     letters[designed], source[designed] = _PLACEHOLDER, np.arange(len(designed))
@@ -394,4 +424,5 @@ def _single_chain(
     mask = torch.from_numpy(given.mask) * is_supervised
     aatype = encode_sequence(given.sequence).argmax(-1)
     reference = Reference(torch.from_numpy(given.positions), mask, aatype)
-    return DesignTask(name, target_from_sequence("".join(letters), name), source, weights, reference)
+    target = _target(name, [replace(chain, sequence="".join(letters))], structure.name)
+    return DesignTask(name, target, source, weights, reference)

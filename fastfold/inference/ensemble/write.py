@@ -14,11 +14,10 @@ from fastfold.inference.ensemble.analysis import Analysis, analyse, motion_onto_
 from fastfold.inference.ensemble.members import Ensemble, read_ensembles
 from fastfold.inference.ensemble.pictures import fluctuation_png, landscape_png, pairs_png, states_png
 from fastfold.inference.ensemble.settings import SIMILARITY
-from fastfold.inference.output.score_files import lines_json, rounded
+from fastfold.inference.output.score_files import lines_json, rounded, scored_names
 from fastfold.inference.output.summary import tab_separated
 from fastfold.inference.report.groups import ENDING
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
-from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.packages import require_package
 
@@ -146,10 +145,10 @@ def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:
 def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
     protein = ensemble.members[0].protein
     plddt = np.mean([member.found.scores["plddt"] for member in ensemble.members], axis=0)
-    letters = "".join(protein.sequences)
+    letters, names = "".join(protein.sequences), scored_names(ensemble.members[0].found.scores)
     lines: list[list[Any]] = [["chain", "residue", "letter", "fluctuation", "plddt"]]
     for place, value in zip(ensemble.present, analysis.fluctuation, strict=True):
-        chain, number = chain_name(int(protein.chain_index[place])), ensemble.numbers[place]
+        chain, number = names.chain_ids[protein.chain_index[place]], names.numbers[place]
         lines.append([chain, number, letters[place], f"{value:.3f}", f"{plddt[place]:.2f}"])
     return tab_separated(lines)
 

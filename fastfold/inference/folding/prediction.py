@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fastfold.data.features.assembly import CHAIN_GAP
 from fastfold.data.features.pipeline import FeatureSampler
-from fastfold.data.targets import Target
+from fastfold.data.targets import Target, structure_chains
 from fastfold.errors import ConfigError, InputError, OutputError
 from fastfold.evoformer.config import ensemble_size, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
@@ -23,9 +24,8 @@ from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FoldPlan
-from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.io.observed import INITIAL_GUESS, all_residues, read_logged
 from fastfold.protein.metrics.interface import ChainConfidence
-from fastfold.protein.protein import chain_name
 from fastfold.protein.structure import ChainStructure, Structure
 
 
@@ -34,7 +34,8 @@ def add_settings(
 ) -> None:
     """Add the features of some settings, in the residue order of the features; errors are those of :func:`ring_chains`.
 
-    They are ``ring_length [N]``, ``initial_positions [N, 37, 3]`` (Å), and ``residue_index [N]`` for parts of proteins.
+    They are ``ring_length [N]``, ``initial_positions [N, 37, 3]`` (Å), and ``residue_index [N]`` for chains with gaps
+    or numbers of their own.
     """
     order = input_order(sampler)
     added = {}
@@ -45,7 +46,7 @@ def add_settings(
         added["ring_length"] = np.repeat(sizes, lengths).astype(np.int32)
     if guess is not None:
         added["initial_positions"] = guess
-    if target.is_cut:
+    if any(chain.regions or chain.indices for chain in target.chains):
         added["residue_index"] = _residue_index(sampler, target)
     for key, value in added.items():
         sampler.static[key] = np.empty_like(value)
@@ -54,7 +55,7 @@ def add_settings(
 
 def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
     """Return the numbers of the chains that are rings: all, none, or those of names (``A,C``); or raise ConfigError."""
-    names = [chain_name(number) for number in range(len(target.chains))]
+    names = [chain.id for chain in target.chains]
     if isinstance(cyclic, bool):
         return set(range(len(names))) if cyclic else set()
     chosen = [name.strip() for name in cyclic.split(",")]
@@ -63,9 +64,19 @@ def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
     return {names.index(name) for name in chosen}
 
 
+def check_rings(target: Target, cyclic: bool | str) -> None:
+    """Raise ConfigError if a ring is a part of a protein, or lacks residues; or see :func:`ring_chains`."""
+    for chain in (target.chains[number] for number in sorted(ring_chains(target, cyclic))):
+        if chain.regions or chain.has_gap:
+            raise ConfigError(
+                f"{target.name}: --cyclic closes whole chains, and chain {chain.id} lacks residues; leave out one of "
+                "them"
+            )
+
+
 def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:
-    """Return ``[N]`` int32 residue numbers of whole proteins from 0, with a gap between chains that are joined."""
-    indices = [np.array(chain.numbers, np.int32) - 1 for chain in target.chains]
+    """Return ``[N]`` int32 residue indices of the chains, with a gap between chains that are joined."""
+    indices = [chain.residue_index for chain in target.chains]
     if not sampler.is_multimer and target.is_complex:
         start = 0
         for number in sampler.chain_order:
@@ -74,22 +85,35 @@ def _residue_index(sampler: FeatureSampler, target: Target) -> np.ndarray:
     return np.concatenate(indices).astype(np.int32)
 
 
-def initial_positions(path: Path | Structure, target: Target) -> np.ndarray:
-    """Read initial atom positions ``[N, 37, 3]`` float32 in Å from a structure, in the target's order; 0 if missing.
+def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndarray, Target]:
+    """Read the initial guess of a target, with or without the residues that it lacks.
 
-    An InputError tells that the file cannot be read, or that its chains have other sequences.
+    Returns:
+        Initial atom positions ``[N, 37, 3]`` float32 in Å, in the target's order, 0 if missing, and the target with the
+        residue index and the names of the structure, unless it has some of its own.
+
+    Raises:
+        InputError: The file cannot be read, has no backbone, or its chains have other sequences.
     """
-    chains = read_user_structure(path).chains
+    found = read_logged(source, INITIAL_GUESS)
     wanted = [chain.sequence for chain in target.chains]
-    if [chain.sequence for chain in chains] != wanted:
+    pairs = zip(found.chains, wanted, strict=False)
+    whole = tuple(chain if chain.sequence == one else all_residues(chain) for chain, one in pairs)
+    if len(found.chains) != len(wanted) or [chain.sequence for chain in whole] != wanted:
         raise InputError(
             "expected the target's chains in the initial guess, with equal sequences in the same order; "
-            f"{_first_difference(chains, wanted)}",
-            path=path.name if isinstance(path, Structure) else path,
+            f"{_first_difference(found.chains, wanted)}",
+            path=source.name if isinstance(source, Structure) else source,
             record=target.name,
         )
-    positions = [chain.positions * chain.mask[..., None] for chain in chains]
-    return np.concatenate(positions).astype(np.float32)
+    positions = np.concatenate([chain.positions * chain.mask[..., None] for chain in whole]).astype(
+        np.float32
+    )
+    if not any(chain.regions or chain.indices for chain in target.chains):
+        named = zip(target.chains, structure_chains(replace(found, chains=whole)), strict=True)
+        chains = tuple(replace(own, id=one.id, indices=one.indices, labels=one.labels) for own, one in named)
+        target = replace(target, chains=chains)
+    return positions, target
 
 
 def _first_difference(chains: Sequence[ChainStructure], wanted: Sequence[str]) -> str:
@@ -214,7 +238,8 @@ class TargetFold:
             seed=self.seed,
             num_recycles=result["num_recycles"],
             aatype=sampler.static["aatype"][order],
-            residue_index=np.concatenate([np.array(chain.numbers) - 1 for chain in target.chains]),
+            residue_index=np.concatenate([chain.residue_index for chain in target.chains]),
+            names=target.names,
             chain_index=np.repeat(np.arange(len(lengths)), lengths),
             atom_positions=values["atom_positions"][order],
             atom_mask=structure["final_atom_mask"].cpu().numpy()[order],

@@ -93,6 +93,8 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
     chains: list[tuple[Any, ...]] = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
     if target.is_cut:
         chains += [chain.regions for chain in target.chains]
+    if any(chain.indices for chain in target.chains):
+        chains += [(chain.indices, chain.labels) for chain in target.chains]
     rows = [
         [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
         for pair in alignments

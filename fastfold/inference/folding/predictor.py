@@ -23,8 +23,8 @@ from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, r
 from fastfold.inference.folding.prediction import (
     TargetFold,
     add_settings,
-    initial_positions,
-    ring_chains,
+    check_rings,
+    initial_structure,
 )
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
@@ -88,19 +88,17 @@ class TargetPredictor:
         guess = config.initial_guess
         if target.given is not None and target.given.use == "initial_guess":
             guess = target.given.path
-        self._guess = None if guess is None else initial_positions(guess, target)
+        self._guess = None
+        if guess is not None:
+            self._guess, self.target = initial_structure(guess, target)
+            target = self.target
         if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
             raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
-        if config.ring_names and target.is_cut:
-            raise ConfigError(
-                f"{target.name}: --cyclic closes whole chains, and this target has parts of proteins; leave out one of "
-                "them"
-            )
         if config.ring_names and target.is_complex and not all(model.multimer for model in models):
             raise ConfigError(
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
-        ring_chains(target, config.ring_names)
+        check_rings(target, config.ring_names)
         self._restraints: Sequence[Restraint] = ()
         if config.restraints is not None:
             from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.output.score_files import read_pae, read_scores, residue_numbers
+from fastfold.inference.output.score_files import read_pae, read_scores, residue_numbers, scored_names
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence
-from fastfold.protein.protein import chain_name
 from fastfold.protein.structure import structure_to_protein
 
 
@@ -42,6 +41,7 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
     lengths = [len(sequence) for sequence in sequences]
     if [len(one) for one in protein.sequences] != lengths:
         raise InputError("has other chains than the scores file; fold it again", path=files[".cif"])
+    names = scored_names(scores)
     pae = max_pae = None
     if "_pae.json" in files:
         pae, max_pae = read_pae(files["_pae.json"], sum(lengths))
@@ -65,7 +65,10 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
         "ptm": scores["ptm"],
         "iptm": scores["iptm"],
         "templates": None if scores.get("templates") is None else tuple(scores["templates"]),
-        "chain_confidence": _confidence(interfaces, len(sequences)) if isinstance(interfaces, dict) else None,
+        "chain_confidence": _confidence(interfaces, names.chain_ids)
+        if isinstance(interfaces, dict)
+        else None,
+        "names": names,
         "no_interface_scores": interfaces.get("reason") if isinstance(interfaces, dict) else None,
     }
 
@@ -85,10 +88,10 @@ def _find(folder: Path, name: str | None, rank: int) -> FoundPrediction:
     return ranked[0]
 
 
-def _confidence(interfaces: Mapping[str, Any], number: int) -> ChainConfidence | None:
+def _confidence(interfaces: Mapping[str, Any], names: Sequence[str]) -> ChainConfidence | None:
     """Return the confidence in chains from the scores of a file; None if a part is missing."""
     try:
-        names = [chain_name(i) for i in range(number)]
+        number = len(names)
         ptm = [float(interfaces["chains"][name]["ptm"]) for name in names]
         pairs = {score: np.zeros((number, number)) for score in ("iptm", "actifptm")}
         for i, j in itertools.combinations(range(number), 2):

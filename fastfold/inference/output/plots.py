@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastfold.protein.labels import numbers_of_ranges, residue_ranges
+from fastfold.protein.labels import AuthorNames, numbers_of_ranges, residue_ranges
 from fastfold.protein.protein import chain_name
 
 
@@ -63,6 +63,7 @@ def confidence_png(
     chain_index: np.ndarray,
     *,
     numbers: np.ndarray | None = None,
+    names: AuthorNames | None = None,
     pae: np.ndarray | None = None,
     max_pae: float | None = None,
     title: str = "",
@@ -74,7 +75,8 @@ def confidence_png(
     Args:
         plddt: ``[N]``, 0 to 100.
         chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
-        numbers: ``[N]`` int, residue numbers; None for 1, 2 and so on in each chain.
+        numbers: ``[N]`` int, residue numbers with the gaps of chains; None for 1, 2 and so on in each chain.
+        names: Names of chains and residues; None for A, B, ... and the numbers.
         pae: ``[N, N]`` in Å.
         max_pae: Upper end of the PAE scale, in Å.
         title: Text above the plot, followed by the scores.
@@ -93,9 +95,9 @@ def confidence_png(
     grid = {"left": left / width, "right": 1 - right / width, "wspace": between / panel}
     grid |= {"bottom": 0.7 / height, "top": 1 - top / height}
     with figure_in_style(width, height, lines, panels, grid=grid) as (figure, axes):
-        _draw_plddt(axes[0], plddt, lengths, numbers)
+        _draw_plddt(axes[0], plddt, lengths, numbers, names)
         if pae is not None:
-            _draw_pae(figure, axes[1], pae, max_pae, lengths, numbers)
+            _draw_pae(figure, axes[1], pae, max_pae, lengths, numbers, names)
         return to_png(figure)
 
 
@@ -112,10 +114,12 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
         axis.stackplot(borders, values, labels=names, colors=IDENTITY_COLOURS[::-1], step="post", linewidth=0)
         axis.set(ylabel="rows without a gap", xlim=(0.5, sum(lengths) + 0.5))
         axis.set_ylim(0, 1.05 * max(1, int(depth.sum(0).max())))
-        numbers = None
+        numbers = names = None
         if ranges := coverage.get("residue_ranges"):
             numbers = np.concatenate([numbers_of_ranges(*one) for one in zip(ranges, lengths, strict=True)])
-        mark_chains(axis, lengths, numbers, colour=INK)
+            if ids := coverage.get("chain_ids"):
+                names = AuthorNames(tuple(ids), tuple(map(str, numbers)))
+        mark_chains(axis, lengths, numbers, names, colour=INK)
         handles, labels = axis.get_legend_handles_labels()
         _legend(axis, handles[::-1], labels[::-1], "identity to the query")
         return to_png(figure)
@@ -222,7 +226,13 @@ def to_png(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def _draw_plddt(axis: Any, plddt: np.ndarray, lengths: Sequence[int], numbers: np.ndarray | None) -> None:
+def _draw_plddt(
+    axis: Any,
+    plddt: np.ndarray,
+    lengths: Sequence[int],
+    numbers: np.ndarray | None,
+    names: AuthorNames | None,
+) -> None:
     from matplotlib.patches import Patch
 
     for band in BANDS:
@@ -230,10 +240,10 @@ def _draw_plddt(axis: Any, plddt: np.ndarray, lengths: Sequence[int], numbers: n
     residues = np.arange(1, len(plddt) + 1)
     axis.plot(residues, plddt, color=INK, linewidth=0.9, marker="." if len(plddt) < 3 else None)
     axis.set(ylabel="pLDDT", ylim=(0, 100), xlim=(0.5, len(plddt) + 0.5))
-    mark_chains(axis, lengths, numbers, colour=INK)
+    mark_chains(axis, lengths, numbers, names, colour=INK)
     patches = [Patch(color=band.colour, alpha=0.6, linewidth=0) for band in BANDS]
-    names = [f"{band.name} ({band.low} to {band.high})" for band in BANDS]
-    _legend(axis, patches, names, None)
+    labels = [f"{band.name} ({band.low} to {band.high})" for band in BANDS]
+    _legend(axis, patches, labels, None)
 
 
 def _draw_pae(
@@ -243,6 +253,7 @@ def _draw_pae(
     max_pae: float | None,
     lengths: Sequence[int],
     numbers: np.ndarray | None,
+    names: AuthorNames | None,
 ) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -252,7 +263,7 @@ def _draw_pae(
     colours = LinearSegmentedColormap.from_list("pae", PAE_COLOURS)
     image = axis.imshow(pae[::step, ::step], cmap=colours, vmin=0, vmax=max_pae, extent=extent)
     axis.set_ylabel("aligned residue")
-    mark_chains(axis, lengths, numbers, colour="#d6604d", both=True)
+    mark_chains(axis, lengths, numbers, names, colour="#d6604d", both=True)
     axis.set_xlabel("scored residue")
     figure.colorbar(image, ax=axis, label="aligned error (Å)", shrink=0.8, fraction=0.1)
 
@@ -265,11 +276,19 @@ def _legend(axis: Any, handles: Sequence[Any], names: Sequence[str], title: str 
 
 
 def mark_chains(
-    axis: Any, lengths: Sequence[int], numbers: np.ndarray | None, *, colour: str, both: bool = False
+    axis: Any,
+    lengths: Sequence[int],
+    numbers: np.ndarray | None,
+    names: AuthorNames | None = None,
+    *,
+    colour: str,
+    both: bool = False,
 ) -> None:
     """Draw lines between chains, their names and residue numbers; on the y axis too if ``both``."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ticks, labels = _chain_ticks(lengths, numbers)
+    if names is not None:
+        labels = [names.numbers[place - 1] for place in ticks]
     axis.set_xticks(ticks, labels)
     if both:
         axis.set_yticks(ticks, labels)
@@ -286,7 +305,7 @@ def mark_chains(
         axis.text(
             start + length / 2 + 0.5,
             1.01,
-            chain_name(number),
+            chain_name(number) if names is None else names.chain_ids[number],
             transform=axis.get_xaxis_transform(),
             ha="center",
             va="bottom",

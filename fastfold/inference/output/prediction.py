@@ -26,9 +26,9 @@ from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
-from fastfold.protein.labels import residue_ranges
+from fastfold.protein.labels import AuthorNames, default_names, residue_ranges, shifted_numbers
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
-from fastfold.protein.protein import Protein, chain_name, check_writable, convert_arrays
+from fastfold.protein.protein import Protein, check_writable, convert_arrays
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.transliteration import to_ascii
 
@@ -89,7 +89,9 @@ class Prediction:
     seed: int  #: Random seed
     num_recycles: int  #: Recycles that were run (multimer networks may stop early)
     aatype: np.ndarray  #: ``[N]`` int32, 0-20
-    residue_index: np.ndarray  #: ``[N]`` int32, number in the whole protein from 0
+    residue_index: (
+        np.ndarray
+    )  #: ``[N]`` int32, residue index of the network: the place in the whole protein from 0
     chain_index: np.ndarray  #: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on
     atom_positions: np.ndarray  #: ``[N, 37, 3]`` float32, in Å
     atom_mask: np.ndarray  #: ``[N, 37]`` float32; unknown residues (X) are without atoms
@@ -123,6 +125,8 @@ class Prediction:
     sample: Mapping[str, Any] | None = None
     #: Reason why a complex has no interface scores; None if it has them
     no_interface_scores: str | None = None
+    #: Names of chains and residues in files; None for A, B, ... and places in the whole proteins from 1
+    names: AuthorNames | None = None
 
     def __post_init__(self) -> None:
         n = len(self.aatype)
@@ -150,18 +154,35 @@ class Prediction:
 
     @cached_property
     def protein(self) -> Protein:
-        """Structure with residues numbered as in the whole protein from 1, and pLDDT as the B-factor of each atom."""
+        """Structure with pLDDT as the B-factor of each atom.
+
+        Residues are numbered as in the whole protein from 1. Those of a given structure have its numbers, as far as
+        they rise with the residue index.
+        """
         return self._protein(self.atom_positions, self.plddt)
+
+    @cached_property
+    def author_names(self) -> AuthorNames:
+        """Names of chains and residues in files."""
+        return self.names or default_names(self.protein)
 
     def _protein(self, atom_positions: np.ndarray, plddt: np.ndarray) -> Protein:
         return Protein(
             atom_positions=atom_positions,
             atom_mask=self.atom_mask,
             aatype=self.aatype,
-            residue_index=self.residue_index + 1,
+            residue_index=self._numbers,
             chain_index=self.chain_index,
             b_factors=plddt[:, None] * (self.atom_mask > 0.5),
         )
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        if self.names is None:
+            return self.residue_index + 1
+        starts = np.flatnonzero(np.diff(self.chain_index, prepend=-1))
+        parts = zip(np.split(self.residue_index, starts[1:]), starts.tolist(), strict=True)
+        return np.concatenate([shifted_numbers(part, self.names.numbers[start]) for part, start in parts])
 
     def __repr__(self) -> str:
         """Return three lines: target, network, and scores."""
@@ -196,12 +217,13 @@ class Prediction:
             self.plddt,
             pae=self.pae,
             confidence=self.chain_confidence,
+            names=self.author_names.chain_ids,
         )
         return found if self.no_interface_scores is None else without_scores(found, self.no_interface_scores)
 
     @property
     def residue_ranges(self) -> list[list[list[int]]]:
-        """Per chain, first and last number of its parts in the whole protein, from 1."""
+        """Per chain, first and last number of its parts."""
         numbers = self.protein.residue_index
         return [residue_ranges(numbers[chain]) for chain in self.protein.chains]
 
@@ -223,7 +245,7 @@ class Prediction:
             OutputError: The structure has no atoms, or a value is not finite.
             PdbLimitError: The structure exceeds the PDB format; use :meth:`to_mmcif`.
         """
-        return to_pdb(self.protein, title=f"{self.title}; pLDDT in the B-factor column")
+        return to_pdb(self.protein, title=f"{self.title}; pLDDT in the B-factor column", names=self.names)
 
     def to_mmcif(self) -> str:
         """Format the structure as ModelCIF, with pLDDT in the B-factor column and as quality metric.
@@ -233,7 +255,9 @@ class Prediction:
         Raises:
             OutputError: The structure has no atoms, or a value is not finite.
         """
-        return to_modelcif(self.protein, software_version=__version__, **self.modelcif_arguments())
+        return to_modelcif(
+            self.protein, software_version=__version__, names=self.names, **self.modelcif_arguments()
+        )
 
     def modelcif_arguments(self) -> dict[str, Any]:
         """Return what :func:`fastfold.protein.io.modelcif_writer.to_modelcif` tells about a prediction."""
@@ -300,6 +324,7 @@ class Prediction:
         """
         ranges = self.residue_ranges
         is_whole = ranges == [[[1, len(sequence)]] for sequence in self.sequences]
+        labels = score_files.residue_labels(self.author_names, self.protein)
         given = self.given_structure
         return {
             "schema_version": score_files.SCHEMA_VERSION,
@@ -309,9 +334,10 @@ class Prediction:
             "seed": int(self.seed),
             **({} if self.sample is None else {"sample": dict(self.sample)}),
             "num_recycles": int(self.num_recycles),
-            "chain_ids": [chain_name(i) for i in range(len(self.sequences))],
+            "chain_ids": list(self.author_names.chain_ids),
             "sequences": list(self.sequences),
             **({} if is_whole else {"residue_ranges": ranges}),
+            **({} if labels is None else {"residue_labels": labels}),
             "mean_plddt": score_files.rounded(self.mean_plddt, 2),
             "ptm": score_files.rounded(self.ptm, 4),
             "iptm": score_files.rounded(self.iptm, 4),
@@ -418,7 +444,7 @@ class Prediction:
                 contents[f"_{kind}.npz"] = _npz(arrays)
         for number, recycle in enumerate(self.recycles):
             with contextlib.suppress(PdbLimitError):
-                contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle))
+                contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle), names=self.names)
         return contents
 
     def plot_arguments(self) -> dict[str, Any]:
@@ -426,6 +452,7 @@ class Prediction:
         return {
             "plddt": self.plddt,
             "chain_index": self.chain_index,
+            "names": self.author_names,
             "numbers": self.protein.residue_index,
             "pae": self.pae,
             "max_pae": self.max_pae,

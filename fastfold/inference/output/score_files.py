@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from fastfold.errors import InputError
 from fastfold.protein.io.pairwise_metric import two_decimals
-from fastfold.protein.labels import numbers_of_ranges
+from fastfold.protein.labels import AuthorNames, default_names, numbers_of_ranges
+from fastfold.protein.protein import Protein, chain_name
 from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
 
 SCHEMA_VERSION = 1  #: Version of the scores file; raised when a key is removed or changes its meaning
@@ -124,12 +126,13 @@ def check_scores(scores: Any) -> dict[str, Any]:
         raise ValueError("sequences are not text")
     if len(plddt) != sum(map(len, sequences)) or not all(is_number(one) for one in plddt):
         raise ValueError("plddt is not a number for each residue")
+    scored_names(scores)
     residue_numbers(scores)
     return scores
 
 
 def residue_numbers(scores: Mapping[str, Any]) -> NDArray[np.int32]:
-    """Return ``[N]`` residue numbers in the whole proteins, of the content of a scores file, or raise ValueError."""
+    """Return ``[N]`` residue numbers with the gaps of chains, of the content of a scores file, or raise ValueError."""
     lengths = [len(sequence) for sequence in scores["sequences"]]
     ranges = scores.get("residue_ranges")
     if ranges is None:
@@ -137,6 +140,39 @@ def residue_numbers(scores: Mapping[str, Any]) -> NDArray[np.int32]:
     if not isinstance(ranges, list) or len(ranges) != len(lengths):
         raise ValueError("residue_ranges are not given for each chain")
     return np.concatenate([numbers_of_ranges(*one) for one in zip(ranges, lengths, strict=True)])
+
+
+def residue_labels(names: AuthorNames, protein: Protein) -> list[list[str]] | None:
+    """Return the numbers of each chain's residues in files; None if they are those of ``protein.residue_index``."""
+    if names.numbers == default_names(protein).numbers:
+        return None
+    return [list(names.numbers[chain]) for chain in protein.chains]
+
+
+def scored_names(scores: Mapping[str, Any]) -> AuthorNames:
+    """Return the names of chains and residues in the content of a scores file; ValueError for other content."""
+    lengths = [len(sequence) for sequence in scores["sequences"]]
+    chain_ids = scores.get("chain_ids", [chain_name(number) for number in range(len(lengths))])
+    labels = scores.get("residue_labels")
+    if not _are_texts(chain_ids, len(lengths)):
+        raise ValueError("chain_ids are not given for each chain")
+    if labels is None:
+        return AuthorNames(tuple(chain_ids), tuple(map(str, residue_numbers(scores).tolist())))
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(lengths)
+        or not all(map(_are_texts, labels, lengths))
+    ):
+        raise ValueError("residue_labels are not given for each residue")
+    numbers = tuple(label for chain in labels for label in chain)
+    if wrong := next((label for label in numbers if not re.fullmatch(r"-?\d{1,9}[!-~]?", label)), None):
+        raise ValueError(f"residue_labels: expected a number, found {wrong[:20]!r}")
+    return AuthorNames(tuple(chain_ids), numbers)
+
+
+def _are_texts(values: Any, count: int) -> bool:
+    is_list = isinstance(values, list) and len(values) == count
+    return is_list and all(isinstance(one, str) and 0 < len(one) <= _LONGEST_NAME for one in values)
 
 
 def read_scores(path: Path) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from fastfold.inference.output.score_files import (
     read_pae,
     read_scores,
     residue_numbers,
+    scored_names,
 )
-from fastfold.protein.labels import residue_ranges
+from fastfold.protein.labels import residue_ranges, shifted_numbers
 from fastfold.utils.text_files import read_json_object
 
 CLASH_PENALTY = 100.0  #: Penalty on the ranking score of a prediction whose chains clash, as in AlphaFold 3
@@ -115,6 +116,7 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
         np.array(scores["plddt"]),
         np.repeat(np.arange(len(lengths)), lengths),
         numbers=residue_numbers(scores),
+        names=scored_names(scores),
         pae=pae,
         max_pae=max_pae,
         title=prediction_title(scores["name"], scores["model"]),
@@ -146,6 +148,8 @@ def find_coverage(alignments: Sequence[ChainMsas], target: Target) -> dict[str, 
     if not any(msa.sequences for chain in alignments for group in chain for msa in group):
         return None
     found = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])
-    if target.is_cut:
-        found["residue_ranges"] = [residue_ranges(np.array(chain.numbers)) for chain in target.chains]
+    if any(chain.regions or chain.indices for chain in target.chains):
+        numbers = [shifted_numbers(one.residue_index, one.residue_labels[0]) for one in target.chains]
+        found["residue_ranges"] = list(map(residue_ranges, numbers))
+        found["chain_ids"] = list(target.names.chain_ids)
     return found

@@ -16,10 +16,17 @@ from fastfold.errors import InputError, OutputError
 from fastfold.inference.config import FolderFormat
 from fastfold.inference.output.prediction import prediction_title, run_details
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, ResultsFolder, TargetResults
-from fastfold.inference.output.score_files import lines_json, read_pae, read_scores, residue_numbers
+from fastfold.inference.output.score_files import (
+    lines_json,
+    read_pae,
+    read_scores,
+    residue_numbers,
+    scored_names,
+)
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.protocol import relax
 from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
+from fastfold.protein.io.observed import RELAXATION, check_backbone
 from fastfold.protein.io.pairwise_metric import has_pairwise_metric
 from fastfold.protein.io.pdb_writer import PdbLimitError
 from fastfold.protein.io.read import read_structure, read_user_structure, structure_name
@@ -87,6 +94,7 @@ def relax_file(
             "another output folder"
         )
     structure = read_user_structure(path)
+    check_backbone(structure.chains, RELAXATION, path=path)
     prepare_output_directory(paths["record"].parent)
     names = author_names(structure)
     result = relax(structure_to_protein(structure), config, names=names, on_progress=on_progress)
@@ -131,7 +139,8 @@ def relax_written(
     try:
         protein = structure_to_protein(read_structure(results.path(record, ".cif")))
         protein = replace(protein, residue_index=residue_numbers(scores))
-        result = relax(protein, config, continuous=True)
+        names = scored_names(scores)
+        result = relax(protein, config, continuous=True, names=names)
     except InputError as error:
         found: dict[str, Any] = {"relaxed": False, "reason": str(error)}
     else:
@@ -139,11 +148,12 @@ def relax_written(
         if result.minimized:
             title = prediction_title(scores["name"], scores["model"])
             with contextlib.suppress(PdbLimitError):  # the unrelaxed structure has only .cif, too
-                files["_relaxed.pdb"] = relaxed_pdb(result, title=title)
+                files["_relaxed.pdb"] = relaxed_pdb(result, title=title, names=names)
             files["_relaxed.cif"] = relaxed_mmcif(
                 result,
                 title=title,
                 entry_id=results.stem,
+                names=names,
                 model_name=scores["model"],
                 is_multimer=scores.get("is_multimer") is True,
                 plddt=np.array(scores["plddt"]),

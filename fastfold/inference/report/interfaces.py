@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError, suggest
-from fastfold.inference.output.score_files import is_number, mapping_of
+from fastfold.inference.output.score_files import is_number, mapping_of, scored_names
 from fastfold.inference.report.discover import FoundPrediction, check_size, find_predictions, leaving_out
-from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import replacing, write_atomic
 from fastfold.utils.packages import require_package
 
@@ -43,12 +42,13 @@ def find_rows(directory: Path, say: Callable[[str], None] = lambda line: None) -
 def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda line: None) -> list[Row]:
     """Return the lines of a prediction's pairs of chains by :data:`COLUMNS`; missing scores are None."""
     scores = prediction.scores
-    number = len(scores["sequences"])
+    ids = scored_names(scores).chain_ids
+    number = len(ids)
     if number < 2:
         return []
     interfaces = mapping_of(scores, "interfaces")
     pairs = mapping_of(interfaces, "pairs")
-    names = _partners(prediction, number, say)
+    names = _partners(prediction, ids, say)
     common: dict[str, Any] = {
         "target": prediction.target,
         "rank": prediction.rank,
@@ -60,10 +60,10 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
     }
     rows: list[Row] = []
     for i, j in itertools.combinations(range(number), 2):
-        pair = mapping_of(pairs, f"{chain_name(i)}-{chain_name(j)}")
+        pair = mapping_of(pairs, f"{ids[i]}-{ids[j]}")
         row = common | {key: _number(pair.get(key.removeprefix("pair_"))) for key in _OF_PAIR}
         row |= {"partner_1": names[i], "partner_2": names[j]}
-        row |= {"chain_1": chain_name(i), "chain_2": chain_name(j)}
+        row |= {"chain_1": ids[i], "chain_2": ids[j]}
         rows.append({column: row[column] for column in COLUMNS})
     return rows
 
@@ -81,7 +81,7 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
     return sorted(rows, key=key)
 
 
-def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], None]) -> list[str]:
+def _partners(prediction: FoundPrediction, chain_ids: Sequence[str], say: Callable[[str], None]) -> list[str]:
     """Return the names of the proteins of all chains, with the parts that were folded."""
     config: Any = None
     if (path := prediction.files.get("_config.json")) is not None:
@@ -90,12 +90,13 @@ def _partners(prediction: FoundPrediction, number: int, say: Callable[[str], Non
     names, regions = (mapping_of(config, key) for key in ("chain_names", "residue_ranges"))
     parts = str(prediction.scores["name"]).split("_and_")
     partners = []
-    for i, chain in enumerate(map(chain_name, range(number))):
-        name = names.get(chain)
+    keys = itertools.chain(names, itertools.repeat(""))  # in the order of the chains
+    for i, (chain, key) in enumerate(zip(chain_ids, keys, strict=False)):
+        name = names.get(key)
         if isinstance(name, str) and name:
-            name += "".join(f"_{'-'.join(map(str, part))}" for part in regions.get(chain) or ())
+            name += "".join(f"_{'-'.join(map(str, part))}" for part in regions.get(key) or ())
         else:
-            name = parts[i] if len(parts) == number else f"{prediction.target}_{chain}"
+            name = parts[i] if len(parts) == len(chain_ids) else f"{prediction.target}_{chain}"
         partners.append(name[:_LONGEST_NAME])
     return partners
 

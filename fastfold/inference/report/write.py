@@ -19,7 +19,7 @@ from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import plots
 from fastfold.inference.output.file_names import ARCHIVE
-from fastfold.inference.output.score_files import is_number, map_floats, mapping_of
+from fastfold.inference.output.score_files import is_number, map_floats, mapping_of, scored_names
 from fastfold.inference.output.summary import FAILURES
 from fastfold.inference.report.discover import (
     FoundPrediction,
@@ -311,6 +311,8 @@ def _detail(
         "name": scores["name"],
         "sequences": scores["sequences"],
         "ranges": scores.get("residue_ranges"),
+        "chain_ids": list(scored_names(scores).chain_ids),
+        "labels": scores.get("residue_labels"),
         "plddt": [round(float(value), 1) for value in scores["plddt"]],
         "interfaces": _finite(scores.get("interfaces")),
         **_relaxation(prediction),

@@ -11,6 +11,7 @@ import torch
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.observed import observed_chain
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.structure import ChainStructure
 
@@ -23,7 +24,7 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
     ``binder_plddt`` of the first chain, ``interaction_pae`` in Å, the mean between it and the others, and
     ``binder_rmsd`` and ``binder_rmsd_on_target`` in Å: of the first chain, superposed on itself and on the others.
     """
-    chains = given.read().chains
+    chains = [observed_chain(chain) for chain in given.read().chains]
     predicted, true, mask = _ca_atoms(prediction, chains)
     found: dict[str, Any] = {
         "file": given.path.name,

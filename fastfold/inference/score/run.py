@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fastfold._version import __version__
-from fastfold.data.targets import FoundTarget, Target, make_chains, number_targets, safe_stem, unique_targets
+from fastfold.data.targets import (
+    FoundTarget,
+    Target,
+    number_targets,
+    safe_stem,
+    structure_chains,
+    unique_targets,
+)
 from fastfold.data.templates.custom import structures_inside
 from fastfold.data.templates.whole.given import GivenStructure, Use
 from fastfold.errors import ConfigError, InputError
@@ -22,8 +29,8 @@ from fastfold.inference.runner import Summary, run
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.run import screen
 from fastfold.protein.io.modelcif_writer import to_modelcif
-from fastfold.protein.io.read import named_protein, read_objects, read_structure, structure_name
-from fastfold.protein.residue_constants import atom_order
+from fastfold.protein.io.observed import SCORE, read_observed
+from fastfold.protein.io.read import named_protein, read_objects, structure_name
 from fastfold.protein.structure import Structure
 from fastfold.utils.atomic_files import write_atomic
 
@@ -206,16 +213,8 @@ def structure_targets(
 
 
 def _read_target(path: Path, record: str, given: GivenStructure) -> Target:
-    structure = read_structure(path)
-    for chain in structure.chains:
-        if not chain.mask[:, atom_order["CA"]].any():
-            raise InputError(f"chain {chain.chain_id!r} lacks CA atoms; remove the chain", path=path)
-    chains = make_chains(
-        [chain.sequence for chain in structure.chains],
-        [f"{record}_{chain.chain_id}" for chain in structure.chains],
-    )
-    if len(chains) == 1:
-        chains = (replace(chains[0], record=""),)
+    structure = read_observed(path, SCORE)
+    chains = structure_chains(structure, record)
     if given.shows_targets and len(chains) == 1:
         raise InputError("has one chain; --show-target needs a binder and its target", path=path)
     return Target(

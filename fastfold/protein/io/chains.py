@@ -134,11 +134,9 @@ def build_chain(
         letters, places = placed
         _agree(record.chain_id, letters, residues, places, warnings)
         index = np.arange(len(letters), dtype=np.int32)
-        chain = _pack(record.chain_id, "".join(letters), residues, places, index)
+        chain = _pack(record.chain_id, "".join(letters), residues, places, index, has_sequence=True)
     if not chain.mask[:, [rc.atom_order["N"], rc.atom_order["C"]]].any():
-        warnings.append(
-            f"Chain {record.chain_id!r} has only CA atoms of its backbone; it cannot be used for training."
-        )
+        warnings.append(f"Chain {record.chain_id!r} has only CA atoms of its backbone.")
     return chain
 
 
@@ -270,6 +268,8 @@ def _pack(
     residues: Sequence[Conformer],
     places: Sequence[int],
     residue_index: np.ndarray,
+    *,
+    has_sequence: bool = False,
 ) -> ChainStructure:
     """Build the arrays of a chain; ``places`` are the residues' positions in the sequence."""
     rows: list[int] = []
@@ -295,6 +295,7 @@ def _pack(
         b_factors=np.ascontiguousarray(packed[..., 3]),
         author_numbers=tuple(numbers),
         residue_names=tuple(names),
+        has_sequence=has_sequence,
     )
 
 

@@ -45,21 +45,24 @@ def to_pdb(
         title: Text of the TITLE records; letters outside ASCII are spelled.
         hydrogens: Hydrogens to write.
         names: Names of chains and residues; by default chains are A-Z, a-z, 0-9 in order and residues are numbered by
-            ``protein.residue_index``.
+            ``protein.residue_index``. Instead of a chain name of several characters, the first free letter is written,
+            and a REMARK 999 record tells it.
 
     Returns:
-        Text in lines of 80 columns: TITLE, REMARK 465, SEQRES, MODEL, ATOM, TER, ENDMDL, END.
+        Text in lines of 80 columns: TITLE, REMARK 465 and 999, SEQRES, MODEL, ATOM, TER, ENDMDL, END.
 
     Raises:
         OutputError: The structure has no atoms, or a value is not finite.
-        PdbLimitError: More than 62 chains or a chain's name of several characters, more than 99,999 atoms and TER
-            records, a chain longer than 9,999 residues, a residue number outside -999..9999, a coordinate outside
-            -999.999..9999.999 Å, or a B-factor outside -99.99..999.99.
+        PdbLimitError: More than 62 chains, more than 99,999 atoms and TER records, a chain longer than 9,999 residues,
+            a residue number outside -999..9999, a coordinate outside -999.999..9999.999 Å, or a B-factor outside
+            -99.99..999.99.
     """
     check_writable(protein)
     present = protein.atom_mask > 0.5
     rows = atom_rows(protein, hydrogens)
-    chain_ids = _chain_ids(protein, names)
+    chain_ids = PDB_CHAIN_IDS if names is None else pdb_chain_ids(names.chain_ids)
+    if (count := len(protein.chains)) > len(PDB_CHAIN_IDS):
+        raise PdbLimitError(f"{count} chains, at most {len(PDB_CHAIN_IDS)} can be named")
     numbers = _numbers(protein, present, names)
     _check_limits(protein, numbers, rows)
 
@@ -71,6 +74,7 @@ def to_pdb(
     lines = [
         *_title_lines(title),
         *_missing_residue_lines(protein, chain_ids, numbers),
+        *_renamed_chain_lines(chain_ids, names),
         *_seqres_lines(protein, chain_ids),
     ]
     lines.append("MODEL        1")
@@ -90,16 +94,25 @@ def to_pdb(
     return "".join(f"{line:<80}\n" for line in lines)
 
 
-def _chain_ids(protein: Protein, names: AuthorNames | None) -> Sequence[str]:
-    count = len(protein.chains)
-    if count > len(PDB_CHAIN_IDS):
-        raise PdbLimitError(f"{count} chains, at most {len(PDB_CHAIN_IDS)} can be named")
-    if names is None:
-        return PDB_CHAIN_IDS
-    if long := next((name for name in names.chain_ids if not re.fullmatch("[!-~]", name)), None):
-        raise PdbLimitError(f"a chain is named {long!r}, only one letter fits")
-    # A file without chain names has one chain, whose name is a space.
-    return [name or " " for name in names.chain_ids]
+def pdb_chain_ids(names: Sequence[str]) -> list[str]:
+    """Return the names of chains in a PDB file: one character each, the first free letter instead of a longer name.
+
+    An empty name is a space. Names are missing if there are more than 62.
+
+    Example:
+        >>> from fastfold.protein.io.pdb_writer import pdb_chain_ids
+        >>> pdb_chain_ids(["A", "AAA", "C"])
+        ['A', 'B', 'C']
+    """
+    free = iter(sorted(set(PDB_CHAIN_IDS) - set(names), key=PDB_CHAIN_IDS.index))
+    return [(name or " ") if re.fullmatch("[!-~]?", name) else next(free, "") for name in names]
+
+
+def _renamed_chain_lines(chain_ids: Sequence[str], names: AuthorNames | None) -> Iterator[str]:
+    for letter, name in zip(chain_ids, () if names is None else names.chain_ids, strict=False):
+        if name not in ("", letter):
+            shown = re.sub(r"[^!-~]", "?", name)[:30]
+            yield f"REMARK 999 CHAIN {letter} IS CHAIN {shown} OF THE MMCIF FILE"
 
 
 def _numbers(

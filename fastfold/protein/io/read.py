@@ -127,6 +127,7 @@ def _of_protein(protein: Protein, name: str) -> Structure:
             b_factors=protein.b_factors[chain],
             author_numbers=tuple(numbers[chain]),
             residue_names=tuple(rc.resnames[kind] for kind in protein.aatype[chain]),
+            has_sequence=True,
         )
         for number, (chain, sequence) in enumerate(zip(protein.chains, protein.sequences, strict=True))
     )
@@ -136,9 +137,14 @@ def _of_protein(protein: Protein, name: str) -> Structure:
 def read_user_structure(source: Any) -> Structure:
     """Read a structure and log the reader's warnings; source and errors as of :func:`read_structure`."""
     structure = read_structure(source)
-    for warning in structure.warnings:
-        _log.warning("%s: %s", os.fspath(_place(source)), warning)
+    log_warnings(structure.warnings, source)
     return structure
+
+
+def log_warnings(warnings: Iterable[str], source: Any) -> None:
+    """Log warnings about a structure with its path, or the name of an object."""
+    for warning in warnings:
+        _log.warning("%s: %s", os.fspath(_place(source)), warning)
 
 
 def as_protein(source: Any) -> Protein:

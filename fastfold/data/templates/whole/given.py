@@ -55,10 +55,15 @@ class GivenStructure:
             found = [
                 _features("-" * len(first), np.zeros_like(first.positions), np.zeros_like(first.mask), name)
             ]
-            found += [_features(one.sequence, one.positions, one.mask, name) for one in targets]
+            found += [whole_template(one, name) for one in targets]
         if len(found) > 1:  # their atoms are in one frame
             found = [one | {"template_frame": np.array([1], np.int32)} for one in found]
         return tuple(found)
+
+
+def whole_template(chain: ChainStructure, name: bytes) -> dict[str, np.ndarray]:
+    """Return a chain as its own template, with all letters and atoms; the features are raw."""
+    return _features(chain.sequence, chain.positions, chain.mask, name)
 
 
 def masked_template(chain: ChainStructure, name: bytes) -> dict[str, np.ndarray]:

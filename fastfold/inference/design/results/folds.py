@@ -53,8 +53,8 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     chains = read_user_structure(prediction.structure).chains
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
-    chain, place = torch.from_numpy(task.chain), torch.from_numpy(task.place)
-    found["Clashes"] = float(count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), place, chain))
+    chain, index = torch.from_numpy(task.chain), torch.from_numpy(task.residue_index)
+    found["Clashes"] = float(count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), index, chain))
     if not same.all():
         near = touching(positions, mask, task.chain) & chosen
         found["n_InterfaceResidues"] = float(near.sum())

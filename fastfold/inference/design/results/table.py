@@ -22,7 +22,7 @@ PASSED = "passed"  #: Verdict of a design that passes all filters
 
 COLUMNS = (
     "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
-    "rmsd", "binder_rmsd", "binder_plddt", "target_iptm", "off_iptm", "charge", "filters", "note",
+    "rmsd", "binder_rmsd", "binder_plddt", "target_iptm", "off_iptm", "charge", "chains", "hotspots", "filters", "note",
 )  # fmt: skip
 
 
@@ -138,6 +138,7 @@ def _row(
         "charge": f"{net_charge(design.designed):+.0f}",
         "filters": "",
         "folds": len(folds.get(design.name, ())),
+        **design.task.residue_columns,
     }
     if design.is_external:
         row["program_score"] = "" if design.score is None else f"{design.score:.4f}"

@@ -26,13 +26,14 @@ function ticksOf(prediction) {
   for (const chain of prediction.chains) {
     chain.numbers.forEach((label, place) => {
       const at = chain.start + place;
+      const text = String(chain.labels[place]);
       const last = ticks[ticks.length - 1];
       const head = place === 0 || label !== chain.numbers[place - 1] + 1;
       if (head) {
         if (last && at - last.at < 0.4 * step && !last.head) ticks.pop();
         const before = ticks[ticks.length - 1];
-        if (!before || at - before.at >= 0.4 * step) ticks.push({ at, label, head });
-      } else if (label % step === 0 && (!last.head || last.label === 1 || at - last.at >= 0.4 * step)) ticks.push({ at, label });
+        if (!before || at - before.at >= 0.4 * step) ticks.push({ at, label, text, head });
+      } else if (label % step === 0 && (!last.head || last.label === 1 || at - last.at >= 0.4 * step)) ticks.push({ at, label, text });
     });
   }
   return ticks;
@@ -155,9 +156,9 @@ class PaeChart {
     context.fillStyle = meta.style.ink;
     for (const tick of ticksOf(prediction)) {
       context.textAlign = 'center';
-      context.fillText(tick.label, left + to(tick.at + 0.5), top + size + 14);
+      context.fillText(tick.text, left + to(tick.at + 0.5), top + size + 14);
       context.textAlign = 'right';
-      context.fillText(tick.label, left - 5, top + to(tick.at + 0.5) + 4);
+      context.fillText(tick.text, left - 5, top + to(tick.at + 0.5) + 4);
     }
     context.textAlign = 'center';
     context.fillText('scored residue', left + size / 2, top + size + 30);
@@ -252,7 +253,7 @@ class Strip {
       }
     });
     context.fillStyle = meta.style.ink;
-    for (const tick of ticksOf(prediction)) context.fillText(tick.label, x(tick.at + 0.5), top + tall + 14);
+    for (const tick of ticksOf(prediction)) context.fillText(tick.text, x(tick.at + 0.5), top + tall + 14);
     context.fillText('residue', left + size / 2, top + tall + 29);
     context.textAlign = 'right';
     for (const value of scale.ticks) context.fillText(value.toLocaleString('en'), left - 5, y(value) + 4);

@@ -30,7 +30,7 @@ async function unpackText(number) {
 async function loadPrediction(row) {
   if (cache.has(row)) return cache.get(row);
   const detail = JSON.parse(await unpackText(row.detail));
-  const prediction = { row, ...detail, ...layoutOf(detail.sequences, detail.ranges) };
+  const prediction = { row, ...detail, ...layoutOf(detail) };
   prediction.pae = row.pae ? { ...row.pae, bytes: await unpack(row.pae.blob) } : null;
   prediction.structure = row.structure ? atomsOf(row.structure, await unpack(row.structure.blob)) : null;
   cache.set(row, prediction);
@@ -39,34 +39,26 @@ async function loadPrediction(row) {
 }
 
 // Chains by the places of their residues in the complex, from 0. Residues are numbered as in the whole proteins, which
-// ranges say for proteins of which a part was folded.
-function layoutOf(sequences, ranges) {
+// ranges say for chains with gaps; labels are the numbers of a given structure, with insertion codes.
+function layoutOf({ sequences, ranges, chain_ids: ids, labels }) {
   const chains = [];
   const chainOf = [];
   let start = 0;
   sequences.forEach((sequence, number) => {
     const parts = ranges ? ranges[number] : [[1, sequence.length]];
     const numbers = parts.flatMap(([first, last]) => Array.from({ length: last - first + 1 }, (_, k) => first + k));
-    chains.push({ name: chainName(number), start, length: sequence.length, sequence, numbers });
+    const shownNumbers = labels ? labels[number] : numbers;
+    chains.push({ name: ids[number], start, length: sequence.length, sequence, numbers, labels: shownNumbers });
     for (let i = 0; i < sequence.length; i++) chainOf.push(number);
     start += sequence.length;
   });
   return { chains, chainOf, length: start };
 }
 
-function chainName(number) {
-  const letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
-  let name = '';
-  for (let left = number + 1; left > 0; left = Math.floor((left - 1) / letters.length)) {
-    name = letters[(left - 1) % letters.length] + name;
-  }
-  return name;
-}
-
 function residueName(prediction, residue) {
   const chain = prediction.chains[prediction.chainOf[residue]];
   const at = residue - chain.start;
-  return `${chain.name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${chain.numbers[at]}`;
+  return `${chain.name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${chain.labels[at]}`;
 }
 
 function rangeName(prediction, [from, to]) {
@@ -74,7 +66,7 @@ function rangeName(prediction, [from, to]) {
   for (const chain of prediction.chains) {
     const first = Math.max(from, chain.start);
     const last = Math.min(to, chain.start + chain.length - 1);
-    if (first <= last) names.push(`${chain.name} ${chain.numbers[first - chain.start]} to ${chain.numbers[last - chain.start]}`);
+    if (first <= last) names.push(`${chain.name} ${chain.labels[first - chain.start]} to ${chain.labels[last - chain.start]}`);
   }
   return names.length > 4 ? `${names[0]} … ${names[names.length - 1]}` : names.join(', ');
 }
@@ -103,7 +95,7 @@ function atomsOf(layout, bytes) {
 function structureText(prediction) {
   const { count, residue, atom, position } = prediction.structure;
   const columns = ['group_PDB', 'id', 'type_symbol', 'label_atom_id', 'label_comp_id', 'label_asym_id',
-    'label_entity_id', 'label_seq_id', 'auth_seq_id', 'auth_asym_id', 'label_alt_id', 'Cartn_x', 'Cartn_y',
+    'label_entity_id', 'label_seq_id', 'auth_seq_id', 'pdbx_PDB_ins_code', 'auth_asym_id', 'label_alt_id', 'Cartn_x', 'Cartn_y',
     'Cartn_z', 'occupancy', 'B_iso_or_equiv', 'pdbx_PDB_model_num'];
   const lines = ['data_prediction', 'loop_', ...columns.map((column) => '_atom_site.' + column)];
   for (let k = 0; k < count; k++) {
@@ -112,9 +104,10 @@ function structureText(prediction) {
     const chain = prediction.chains[number];
     const at = i - chain.start;
     const name = meta.atoms[atom[k]];
+    const [, seq, code] = /^(-?\d+)(.*)$/.exec(String(chain.labels[at]));
     const xyz = [0, 1, 2].map((axis) => position(k, axis).toFixed(2)).join(' ');
     lines.push(`ATOM ${k + 1} ${name[0]} ${name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${chain.name} ` +
-      `${number + 1} ${at + 1} ${chain.numbers[at]} ${chain.name} . ${xyz} 1 ${prediction.plddt[i].toFixed(1)} 1`);
+      `${number + 1} ${at + 1} ${seq} ${code || '?'} ${chain.name} . ${xyz} 1 ${prediction.plddt[i].toFixed(1)} 1`);
   }
   return lines.join('\n') + '\n#\n';
 }

@@ -329,7 +329,7 @@ async function choose(row) {
     ? (prediction.pae.stride > 1 ? `Means over squares of ${prediction.pae.stride} residues.` : '')
     : row.omitted ? 'The page has no room for the aligned error of this prediction; its file has it.' : 'There is no aligned error of this prediction.';
   byId('coverage-note').textContent = prediction.coverage
-    ? `Alignment rows by identity to the query, darker is more alike; ${prediction.coverage.rows.map((rows, number) => `${chainName(number)}: ${Number(rows).toLocaleString('en')}`).join(', ')} rows.`
+    ? `Alignment rows by identity to the query, darker is more alike; ${prediction.coverage.rows.map((rows, number) => `${prediction.chains[number].name}: ${Number(rows).toLocaleString('en')}`).join(', ')} rows.`
     : 'The folder says nothing of the alignments of this target.';
   drawSequence(prediction, {
     hover: (residue) => point(residue === null ? null : [residue, residue], true),

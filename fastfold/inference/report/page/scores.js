@@ -53,7 +53,7 @@ function drawSequence(prediction, { hover, pick }) {
     line.append(make('strong', chain.name));
     for (let at = 0; at < chain.length; at++) {
       const residue = chain.start + at;
-      if (at % 10 === 0 || chain.numbers[at] !== chain.numbers[at - 1] + 1) line.append(make('small', String(chain.numbers[at])));
+      if (at % 10 === 0 || chain.numbers[at] !== chain.numbers[at - 1] + 1) line.append(make('small', String(chain.labels[at])));
       const letter = make('span', chain.sequence[at]);
       letter.dataset.residue = String(residue);
       letter.style.borderBottomColor = bandOf(prediction.plddt[residue]).colour;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,7 @@ def interface_scores(
     *,
     pae: np.ndarray | None = None,
     confidence: ChainConfidence | None = None,
+    names: Sequence[str] | None = None,
     pae_cutoff: float = PAE_CUTOFF,
     distance_cutoff: float = DISTANCE_CUTOFF,
 ) -> dict[str, Any]:
@@ -90,6 +92,7 @@ def interface_scores(
         plddt: ``[N]``, 0 to 100.
         pae: ``[N, N]`` in Å, error at residue j when aligned on i.
         confidence: The network's confidence in the chains.
+        names: Names of the chains; by default A, B, and so on.
         pae_cutoff: Aligned errors under this count for ipSAE, in Å.
         distance_cutoff: ``near_pairs`` counts residues nearer than this, in Å.
 
@@ -119,7 +122,7 @@ def interface_scores(
         check_shape(name, value, shapes[name])
     borders = [0, *(np.flatnonzero(np.diff(chain_index)) + 1).tolist(), n]
     rows = [slice(start, stop) for start, stop in itertools.pairwise(borders)]
-    names = [chain_name(number) for number in range(len(rows))]
+    names = [chain_name(number) for number in range(len(rows))] if names is None else list(names)
     if confidence is not None and len(confidence.ptm) != len(rows):
         raise ValueError(
             f"confidence has {len(confidence.ptm)} chains, expected {len(rows)} as in chain_index"

@@ -1,0 +1,220 @@
+"""Structures as targets: observed residues with an index that shows every gap, and the backbone that is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import log_warnings, read_structure
+from fastfold.protein.labels import fill_numbers
+from fastfold.protein.structure import ChainStructure, Structure
+from fastfold.utils.text_files import PathLike
+
+BREAK_STEP: Final = 200
+"""Step of the residue index at a break that the numbers do not show, as in dl_binder_design."""
+_MAX_PEPTIDE_BOND: Final = 3.0
+"""Distance in Å of C and N from which networks are shown a break, as in dl_binder_design."""
+_N, _CA, _C = (rc.atom_order[atom] for atom in ("N", "CA", "C"))
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """Use of a structure that needs its backbone."""
+
+    what: str  #: Verb and object, after "cannot"
+    needs_every_residue: bool = False  #: True if no residue may have CA alone
+
+
+FIXED_BACKBONE = Purpose("fix a backbone")
+MOTIF = Purpose("hold a motif")
+BINDING_SITE = Purpose("show a target")
+SCORE = Purpose("score a structure")
+TEMPLATE = Purpose("use a template")
+INITIAL_GUESS = Purpose("start from a structure")
+RELAXATION = Purpose("relax a structure", needs_every_residue=True)
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedChain(ChainStructure):
+    """Observed residues of a chain, whose residue index shows every gap."""
+
+    whole: str = ""  #: Letters of all residues of the polymer, if some are left out; otherwise empty
+    #: ``[N]`` int64, places of the residues in the polymer from 0, if some are left out
+    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedStructure:
+    """Structure as a target."""
+
+    name: str  #: Name of the file without its suffixes
+    chains: tuple[ObservedChain, ...]  #: The chains in the order of the file; at least one
+    warnings: tuple[str, ...]  #: Decisions of the reader, one sentence each
+
+
+def read_observed(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = ()) -> ObservedStructure:
+    """Read a structure as a target: the residues with coordinates, in chains whose index shows every gap.
+
+    The residue index is that of :func:`~fastfold.protein.io.read.read_structure`: the place in the sequence of the
+    polymer if the file has it, otherwise the number in the file. Further gaps come from residues without a peptide
+    bond. A warning tells of each chain with residues left out, or with a gap that no number shows.
+
+    Args:
+        source: As of :func:`~fastfold.protein.io.read.read_structure`.
+        purpose: Use of the structure, for messages.
+        chain_ids: Chains to read, in the order of the file; none for all.
+
+    Raises:
+        InputError: A chain is missing or lacks the backbone that the purpose needs, or see
+            :func:`~fastfold.protein.io.read.read_structure`.
+
+    Example:
+        >>> import fastfold
+        >>> from pathlib import Path
+        >>> from fastfold.protein.io.observed import SCORE, read_observed
+        >>> lines = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).to_pdb().splitlines(keepends=True)
+        >>> kept = [line for line in lines if line.startswith("ATOM") and line[22:26].strip() not in ("5", "6")]
+        >>> _ = Path("gap.pdb").write_text("".join(kept))
+        >>> (chain,) = read_observed("gap.pdb", SCORE).chains
+        >>> chain.residue_index.tolist()
+        [1, 2, 3, 4, 7, 8, 9, 10]
+    """
+    structure = read_structure(source)
+    path = structure.name if isinstance(source, Structure) else source
+    known = [chain.chain_id for chain in structure.chains]
+    if missing := sorted(set(chain_ids) - set(known)):
+        raise InputError(f"has no chain {missing[0]!r}, only {', '.join(known)}", path=path)
+    chosen = [one for one in structure.chains if not chain_ids or one.chain_id in chain_ids]
+    warnings = [*structure.warnings, *check_backbone(chosen, purpose, path=path)]
+    chains = tuple(map(observed_chain, chosen))
+    for chain in chains:
+        about = f"Chain {chain.chain_id!r}:"
+        if chain.whole:
+            left_out = len(chain.whole) - len(chain)
+            warnings.append(
+                f"{about} {left_out} residues without coordinates are left out; networks see the gaps."
+            )
+        for i in np.flatnonzero(np.diff(chain.residue_index) == BREAK_STEP):
+            ends = " and ".join(
+                " ".join(x[k] for x in (chain.residue_names, chain.author_numbers)) for k in (i, i + 1)
+            )
+            warnings.append(f"{about} no bond joins {ends}; networks see a gap between them.")
+    return ObservedStructure(structure.name, chains, tuple(warnings))
+
+
+def read_logged(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = ()) -> ObservedStructure:
+    """Read a structure as a target and log the warnings; arguments and errors as of :func:`read_observed`."""
+    found = read_observed(source, purpose, chain_ids=chain_ids)
+    log_warnings(found.warnings, source)
+    return found
+
+
+def check_backbone(chains: Sequence[ChainStructure], purpose: Purpose, *, path: PathLike) -> list[str]:
+    """Return a warning for each chain with some residues of CA alone.
+
+    Raises:
+        InputError: A chain lacks CA atoms, or the backbone that the purpose needs.
+    """
+    warnings = []
+    for chain in chains:
+        present = chain.mask > 0.5
+        has_ca, total = present[:, _CA], int(present[:, _CA].sum())
+        if not total:
+            raise InputError(f"chain {chain.chain_id!r} lacks CA atoms; remove the chain", path=path)
+        alone = int((has_ca & (present.sum(1) == 1)).sum())
+        bare = int((has_ca & ~(present[:, _N] & present[:, _C])).sum())
+        count = alone if alone == bare or purpose.needs_every_residue else bare
+        of = f" of chain {chain.chain_id!r}" if len(chains) > 1 else ""
+        found = f"{count} of {total} residues{of} {'have CA alone' if count == alone else 'lack N or C'}"
+        if count == total or (count and purpose.needs_every_residue):
+            raise InputError(
+                f"cannot {purpose.what}: {found}; give a structure with N, CA and C of its residues",
+                path=path,
+            )
+        if count:
+            warnings.append(f"{found}; no network sees their backbone.")
+    return warnings
+
+
+def observed_chain(chain: ChainStructure) -> ObservedChain:
+    """Return the observed residues of a chain, those with an atom, and their index with all gaps."""
+    kept = np.flatnonzero((chain.mask > 0.5).any(1))
+    is_whole = len(kept) == len(chain)
+    found = ObservedChain(
+        chain_id=chain.chain_id,
+        sequence="".join(chain.sequence[i] for i in kept),
+        positions=chain.positions[kept],
+        mask=chain.mask[kept],
+        residue_index=chain.residue_index[kept],
+        b_factors=chain.b_factors[kept],
+        author_numbers=tuple(chain.author_numbers[i] for i in kept) if chain.author_numbers else (),
+        residue_names=tuple(chain.residue_names[i] for i in kept) if chain.residue_names else (),
+        has_sequence=chain.has_sequence,
+        whole="" if is_whole else chain.sequence,
+        places=kept[:0] if is_whole else kept,
+    )
+    return replace(found, residue_index=gapped_index(found))
+
+
+def all_residues(chain: ObservedChain) -> ObservedChain:
+    """Return a chain with the residues of the polymer that were left out, which have no atoms.
+
+    They have numbers next to those of their neighbours. The chain has no numbers of the file if these are not enough.
+    """
+    if not chain.whole:
+        return chain
+    n, places = len(chain.whole), chain.places
+    numbers, names = [""] * n, [""] * n
+    for k, place in enumerate(places.tolist()):
+        numbers[place], names[place] = chain.author_numbers[k], chain.residue_names[k]
+    numbers = fill_numbers(numbers)
+    shape = (n, rc.atom_type_num)
+    arrays = {"positions": np.zeros((*shape, 3), np.float32), "mask": np.zeros(shape, np.float32)}
+    arrays["b_factors"] = np.zeros(shape, np.float32)
+    for name, array in arrays.items():
+        array[places] = getattr(chain, name)
+    return ObservedChain(
+        chain_id=chain.chain_id,
+        sequence=chain.whole,
+        positions=arrays["positions"],
+        mask=arrays["mask"],
+        residue_index=np.arange(n, dtype=np.int32),
+        b_factors=arrays["b_factors"],
+        author_numbers=tuple(numbers) if all(numbers) else (),
+        residue_names=tuple(names),
+        has_sequence=True,
+    )
+
+
+def gapped_index(chain: ChainStructure) -> np.ndarray:
+    """Return the residue index ``[N]`` int32 of observed residues, with gaps where no peptide bond joins neighbours.
+
+    Neighbours by the index that are too far apart get the step of their numbers. If the numbers are consecutive, they
+    get :data:`BREAK_STEP`, unless the file lists the polymer, which says that they are neighbours.
+    """
+    steps = np.diff(chain.residue_index)
+    for i in np.flatnonzero((steps == 1) & _is_apart(chain)):
+        before, after = (_number(chain, k) for k in (i, i + 1))
+        if before is not None and after is not None and after - before > 1:
+            steps[i] = after - before
+        elif not chain.has_sequence:
+            steps[i] = BREAK_STEP
+    return np.cumsum([chain.residue_index[0], *steps]).astype(np.int32)
+
+
+def _is_apart(chain: ChainStructure) -> np.ndarray:
+    """Return a mask ``[N - 1]`` of neighbours without a peptide bond; False where C or N is missing."""
+    known = (chain.mask[:-1, _C] > 0.5) & (chain.mask[1:, _N] > 0.5)
+    apart = np.linalg.norm(chain.positions[1:, _N] - chain.positions[:-1, _C], axis=-1)
+    return np.asarray(known & (apart > _MAX_PEPTIDE_BOND))
+
+
+def _number(chain: ChainStructure, residue: int) -> int | None:
+    match = re.match(r"-?\d+", chain.author_numbers[residue]) if chain.author_numbers else None
+    return None if match is None else int(match[0])
