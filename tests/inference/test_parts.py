@@ -91,4 +91,4 @@ def test_rings_of_parts_are_refused(cli: CommandLine, monkeypatch: pytest.Monkey
     monkeypatch.setattr(read, "read_targets", lambda inputs, complex_: ([CUT], []))
     done = cli.infer(cli.fasta({"t": "MK"}), "--cyclic", weights=[cli.weights("model_1_multimer_v3")])
     assert done.code == 1
-    assert "--cyclic closes whole chains, and this target has parts of proteins" in done.err
+    assert "--cyclic closes whole chains, and chain A lacks residues" in done.err

@@ -43,7 +43,7 @@ def test_targets_are_named_with_chains_and_residues(tmp_path: Path) -> None:
 
 def test_flexible_templates_leave_parts_out(backbone: Path) -> None:
     task = binder(backbone, 7, chains=["A"])
-    whole, nothing = template_features(task.target, task.templates or (), "none") or (None, None)
+    whole, nothing = template_features(task.templates or (), "given", "none") or (None, None)
     assert nothing is None
     assert whole is not None
     side_atoms = np.ones(37, bool)
@@ -151,7 +151,7 @@ def test_every_complex_is_folded_with_its_templates(
     fold_designs(
         [design], tmp_path / "d.fasta", requested_networks([]), InferConfig(), overwrite=False, run=run
     )
-    assert rings == ["B", True, "C"]
+    assert rings == ["B", True, "A", "C"]  # a binder of chain B is chain A
     assert read == {
         "d": [True, False],
         "d_alone": [],

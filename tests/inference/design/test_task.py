@@ -71,7 +71,7 @@ def test_a_binder_follows_the_given_chains(backbone: Path) -> None:
     task = binder(backbone, 7, hotspots="B2,A3-4")
     assert [len(chain.sequence) for chain in task.target.chains] == [14, 10, 7]
     assert task.hotspots.tolist() == [2, 3, 15]
-    assert task.templates == [backbone, backbone, None]
+    assert [chain and chain.chain_id for chain in task.templates or ()] == ["A", "B", None]
     one = binder(backbone, 7, chains=["B"], hotspots="B2")
     assert one.hotspots.tolist() == [1]
     assert one.letters("ACDEFGH")[1] == "ACDEFGH"

@@ -73,5 +73,5 @@ def test_what_cannot_be_written_is_refused() -> None:
         atom_rows(protein, Hydrogens(np.array([1]), ("HA",), np.zeros((1, 3))))
     with pytest.raises(ValueError, match="lacks"):
         atom_rows(protein, Hydrogens(np.array([2]), ("HA",), np.zeros((1, 3))))
-    with pytest.raises(PdbLimitError, match="named 'AB'"):
-        to_pdb(protein, names=AuthorNames(("AB",), ("1", "2")))
+    with pytest.raises(PdbLimitError, match="residue number 10000"):
+        to_pdb(protein, names=AuthorNames(("A",), ("10000", "2")))

@@ -303,7 +303,7 @@ def test_header_is_read(tmp_path):
 def test_ca_only_chain_is_read_with_a_warning(tmp_path):
     structure = read_lines(tmp_path, [atom_line("CA", "ALA", n, 3.8 * n) for n in range(1, 4)])
     assert structure.chains[0].mask.sum() == 3
-    assert "cannot be used for training" in structure.warnings[0]
+    assert structure.warnings == ("Chain 'A' has only CA atoms of its backbone.",)
 
 
 @pytest.mark.parametrize(
