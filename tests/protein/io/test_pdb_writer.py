@@ -7,12 +7,14 @@ import io
 import numpy as np
 import pytest
 from Bio import SeqIO
+from Bio.PDB import PDBParser
 from Bio.PDB.parse_pdb_header import parse_pdb_header
 from hypothesis import given, settings
 
 from fastfold.errors import OutputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
 from tests.helpers.structures import assert_same_structure, make_protein, proteins, read_by_biopython
 
@@ -143,3 +145,15 @@ def test_what_just_fits_reads_back(make):
 def test_values_that_are_not_finite_are_not_written():
     with pytest.raises(OutputError, match="without a finite position"):
         to_pdb(_moved(np.nan))
+
+
+def test_longer_chain_names_become_free_letters_and_are_told():
+    protein = make_protein("ACD", "GHI", "K", first_number=310)
+    names = AuthorNames(("AAA", "A", "B-2"), tuple(str(310 + k) for k in (*range(3), *range(3), 0)))
+    text = to_pdb(protein, names=names)
+    assert [line.rstrip() for line in text.splitlines() if line.startswith("REMARK 999")] == [
+        "REMARK 999 CHAIN B IS CHAIN AAA OF THE MMCIF FILE",
+        "REMARK 999 CHAIN C IS CHAIN B-2 OF THE MMCIF FILE",
+    ]
+    model = PDBParser(QUIET=True, PERMISSIVE=False).get_structure("x", io.StringIO(text))[0]
+    assert [(chain.id, next(iter(chain)).id[1]) for chain in model] == [("B", 310), ("A", 310), ("C", 310)]
