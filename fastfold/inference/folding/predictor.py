@@ -25,6 +25,7 @@ from fastfold.inference.folding.prediction import (
     add_settings,
     check_rings,
     initial_structure,
+    ring_chains,
 )
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
@@ -88,17 +89,20 @@ class TargetPredictor:
         guess = config.initial_guess
         if target.given is not None and target.given.use == "initial_guess":
             guess = target.given.path
-        self._guess = None
+        # Settings name chains and residues of the input, outputs those of the initial guess.
+        self._guess, self._rings = None, config.ring_names
         if guess is not None:
             self._guess, self.target = initial_structure(guess, target)
-            target = self.target
+            if isinstance(self._rings, str):
+                numbers = sorted(ring_chains(target, self._rings))
+                self._rings = ",".join(self.target.chains[number].id for number in numbers)
         if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
             raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
         if config.ring_names and target.is_complex and not all(model.multimer for model in models):
             raise ConfigError(
                 f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
             )
-        check_rings(target, config.ring_names)
+        check_rings(self.target, self._rings)
         self._restraints: Sequence[Restraint] = ()
         if config.restraints is not None:
             from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import
@@ -217,7 +221,7 @@ class TargetPredictor:
             templates=None if templates is None else templates.features,
             join=self.target.is_complex and not model.multimer,
         )
-        add_settings(sampler, self.target, cyclic=self.config.ring_names, guess=self._guess)
+        add_settings(sampler, self.target, cyclic=self._rings, guess=self._guess)
         return TargetFold(model, sampler, self.target, self.config, draw_seed, on_cycle, self._graph)
 
     def fit(self, model: AlphaFold) -> Fit:

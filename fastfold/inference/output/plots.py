@@ -105,16 +105,16 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
     """Draw the number of alignment rows that cover each residue, by identity to the query, as reproducible PNG."""
     lengths, edges = coverage["chain_lengths"], coverage["identity_edges"]
     depth = np.asarray(coverage["depth_by_identity"])[::-1]  # the most similar rows at the bottom
-    names = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)][::-1]
+    bands = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)][::-1]
     line = f"alignment rows: {', '.join(f'{rows:,}' for rows in coverage['rows'])}"
     with figure_in_style(7.4, 4.8, [part for part in (title, line) if part], [1]) as (figure, (axis,)):
         # Steps, so that all residues have the same width.
         borders = np.arange(depth.shape[1] + 1) + 0.5
         values = np.concatenate([depth, depth[:, -1:]], 1)
-        axis.stackplot(borders, values, labels=names, colors=IDENTITY_COLOURS[::-1], step="post", linewidth=0)
+        axis.stackplot(borders, values, labels=bands, colors=IDENTITY_COLOURS[::-1], step="post", linewidth=0)
         axis.set(ylabel="rows without a gap", xlim=(0.5, sum(lengths) + 0.5))
         axis.set_ylim(0, 1.05 * max(1, int(depth.sum(0).max())))
-        numbers = names = None
+        numbers, names = None, None
         if ranges := coverage.get("residue_ranges"):
             numbers = np.concatenate([numbers_of_ranges(*one) for one in zip(ranges, lengths, strict=True)])
             if ids := coverage.get("chain_ids"):

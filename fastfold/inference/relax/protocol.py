@@ -257,11 +257,12 @@ class RelaxedPrediction:
             OutputError: The minimiser failed (``result.minimized`` is false).
             PdbLimitError: The structure exceeds the PDB format; use :meth:`to_mmcif`.
         """
-        return relaxed_pdb(self.result, title=self.prediction.title)
+        return relaxed_pdb(self.result, title=self.prediction.title, names=self.prediction.names)
 
     def to_mmcif(self) -> str:
         """Format the relaxed structure as ModelCIF, with the prediction's confidences; errors as :meth:`to_pdb`."""
-        return relaxed_mmcif(self.result, **self.prediction.modelcif_arguments())
+        prediction = self.prediction
+        return relaxed_mmcif(self.result, names=prediction.names, **prediction.modelcif_arguments())
 
 
 def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:
@@ -275,4 +276,4 @@ def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) 
         >>> relaxed.result.heavy_atom_rmsd < 5
         True
     """
-    return RelaxedPrediction(prediction, relax(prediction.protein, config, continuous=True))
+    return RelaxedPrediction(prediction, relax(prediction, config, continuous=True))

@@ -23,6 +23,7 @@ from fastfold.inference.report.encode import pack, pack_structure
 
 _PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
 _STEP = 0.02
+_SHOWN = ("chains", "hotspots", "filters", "note")  #: Columns of the table of designs on the page
 _MOST_STEPS = 20_000
 _LONGEST = 500
 _STAGES = ("soft", "temperature", "hard", "mutate")
@@ -44,7 +45,7 @@ def find_designs(
     for number, prediction in enumerate(predictions):
         rows.setdefault(_PARTS.sub("", prediction.target), []).append(number)
     verdicts = {
-        line["name"]: {key: (line.get(key) or "")[:_LONGEST] for key in ("filters", "note")}
+        line["name"]: {key: (line.get(key) or "")[:_LONGEST] for key in _SHOWN}
         for line in read_table(folder / "designs.tsv")
         if line.get("name")
     }

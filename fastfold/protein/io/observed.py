@@ -199,7 +199,7 @@ def gapped_index(chain: ChainStructure) -> np.ndarray:
     get :data:`BREAK_STEP`, unless the file lists the polymer, which says that they are neighbours.
     """
     steps = np.diff(chain.residue_index)
-    for i in np.flatnonzero((steps == 1) & _is_apart(chain)):
+    for i in np.flatnonzero((steps == 1) & _is_apart(chain)).tolist():
         before, after = (_number(chain, k) for k in (i, i + 1))
         if before is not None and after is not None and after - before > 1:
             steps[i] = after - before

@@ -19,7 +19,7 @@ from fastfold.protein.io.pdb_reader import RECORD_NAMES, parse_pdb
 from fastfold.protein.io.records import FileRecords
 from fastfold.protein.labels import AuthorNames, author_names, default_names
 from fastfold.protein.objects.records import library_of, object_name, object_records
-from fastfold.protein.protein import Protein, chain_name
+from fastfold.protein.protein import Protein
 from fastfold.protein.structure import ChainStructure, Structure, structure_to_protein
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
@@ -89,7 +89,7 @@ def _read(source: Any) -> tuple[Structure, dict[str, list[str]]]:
     if isinstance(own, Structure):
         return own, {}
     if isinstance(own, Protein):
-        return _of_protein(own, structure_name(source)), {}
+        return _of_protein(own, structure_name(source), _names_of(source, own)), {}
     if _is_object(source):
         records = object_records(source)
     else:
@@ -115,17 +115,22 @@ def _read(source: Any) -> tuple[Structure, dict[str, list[str]]]:
     return found, notes
 
 
-def _of_protein(protein: Protein, name: str) -> Structure:
-    numbers = list(map(str, protein.residue_index.tolist()))
+def _names_of(source: Any, protein: Protein) -> AuthorNames:
+    """Return the names that an object with a protein has for it, or default ones."""
+    names = getattr(source, "author_names", None)
+    return names if isinstance(names, AuthorNames) else default_names(protein)
+
+
+def _of_protein(protein: Protein, name: str, names: AuthorNames) -> Structure:
     chains = tuple(
         ChainStructure(
-            chain_id=chain_name(number),
+            chain_id=names.chain_ids[number],
             sequence=sequence,
             positions=protein.atom_positions[chain] * protein.atom_mask[chain, :, None],
             mask=protein.atom_mask[chain],
             residue_index=protein.residue_index[chain],
             b_factors=protein.b_factors[chain],
-            author_numbers=tuple(numbers[chain]),
+            author_numbers=names.numbers[chain],
             residue_names=tuple(rc.resnames[kind] for kind in protein.aatype[chain]),
             has_sequence=True,
         )
@@ -156,7 +161,7 @@ def named_protein(source: Any) -> tuple[Protein, AuthorNames]:
     """Return the atoms of a structure, and the names of its chains and residues; see :func:`as_protein`."""
     own = getattr(source, "protein", source)
     if isinstance(own, Protein):
-        return own, default_names(own)
+        return own, _names_of(source, own)
     structure = read_structure(source)
     protein = structure_to_protein(structure)
     is_from_file = all(chain.author_numbers for chain in structure.chains)

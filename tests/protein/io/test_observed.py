@@ -110,14 +110,24 @@ def test_cut_helices_have_the_numbers_that_gemmi_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([atom_line("CA", "ALA", n, 3.8 * n) for n in range(1, 6)], "cannot fix a backbone: 5 of 5 residues have CA alone"),
         (
-            [atom_line(name, "ALA", n, 3.8 * n + k) for n in range(1, 4) for k, name in enumerate(("CA", "CB"))],
+            [atom_line("CA", "ALA", n, 3.8 * n) for n in range(1, 6)],
+            "cannot fix a backbone: 5 of 5 residues have CA alone",
+        ),
+        (
+            [
+                atom_line(name, "ALA", n, 3.8 * n + k)
+                for n in range(1, 4)
+                for k, name in enumerate(("CA", "CB"))
+            ],
             "cannot fix a backbone: 3 of 3 residues lack N or C",
         ),
-        ([atom_line("N", "ALA", n, 3.8 * n) for n in range(1, 4)], "chain 'A' lacks CA atoms; remove the chain"),
+        (
+            [atom_line("N", "ALA", n, 3.8 * n) for n in range(1, 4)],
+            "chain 'A' lacks CA atoms; remove the chain",
+        ),
     ],
-)  # fmt: skip
+)
 def test_chains_without_backbone_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_observed(write(tmp_path, lines), FIXED_BACKBONE)

@@ -158,6 +158,8 @@ async function drawDesign({ row }) {
   const verdict = verdicts[row.target] || {};
   const facts = [];
   if (verdict.filters) facts.push(verdict.filters === 'passed' ? 'passed all filters' : `failed filters: ${verdict.filters}`);
+  if (verdict.chains) facts.push(`residues ${verdict.chains}`);
+  if (verdict.hotspots) facts.push(`hotspots ${verdict.hotspots}`);
   if (verdict.note) facts.push(verdict.note);
   if (!film) facts.push('no film of this design on the page');
   document.getElementById('design-note').textContent = facts.join(' · ');
