@@ -14,7 +14,7 @@ import torch
 
 import fastfold
 from fastfold.data.features.pipeline import featurize
-from fastfold.data.targets import Target, name_chains, structure_chains
+from fastfold.data.targets import Target, name_chains, structure_chains, target_from_sequence
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.losses.design import Outputs
@@ -23,10 +23,11 @@ from fastfold.inference.design import DesignConfig, run_designs
 from fastfold.inference.design.evaluate import Evaluator
 from fastfold.inference.design.targets import residue_places, residue_text
 from fastfold.inference.design.task import DesignTask, binder, fixed_backbone, partial
-from fastfold.inference.folding.prediction import add_settings, check_rings
+from fastfold.inference.folding.prediction import add_settings, check_rings, initial_structure
 from fastfold.inference.output.score_files import scored_names
 from fastfold.inference.report.interfaces import find_rows
 from fastfold.inference.score.run import structure_targets
+from fastfold.inference.target_templates import TargetTemplates
 from fastfold.protein.io.observed import SCORE, read_observed
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.labels import AuthorNames
@@ -196,6 +197,32 @@ def test_a_score_has_the_names_of_its_structure(chain_d: Path, cli: CommandLine)
     )
     (again,), _ = structure_targets([next(cli.out.glob("d_rank_001_*.pdb"))])
     assert np.diff(again.chains[0].residue_index).tolist() == np.diff(INDEX_D).tolist()
+
+
+def test_residues_without_coordinates_are_parts_left_out_of_the_chain(tmp_path: Path) -> None:
+    """Alignments and templates are those of the whole chain, cut to the residues with coordinates."""
+    whole = "MTYKLILNGKTL"
+    names = AuthorNames(("D",), tuple(str(31 + k) for k in range(12)))
+    lines = to_pdb(helix(whole), names=names).splitlines()
+    path = tmp_path / "x.pdb"
+    kept = [line for line in lines if line[:4] != "ATOM" or int(line[22:26]) not in (31, 35, 36)]
+    path.write_text("".join(f"{line}\n" for line in kept))
+    (target,), errors = structure_targets([path], searches=True)
+    assert not errors
+    (chain,) = target.chains
+    assert (chain.sequence, target.uncut.chains[0].sequence) == ("TYKLNGKTL", whole)
+    assert seen(target, "model_1_ptm") == [1, 2, 3, 6, 7, 8, 9, 10, 11]
+    assert target.names.numbers == ("32", "33", "34", "37", "38", "39", "40", "41", "42")
+    assert target.given is not None
+    shown = TargetTemplates(target.given.templates() or ()).cut(target).features[0]
+    assert shown is not None
+    assert np.asarray(shown["template_all_atom_masks"])[0, :, 1].tolist() == [1.0] * 9
+    guess, guessed = initial_structure(path, target_from_sequence(whole))
+    assert guess[:, 1].any(1).tolist() == [i not in (0, 4, 5) for i in range(12)]
+    assert guessed.names == names
+    guess, guessed = initial_structure(path, target_from_sequence("TYKLNGKTL"))
+    assert guess.shape == (9, 37, 3)
+    assert guessed.chains[0].residue_index.tolist() == [1, 2, 3, 6, 7, 8, 9, 10, 11]
 
 
 def test_an_initial_guess_gives_its_numbering(chain_d: Path) -> None:

@@ -24,7 +24,8 @@ from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FoldPlan
-from fastfold.protein.io.observed import INITIAL_GUESS, all_residues, read_logged
+from fastfold.protein.io.observed import INITIAL_GUESS, all_residues, read_observed
+from fastfold.protein.io.read import log_warnings
 from fastfold.protein.metrics.interface import ChainConfidence
 from fastfold.protein.structure import ChainStructure, Structure
 
@@ -95,7 +96,7 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
     Raises:
         InputError: The file cannot be read, has no backbone, or its chains have other sequences.
     """
-    found = read_logged(source, INITIAL_GUESS)
+    found = read_observed(source, INITIAL_GUESS)
     wanted = [chain.sequence for chain in target.chains]
     pairs = zip(found.chains, wanted, strict=False)
     whole = tuple(chain if chain.sequence == one else all_residues(chain) for chain, one in pairs)
@@ -110,6 +111,7 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
         np.float32
     )
     if not any(chain.regions or chain.indices for chain in target.chains):
+        log_warnings(found.warnings, source)
         named = zip(target.chains, structure_chains(replace(found, chains=whole)), strict=True)
         chains = tuple(replace(own, id=one.id, indices=one.indices, labels=one.labels) for own, one in named)
         target = replace(target, chains=chains)

@@ -124,6 +124,8 @@ def run_record(
     devices are equivalent. ``templates`` are those that the network uses, if any.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
+    # Parts that were asked for, not residues that a structure lacks.
+    parts = {chain.id: () if chain.indices else chain.regions for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
     settings = {"seed": seed, **numeric_settings(config, network.info.config)}
     if sample is not None:
@@ -153,7 +155,7 @@ def run_record(
         "record": target.record,
         "chains": chains,
         **({"chain_names": {chain.id: chain.record for chain in target.chains}} if target.is_complex else {}),
-        **({"residue_ranges": {chain.id: chain.regions for chain in target.chains}} if target.is_cut else {}),
+        **({"residue_ranges": parts} if any(parts.values()) else {}),
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
         **more,
         "weights": weights | {"is_multimer": network.info.multimer},

@@ -95,11 +95,9 @@ def read_observed(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = (
     chains = tuple(map(observed_chain, chosen))
     for chain in chains:
         about = f"Chain {chain.chain_id!r}:"
-        if chain.whole:
-            left_out = len(chain.whole) - len(chain)
-            warnings.append(
-                f"{about} {left_out} residues without coordinates are left out; networks see the gaps."
-            )
+        if left_out := max(len(chain.whole) - len(chain), 0):
+            residues = f"{left_out} residue{'s' if left_out > 1 else ''}"
+            warnings.append(f"{about} {residues} without coordinates left out; networks see the gaps.")
         for i in np.flatnonzero(np.diff(chain.residue_index) == BREAK_STEP):
             ends = " and ".join(
                 " ".join(x[k] for x in (chain.residue_names, chain.author_numbers)) for k in (i, i + 1)

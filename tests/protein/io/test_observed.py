@@ -72,9 +72,7 @@ def test_residues_without_coordinates_are_gaps(tmp_path: Path) -> None:
     assert chain.residue_index.tolist() == chain.places.tolist() == kept
     assert (chain.sequence, chain.whole) == ("TYILN", "MTYKLILN")
     assert chain.author_numbers == ("32", "33", "36", "37", "38")
-    assert found.warnings == (
-        "Chain 'A': 3 residues without coordinates are left out; networks see the gaps.",
-    )
+    assert found.warnings == ("Chain 'A': 3 residues without coordinates left out; networks see the gaps.",)
     whole = all_residues(chain)
     assert (whole.sequence, whole.residue_index.tolist()) == ("MTYKLILN", list(range(8)))
     assert whole.author_numbers == tuple(map(str, range(31, 39)))
