@@ -45,7 +45,7 @@ def find_designs(
     for number, prediction in enumerate(predictions):
         rows.setdefault(_PARTS.sub("", prediction.target), []).append(number)
     verdicts = {
-        line["name"]: {key: (line.get(key) or "")[:_LONGEST] for key in _SHOWN}
+        line["name"]: {key: (line.get(key) or "")[:_LONGEST] for key in _SHOWN if key in line}
         for line in read_table(folder / "designs.tsv")
         if line.get("name")
     }

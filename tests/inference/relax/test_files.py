@@ -48,7 +48,7 @@ def test_names_that_a_pdb_file_cannot_hold_give_a_cif_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     protein = helix("AAA")
-    names = AuthorNames(("AA",), ("1", "2", "3"))
+    names = AuthorNames(("AA",), ("10001", "10002", "10003"))
     source = tmp_path / "big.cif"
     source.write_text(
         to_modelcif(
@@ -57,8 +57,19 @@ def test_names_that_a_pdb_file_cannot_hold_give_a_cif_file(
     )
     _, paths = relax_file(source, None, RelaxConfig(platform="CPU", max_iterations=5, max_rounds=1))
     assert set(paths) == {"cif", "record"}
-    assert "a chain is named 'AA'" in caplog.text
+    assert "residue number 10003, only -999 to 9999 fit" in caplog.text
     assert author_names(read_structure(paths["cif"])) == names
+
+
+def test_long_chain_names_are_told_in_the_pdb_file(tmp_path: Path) -> None:
+    names = AuthorNames(("AA",), ("1", "2", "3"))
+    about = {"entry_id": "x", "title": "x", "software_version": "1", "model_name": "m"}
+    source = tmp_path / "long.cif"
+    source.write_text(to_modelcif(helix("AAA"), plddt=None, names=names, **about))
+    _, paths = relax_file(source, None, RelaxConfig(platform="CPU", max_iterations=5, max_rounds=1))
+    assert "REMARK 999 CHAIN A IS CHAIN AA OF THE MMCIF FILE" in paths["pdb"].read_text()
+    assert author_names(read_structure(paths["cif"])) == names
+    assert author_names(read_structure(paths["pdb"])).chain_ids == ("A",)
 
 
 def test_results_that_are_there_are_replaced_on_request_alone(tmp_path: Path) -> None:
