@@ -35,14 +35,14 @@ def design_identity(task: DesignTask, config: DesignConfig, digests: Sequence[st
 
 def _task_facts(task: DesignTask) -> list[Any]:
     """Return everything that a task's losses depend on."""
-    given: list[Any] = [task.source, task.hotspots, task.cyclic, task.flexible, sorted(task.own_losses)]
-    given += [list(map(_task_facts, group)) for group in (task.others, task.avoided)]
+    facts: list[Any] = [task.source, task.hotspots, task.cyclic, task.flexible, sorted(task.own_losses)]
+    facts += [list(map(_task_facts, group)) for group in (task.others, task.avoided)]
     if task.reference is not None:
-        given += [task.reference.positions.numpy(), task.reference.mask.numpy()]
+        facts += [task.reference.positions.numpy(), task.reference.mask.numpy()]
     if task.templates is not None:
-        given += [[one.sequence, one.positions, one.mask] for one in task.templates if one is not None]
+        facts += [[one.sequence, one.positions, one.mask] for one in task.templates if one is not None]
     chains = [[chain.sequence, chain.indices, chain.id, chain.labels] for chain in task.target.chains]
-    return [task.name, chains, given, dict(task.weights)]
+    return [task.name, chains, facts, dict(task.weights)]
 
 
 def save_state(path: Path, state: DesignState, identity: str) -> None:

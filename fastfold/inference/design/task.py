@@ -288,12 +288,12 @@ def fixed_backbone(path: Path, *, chain: str | None = None, keep: str = "") -> D
         >>> len(task.source), task.source.tolist().count(-1)
         (10, 3)
     """
-    given = _read_chain(path, chain, FIXED_BACKBONE)
-    kept = residue_places(keep, given.chains, path)
-    length = len(given.chains[0])
+    structure = _read_chain(path, chain, FIXED_BACKBONE)
+    kept = residue_places(keep, structure.chains, path)
+    length = len(structure.chains[0])
     if len(kept) == length:
         raise ConfigError(f"all {length} residues of {path} are kept; leave at least one to design")
-    return _single_chain("fixbb", given, kept, {"dgram_cce": 1.0}, np.arange(length))
+    return _single_chain("fixbb", structure, kept, {"dgram_cce": 1.0}, np.arange(length))
 
 
 def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
@@ -317,14 +317,15 @@ def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
         >>> task.source.tolist().count(-1)
         5
     """
-    given = _read_chain(path, chain, MOTIF)
-    kept = residue_places(motif, given.chains, path)
-    if not 0 < len(kept) < len(given.chains[0]):
+    structure = _read_chain(path, chain, MOTIF)
+    kept = residue_places(motif, structure.chains, path)
+    chain_id, length = structure.chains[0].chain_id, len(structure.chains[0])
+    if not 0 < len(kept) < length:
         raise ConfigError(
-            f"expected a motif of 1 to {len(given.chains[0]) - 1} residues of {path}, found {len(kept)}; name residues "
-            f"such as {given.chains[0].chain_id}10-25"
+            f"expected a motif of 1 to {length - 1} residues of {path}, found {len(kept)}; name residues such as "
+            f"{chain_id}10-25"
         )
-    return _single_chain("partial", given, kept, {"dgram_cce": 1.0, "con": 1.0}, kept)
+    return _single_chain("partial", structure, kept, {"dgram_cce": 1.0, "con": 1.0}, kept)
 
 
 def binder(
@@ -367,12 +368,12 @@ def binder(
         raise ConfigError(f"expected a binder of 5 residues or more, found {length}")
     check_flexible(flexible)
     structure = read_logged(path, BINDING_SITE, chain_ids=chains)
-    given = list(structure.chains)
-    touched = residue_places(hotspots, given, path)
+    bound_chains = list(structure.chains)
+    touched = residue_places(hotspots, bound_chains, path)
     own = structure_chains(structure)
     name = next(name for name in map(chain_name, count()) if name not in [one.id for one in own])
     ca = rc.atom_order["CA"]
-    atoms = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in given]
+    atoms = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in bound_chains]
 
     def bound(other: TargetStructure) -> DesignTask:
         where, spots = other.chains, other.hotspots
@@ -381,10 +382,10 @@ def binder(
     return DesignTask(
         "binder",
         _target("binder", [*own, Chain(name, _PLACEHOLDER * length)], structure.name),
-        np.concatenate([np.full(sum(map(len, given)), -1), np.arange(length)]),
+        np.concatenate([np.full(sum(map(len, bound_chains)), -1), np.arange(length)]),
         {"plddt": 0.1, "i_con": 1.0},
         hotspots=touched,
-        templates=[*given, None],
+        templates=[*bound_chains, None],
         cyclic=cyclic,
         flexible=flexible,
         others=[bound(one) for one in others],
@@ -401,11 +402,11 @@ def _target(name: str, chains: Sequence[Chain], source: str = "") -> Target:
 
 def _read_chain(path: Path, name: str | None, purpose: Purpose) -> ObservedStructure:
     """Read one chain of a structure, which must be named if there are several."""
-    found = read_logged(path, purpose, chain_ids=() if name is None else (name,))
-    if len(found.chains) > 1:
-        names = ", ".join(chain.chain_id for chain in found.chains)
+    structure = read_logged(path, purpose, chain_ids=() if name is None else (name,))
+    if len(structure.chains) > 1:
+        names = ", ".join(chain.chain_id for chain in structure.chains)
         raise InputError(f"has chains {names}; choose one with --chains", path=path)
-    return found
+    return structure
 
 
 def _single_chain(
@@ -416,13 +417,13 @@ def _single_chain(
     supervised: np.ndarray,
 ) -> DesignTask:
     """Return a task that designs all residues of a chain but ``kept``; atoms of ``supervised`` ones are compared."""
-    (given,), (chain,) = structure.chains, structure_chains(structure)
-    designed = np.setdiff1d(np.arange(len(given)), kept)
-    letters, source = np.array(list(given.sequence)), np.full(len(given), -1)
+    (observed,), (chain,) = structure.chains, structure_chains(structure)
+    designed = np.setdiff1d(np.arange(len(observed)), kept)
+    letters, source = np.array(list(observed.sequence)), np.full(len(observed), -1)
     letters[designed], source[designed] = _PLACEHOLDER, np.arange(len(designed))
-    is_supervised = torch.zeros(len(given), 1).index_fill(0, torch.from_numpy(supervised), 1.0)
-    mask = torch.from_numpy(given.mask) * is_supervised
-    aatype = encode_sequence(given.sequence).argmax(-1)
-    reference = Reference(torch.from_numpy(given.positions), mask, aatype)
+    is_supervised = torch.zeros(len(observed), 1).index_fill(0, torch.from_numpy(supervised), 1.0)
+    mask = torch.from_numpy(observed.mask) * is_supervised
+    aatype = encode_sequence(observed.sequence).argmax(-1)
+    reference = Reference(torch.from_numpy(observed.positions), mask, aatype)
     target = _target(name, [replace(chain, sequence="".join(letters))], structure.name)
     return DesignTask(name, target, source, weights, reference)

@@ -96,14 +96,14 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
     Raises:
         InputError: The file cannot be read, has no backbone, or its chains have other sequences.
     """
-    found = read_observed(source, INITIAL_GUESS)
+    structure = read_observed(source, INITIAL_GUESS)
     wanted = [chain.sequence for chain in target.chains]
-    pairs = zip(found.chains, wanted, strict=False)
+    pairs = zip(structure.chains, wanted, strict=False)
     whole = tuple(chain if chain.sequence == one else all_residues(chain) for chain, one in pairs)
-    if len(found.chains) != len(wanted) or [chain.sequence for chain in whole] != wanted:
+    if len(structure.chains) != len(wanted) or [chain.sequence for chain in whole] != wanted:
         raise InputError(
             "expected the target's chains in the initial guess, with equal sequences in the same order; "
-            f"{_first_difference(found.chains, wanted)}",
+            f"{_first_difference(structure.chains, wanted)}",
             path=source.name if isinstance(source, Structure) else source,
             record=target.name,
         )
@@ -111,8 +111,8 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
         np.float32
     )
     if not any(chain.regions or chain.indices for chain in target.chains):
-        log_warnings(found.warnings, source)
-        named = zip(target.chains, structure_chains(replace(found, chains=whole)), strict=True)
+        log_warnings(structure.warnings, source)
+        named = zip(target.chains, structure_chains(replace(structure, chains=whole)), strict=True)
         chains = tuple(replace(own, id=one.id, indices=one.indices, labels=one.labels) for own, one in named)
         target = replace(target, chains=chains)
     return positions, target

@@ -108,9 +108,9 @@ def read_observed(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = (
 
 def read_logged(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = ()) -> ObservedStructure:
     """Read a structure as a target and log the warnings; arguments and errors as of :func:`read_observed`."""
-    found = read_observed(source, purpose, chain_ids=chain_ids)
-    log_warnings(found.warnings, source)
-    return found
+    structure = read_observed(source, purpose, chain_ids=chain_ids)
+    log_warnings(structure.warnings, source)
+    return structure
 
 
 def check_backbone(chains: Sequence[ChainStructure], purpose: Purpose, *, path: PathLike) -> list[str]:
@@ -129,14 +129,14 @@ def check_backbone(chains: Sequence[ChainStructure], purpose: Purpose, *, path: 
         bare = int((has_ca & ~(present[:, _N] & present[:, _C])).sum())
         count = alone if alone == bare or purpose.needs_every_residue else bare
         of = f" of chain {chain.chain_id!r}" if len(chains) > 1 else ""
-        found = f"{count} of {total} residues{of} {'have CA alone' if count == alone else 'lack N or C'}"
+        shortage = f"{count} of {total} residues{of} {'have CA alone' if count == alone else 'lack N or C'}"
         if count == total or (count and purpose.needs_every_residue):
             raise InputError(
-                f"cannot {purpose.what}: {found}; give a structure with N, CA and C of its residues",
+                f"cannot {purpose.what}: {shortage}; give a structure with N, CA and C of its residues",
                 path=path,
             )
         if count:
-            warnings.append(f"{found}; no network sees their backbone.")
+            warnings.append(f"{shortage}; no network sees their backbone.")
     return warnings
 
 
@@ -144,7 +144,7 @@ def observed_chain(chain: ChainStructure) -> ObservedChain:
     """Return the observed residues of a chain, those with an atom, and their index with all gaps."""
     kept = np.flatnonzero((chain.mask > 0.5).any(1))
     is_whole = len(kept) == len(chain)
-    found = ObservedChain(
+    observed = ObservedChain(
         chain_id=chain.chain_id,
         sequence="".join(chain.sequence[i] for i in kept),
         positions=chain.positions[kept],
@@ -157,13 +157,13 @@ def observed_chain(chain: ChainStructure) -> ObservedChain:
         whole="" if is_whole else chain.sequence,
         places=kept[:0] if is_whole else kept,
     )
-    return replace(found, residue_index=gapped_index(found))
+    return replace(observed, residue_index=gapped_index(observed))
 
 
 def all_residues(chain: ObservedChain) -> ObservedChain:
-    """Return a chain with the residues of the polymer that were left out, which have no atoms.
+    """Return a chain with all residues of the polymer; those that were left out lack atoms.
 
-    They have numbers next to those of their neighbours. The chain has no numbers of the file if these are not enough.
+    They get numbers next to those of their neighbours. If unused numbers are too few, ``author_numbers`` is empty.
     """
     if not chain.whole:
         return chain

@@ -57,7 +57,7 @@ def test_names_that_a_pdb_file_cannot_hold_give_a_cif_file(
     )
     _, paths = relax_file(source, None, RelaxConfig(platform="CPU", max_iterations=5, max_rounds=1))
     assert set(paths) == {"cif", "record"}
-    assert "residue number 10003, only -999 to 9999 fit" in caplog.text
+    assert "residue number 10001, only -999 to 9999 fit" in caplog.text
     assert author_names(read_structure(paths["cif"])) == names
 
 

@@ -49,16 +49,16 @@ class GivenStructure:
         structure = self.read()
         name = structure.name.encode()
         if self.use == "template":
-            found = [masked_template(chain, name) for chain in structure.chains]
+            features = [masked_template(chain, name) for chain in structure.chains]
         else:
             first, *targets = structure.chains
-            found = [
+            features = [
                 _features("-" * len(first), np.zeros_like(first.positions), np.zeros_like(first.mask), name)
             ]
-            found += [whole_template(one, name) for one in targets]
-        if len(found) > 1:  # their atoms are in one frame
-            found = [one | {"template_frame": np.array([1], np.int32)} for one in found]
-        return tuple(found)
+            features += [whole_template(one, name) for one in targets]
+        if len(features) > 1:  # their atoms are in one frame
+            features = [one | {"template_frame": np.array([1], np.int32)} for one in features]
+        return tuple(features)
 
 
 def whole_template(chain: ChainStructure, name: bytes) -> dict[str, np.ndarray]:
