@@ -15,7 +15,7 @@ import torch
 import fastfold
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.targets import Target, name_chains, structure_chains, target_from_sequence
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.config import InferConfig
@@ -239,6 +239,15 @@ def test_rings_lack_no_residue(chain_d: Path, complex_de: Path) -> None:
     check_rings(target, "E")
     with pytest.raises(ConfigError, match="--cyclic closes whole chains, and chain D lacks residues"):
         check_rings(target, True)
+
+
+def test_a_motif_needs_the_backbone_of_its_residues(chain_d: Path) -> None:
+    lines = chain_d.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if int(line[22:26]) > 312 or line[12:16] == " CA "]
+    chain_d.write_text("".join(kept))
+    assert partial(chain_d, "D313-315").source.tolist().count(-1) == 3
+    with pytest.raises(InputError, match="cannot hold a motif: 2 of 4 residues have CA alone"):
+        partial(chain_d, "D311-314")
 
 
 def test_texts_of_residues_are_read_back(complex_de: Path) -> None:

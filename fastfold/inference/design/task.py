@@ -34,6 +34,7 @@ from fastfold.protein.io.observed import (
     ObservedChain,
     ObservedStructure,
     Purpose,
+    check_backbone,
     read_logged,
 )
 from fastfold.protein.protein import chain_name
@@ -325,6 +326,7 @@ def partial(path: Path, motif: str, *, chain: str | None = None) -> DesignTask:
             f"expected a motif of 1 to {length - 1} residues of {path}, found {len(kept)}; name residues such as "
             f"{chain_id}10-25"
         )
+    check_backbone(structure.chains, replace(MOTIF, needs_every_residue=True), path=path, residues=kept)
     return _single_chain("partial", structure, kept, {"dgram_cce": 1.0, "con": 1.0}, kept)
 
 

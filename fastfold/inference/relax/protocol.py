@@ -246,6 +246,11 @@ class RelaxedPrediction:
         """Relaxed structure without hydrogens."""
         return self.result.protein
 
+    @property
+    def author_names(self) -> AuthorNames:
+        """Names of chains and residues in files."""
+        return self.prediction.author_names
+
     def record(self) -> dict[str, Any]:
         """Return energies, movement, violations and seconds for the scores file, in JSON's types."""
         return self.result.to_dict()

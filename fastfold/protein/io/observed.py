@@ -113,15 +113,27 @@ def read_logged(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = ())
     return structure
 
 
-def check_backbone(chains: Sequence[ChainStructure], purpose: Purpose, *, path: PathLike) -> list[str]:
+def check_backbone(
+    chains: Sequence[ChainStructure],
+    purpose: Purpose,
+    *,
+    path: PathLike,
+    residues: np.ndarray | None = None,
+) -> list[str]:
     """Return a warning for each chain with some residues of CA alone.
+
+    Args:
+        chains: The chains.
+        purpose: Use of the structure.
+        path: Path of the file, for messages.
+        residues: Places of the residues of a single chain that the purpose needs; None for all.
 
     Raises:
         InputError: A chain lacks CA atoms, or the backbone that the purpose needs.
     """
     warnings = []
     for chain in chains:
-        present = chain.mask > 0.5
+        present = (chain.mask if residues is None else chain.mask[residues]) > 0.5
         has_ca, total = present[:, _CA], int(present[:, _CA].sum())
         if not total:
             raise InputError(f"chain {chain.chain_id!r} lacks CA atoms; remove the chain", path=path)
