@@ -170,8 +170,6 @@ class SharedEvaluator(Evaluator):
         models: Sequence[AlphaFold],
         distributed: DistributedFolder,
     ) -> None:
-        for one in task.complexes:
-            _ = one.template_features  # read here, because other machines may lack the files
         own, self._call = distributed.together(partial(planned_evaluator, task, config, plans), models)
         vars(self).update(vars(own))
 
