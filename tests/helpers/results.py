@@ -32,17 +32,11 @@ def helix_prediction(name: str = "helices", *lengths: int, seed: int = 0, **chan
     rng = np.random.default_rng(seed)
     n = sum(lengths)
     aatype = rng.integers(0, 20, n)
-    positions, mask = np.zeros((n, 37, 3), np.float32), np.zeros((n, 37), np.float32)
     starts = np.cumsum([0, *lengths])
-    for chain, length in enumerate(lengths):
-        rows = slice(starts[chain], starts[chain] + length)
-        at = np.arange(length)
-        for atom, (radius, angle, height) in _HELIX.items():
-            turn = np.radians(angle + 100.0 * at)
-            x, y = radius * np.cos(turn) + 9.0 * chain, radius * np.sin(turn)
-            positions[rows, rc.atom_order[atom]] = np.stack([x, y, height + 1.5 * at], 1)
-            mask[rows, rc.atom_order[atom]] = 1.0
-    mask[aatype == rc.restype_order["G"], rc.atom_order["CB"]] = 0.0
+    parts = [
+        helix_atoms(aatype[a:b], x=9.0 * chain) for chain, (a, b) in enumerate(itertools.pairwise(starts))
+    ]
+    positions, mask = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     chain_index = np.repeat(np.arange(len(lengths)), lengths)
     apart = np.abs(np.arange(n)[:, None] - np.arange(n)) / 8.0 + 8.0 * (chain_index[:, None] != chain_index)
     pae = np.clip(1.0 + apart + rng.normal(0, 0.8, (n, n)), 0.2, 31.7)
@@ -68,6 +62,19 @@ def helix_prediction(name: str = "helices", *lengths: int, seed: int = 0, **chan
         "chain_confidence": confidence,
     }
     return Prediction(**(fields | changes))
+
+
+def helix_atoms(aatype: np.ndarray, *, x: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Positions ``[N, 37, 3]`` in Å and mask ``[N, 37]`` of an upright helix, backbone and CB, with its axis at x."""
+    at = np.arange(len(aatype))
+    positions, mask = np.zeros((len(at), 37, 3), np.float32), np.zeros((len(at), 37), np.float32)
+    for atom, (radius, angle, height) in _HELIX.items():
+        turn = np.radians(angle + 100.0 * at)
+        place = radius * np.cos(turn) + x, radius * np.sin(turn), height + 1.5 * at
+        positions[:, rc.atom_order[atom]] = np.stack(place, 1)
+        mask[:, rc.atom_order[atom]] = 1.0
+    mask[aatype == rc.restype_order["G"], rc.atom_order["CB"]] = 0.0
+    return positions, mask
 
 
 def save_coverage(folder: Path, prediction: Prediction, rows: int = 40) -> Path:

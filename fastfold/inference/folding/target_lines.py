@@ -17,11 +17,10 @@ from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.models import Network
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
-from fastfold.inference.output.score_files import lines_json, rounded
+from fastfold.inference.output.score_files import lines_json, rounded, rounded_tree
 from fastfold.inference.progress import Progress
 from fastfold.protein.io.read import read_structure, read_user_structure
 from fastfold.protein.metrics.compare import StructureScores, compare_structures
-from fastfold.protein.structure import structure_to_protein
 from fastfold.utils.atomic_files import write_atomic
 
 SCHEMA_VERSION = 1
@@ -46,28 +45,30 @@ def compare_target(
 ) -> tuple[dict[str, StructureScores], str]:
     """Compare written predictions of a target with a structure; return scores, best first, or why there are none.
 
-    ``<target>_reference.json`` gets, per prediction, TM-score, GDT and others, and lDDT-CA per residue of the
-    reference; or ``not_comparable``, the reason, if the reference and the target do not share a residue. An InputError
-    tells that the reference cannot be read, and an OutputError that the scores cannot be written.
+    ``<target>_reference.json`` gets, per prediction, the fields of
+    :class:`fastfold.protein.metrics.compare.StructureScores`; or ``not_comparable``, the reason, if the reference and
+    the target do not share a residue. An InputError tells that the reference cannot be read, and an OutputError that
+    the scores cannot be written.
     """
-    true = structure_to_protein(read_user_structure(reference))
+    true = read_user_structure(reference)
     stem = safe_stem(name)
     kinds = ("",) if output_format == "fastfold" else ("_unrelaxed", "_relaxed")
-    proteins = {
-        path.stem: structure_to_protein(read_structure(path))
+    structures = {
+        path.stem: read_structure(path)
         for kind in kinds
         for path in sorted(output.glob(f"{glob.escape(stem)}{kind}_rank_*.cif"))
     }
     scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
     found, reason = {}, ""
     try:
-        found = {key: compare_structures(protein, true) for key, protein in proteins.items()}
+        found = {key: compare_structures(structure, true) for key, structure in structures.items()}
     except InputError as error:
         reason = scores["not_comparable"] = str(error)
     for key, value in found.items():
         plain = asdict(value)
         per_residue = plain.pop("lddt_ca_per_residue")
-        plain = {k: v if isinstance(v, int) else round(float(v), 4) for k, v in plain.items()}
+        plain["interfaces"] = list(plain["interfaces"])
+        plain = rounded_tree(plain, 4)
         plain["lddt_ca_per_residue"] = [None if np.isnan(x) else rounded(x, 4) for x in per_residue]
         scores[key] = plain
     write_atomic(output / f"{stem}_reference.json", lines_json(scores))
@@ -148,4 +149,12 @@ def report_comparison(
     progress.line(
         f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
         f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"
+        f"{_about_chains(best)}"
     )
+
+
+def _about_chains(scores: StructureScores) -> str:
+    """Return DockQ and the mapping of chains in words; empty for a single chain."""
+    dockq = "" if scores.dockq is None else f", DockQ {scores.dockq:.3f}"
+    chains = [f"{ours}:{theirs}" for ours, theirs in scores.chain_mapping.items()]
+    return f"{dockq}, chains {' '.join(chains)}" if len(chains) > 1 else dockq

@@ -346,8 +346,10 @@ def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[
         value = json.loads(check_size(path).read_bytes())
         own = value.get(prediction.stem)
         if isinstance(own, dict):
-            numbers = {key: own.get(key) for key in ("tm_score", "lddt_ca", "gdt_ts")}
-            return {"file": str(value.get("reference"))[:200], **_finite(numbers)}
+            names = ("tm_score", "lddt_ca", "gdt_ts", "dockq", "lddt_interface")
+            numbers = {key: number for key in names if is_number(number := own.get(key))}
+            chains = " ".join(f"{ours}:{theirs}" for ours, theirs in mapping_of(own, "chain_mapping").items())
+            return {"file": str(value.get("reference"))[:200], "chains": chains[:200], **numbers}
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,27 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.read import as_protein
-from fastfold.protein.metrics.lddt import count_clashes, drmsd, lddt, lddt_all_atom
+from fastfold.protein.io.read import named_protein
+from fastfold.protein.labels import AuthorNames
+from fastfold.protein.metrics.chain_mapping import ChainMap, chain_candidates, map_chains
+from fastfold.protein.metrics.interface.dockq import complex_dockq
+from fastfold.protein.metrics.lddt import count_clashes, drmsd, lddt, lddt_all_atom, lddt_interface
 from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, rmsd, tm_score
 from fastfold.protein.protein import Protein
+
+
+@dataclass(frozen=True)
+class InterfaceScores:
+    """Scores of an interface of the reference, a pair of chains with residues under 5 Å."""
+
+    chains: tuple[str, str]  #: Names of the chains in the reference
+    predicted_chains: tuple[str, str]  #: Names of their chains in the prediction
+    dockq: float  #: DockQ, in [0, 1]
+    fnat: float  #: Share of the reference's contacts that the prediction has
+    f1: float  #: F1 of the contacts
+    irmsd: float | None  #: RMSD of the interface's backbone in Å; None without a common atom
+    lrmsd: float | None  #: RMSD of the smaller chain's backbone in Å, with the larger one superposed
+    lddt: float | None  #: lDDT of the distances between both chains
 
 
 @dataclass(frozen=True)
@@ -36,38 +54,23 @@ class StructureScores:
     lddt_ca_per_residue: (
         np.ndarray
     )  #: ``[N]`` float32 for each residue of the reference, NaN without alpha carbon
-
-
-def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
-    """Return corresponding residues of two sequences, ``[K, 2]`` int64, by their best alignment.
-
-    BLOSUM62; gaps cost 11 to open and 1 to extend, and nothing at the ends, so that constructs with tags and structures
-    with missing loops and termini are aligned. Both columns increase; the result is empty if the sequences share
-    nothing.
-    """
-    if sequence_a == sequence_b:
-        return np.stack([np.arange(len(sequence_a))] * 2, -1)
-    known = (rc.aatype_to_sequence(rc.sequence_to_aatype(s)) for s in (sequence_a, sequence_b))
-    first, second = known
-    if not first or not second:
-        return np.zeros((0, 2), np.int64)
-    from Bio.Align import PairwiseAligner, substitution_matrices  # slow to import
-
-    aligner = PairwiseAligner(mode="global", open_gap_score=-11.0, extend_gap_score=-1.0)
-    aligner.end_gap_score = 0.0
-    aligner.substitution_matrix = substitution_matrices.load("BLOSUM62")
-    columns = [
-        np.stack([np.arange(*a), np.arange(*b)], -1)
-        for a, b in zip(*aligner.align(first, second)[0].aligned, strict=True)
-    ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *columns])
+    #: Name of each mapped chain of the prediction, with the name of its chain in the reference
+    chain_mapping: Mapping[str, str]
+    lddt_interface: (
+        float | None
+    )  #: lDDT of distances between chains (iLDDT); None if no chains are near each other
+    dockq: float | None  #: Mean DockQ of the interfaces (GlobalDockQ); None without an interface
+    #: Mapping with the largest DockQ, which may differ from ``chain_mapping``; interfaces are scored under it
+    dockq_mapping: Mapping[str, str]
+    interfaces: tuple[InterfaceScores, ...]  #: Interfaces of the reference whose chains are mapped
 
 
 def compare_structures(prediction: Any, reference: Any) -> StructureScores:
-    """Match the chains of two structures and compute all scores of corresponding residues.
+    """Map the chains of two structures and compute all scores of corresponding residues.
 
-    Chains are matched in pairs, those with most identical residues first. Ties keep the order of chains, so copies of
-    one chain are not permuted. Chains that agree in less than 30% of the shorter one are not matched.
+    Copies of a chain are exchangeable: the mapping with the largest TM-score of the whole complex is used
+    (:mod:`fastfold.protein.metrics.chain_mapping`), that of the given order if several are equal. Chains that agree in
+    less than 30% of the shorter one are not mapped. DockQ has a mapping of its own.
 
     Args:
         prediction: A :class:`fastfold.Prediction`, :class:`fastfold.Protein`, a file, or another structure of
@@ -84,14 +87,14 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
         >>> 0 <= scores.lddt_ca <= 1
         True
     """
-    prediction, reference = as_protein(prediction), as_protein(reference)
+    (prediction, names), (reference, true_names) = named_protein(prediction), named_protein(reference)
     positions, present = _atoms(prediction)
     true, mask = _atoms(reference)
-    moved, moved_mask = torch.zeros_like(true), torch.zeros_like(mask)
-    here, there = torch.from_numpy(_match(prediction, reference)).unbind(-1)
-    moved[there], moved_mask[there] = positions[here], present[here]
-
     ca = rc.atom_order["CA"]
+    candidates = chain_candidates(prediction.sequences, reference.sequences)
+    mapping = map_chains(candidates, positions[:, ca], true[:, ca], present[:, ca], mask[:, ca])
+    moved, moved_mask = _moved(positions, present, candidates.rows(mapping), len(reference))
+
     points, truth = moved[:, ca], true[:, ca]
     has, resolved = moved_mask[:, ca], mask[:, ca]
     common = has * resolved
@@ -106,6 +109,8 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
     per_residue = lddt(points, truth, resolved, predicted_mask=has)
     aatype = torch.from_numpy(reference.aatype)
     numbers, chains = (torch.from_numpy(x).long() for x in (prediction.residue_index, prediction.chain_index))
+    true_chains = torch.from_numpy(reference.chain_index)
+    quality = complex_dockq(prediction, reference, candidates, mapping)
     return StructureScores(
         lddt_ca=lddt(points, truth, resolved, predicted_mask=has, per_residue=False).item(),
         lddt=lddt_all_atom(moved, true, mask, aatype, predicted_mask=moved_mask).item(),
@@ -118,26 +123,58 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
         aligned_residues=aligned,
         reference_residues=length,
         lddt_ca_per_residue=torch.where(resolved > 0.5, per_residue, torch.nan).float().numpy(),
+        chain_mapping=_named(mapping, names, true_names),
+        lddt_interface=lddt_interface(moved, true, mask, aatype, true_chains, predicted_mask=moved_mask),
+        dockq=quality.dockq,
+        dockq_mapping=_named(quality.mapping, names, true_names),
+        interfaces=tuple(
+            InterfaceScores(
+                chains=_pair(one.chains, true_names),
+                predicted_chains=_pair(one.predicted_chains, names),
+                dockq=one.dockq,
+                fnat=one.fnat,
+                f1=one.f1,
+                irmsd=one.irmsd,
+                lrmsd=one.lrmsd,
+                lddt=_lddt_of_pair(prediction, reference, candidates.rows(quality.mapping), one.chains),
+            )
+            for one in quality.interfaces
+        ),
     )
 
 
-def _match(prediction: Protein, reference: Protein) -> np.ndarray:
-    """Return corresponding residues ``[K, 2]`` int64 of matched chains."""
-    alignments = {}
-    for i, (chain, sequence) in enumerate(zip(prediction.chains, prediction.sequences, strict=True)):
-        for j, (place, other) in enumerate(zip(reference.chains, reference.sequences, strict=True)):
-            pairs = align_residues(sequence, other) + np.array([chain.start, place.start])
-            alike = int((prediction.aatype[pairs[:, 0]] == reference.aatype[pairs[:, 1]]).sum())
-            if alike >= 0.3 * min(len(sequence), len(other)):
-                alignments[-alike, i, j] = pairs
-    found = [np.zeros((0, 2), np.int64)]
-    free = set(range(len(prediction.chains))), set(range(len(reference.chains)))
-    for (_, i, j), pairs in sorted(alignments.items(), key=lambda item: item[0]):
-        if i in free[0] and j in free[1]:
-            found.append(pairs)
-            free[0].remove(i)
-            free[1].remove(j)
-    return np.concatenate(found)
+def _lddt_of_pair(
+    prediction: Protein, reference: Protein, rows: np.ndarray, chains: tuple[int, int]
+) -> float | None:
+    """Return the lDDT of distances between two chains of the reference, from corresponding residues ``[K, 2]``."""
+    true, mask = _atoms(reference)
+    moved, moved_mask = _moved(*_atoms(prediction), rows, len(reference))
+    chain_index = torch.from_numpy(reference.chain_index)
+    kept = torch.isin(chain_index, torch.tensor(chains))
+    aatype = torch.from_numpy(reference.aatype)
+    return lddt_interface(
+        moved[kept], true[kept], mask[kept], aatype[kept], chain_index[kept], predicted_mask=moved_mask[kept]
+    )
+
+
+def _moved(positions: Tensor, mask: Tensor, rows: np.ndarray, length: int) -> tuple[Tensor, Tensor]:
+    """Return positions ``[length, 37, 3]`` and mask of a prediction in the places of corresponding residues."""
+    here, there = torch.from_numpy(rows).unbind(-1)
+    moved, moved_mask = (
+        positions.new_zeros(length, *positions.shape[1:]),
+        mask.new_zeros(length, mask.shape[1]),
+    )
+    moved[there], moved_mask[there] = positions[here], mask[here]
+    return moved, moved_mask
+
+
+def _named(mapping: ChainMap, names: AuthorNames, true_names: AuthorNames) -> dict[str, str]:
+    return {names.chain_ids[i]: true_names.chain_ids[j] for i, j in mapping}
+
+
+def _pair(chains: tuple[int, int], names: AuthorNames) -> tuple[str, str]:
+    first, second = (names.chain_ids[number] for number in chains)
+    return first, second
 
 
 def _atoms(protein: Protein) -> tuple[Tensor, Tensor]:

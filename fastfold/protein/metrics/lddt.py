@@ -126,8 +126,58 @@ def lddt_all_atom(
     Returns:
         ``[N]`` or a scalar in [0, 1]; 1 if no distance counts.
     """
+    score, count = _conserved_distances(predicted, reference, mask, aatype, predicted_mask, None, cutoff)
+    if not per_residue:
+        score, count = score.sum(), count.sum()
+    return torch.where(count > 0, score / count.clamp(min=1.0), 1.0).to(reference.dtype)
+
+
+def lddt_interface(
+    predicted: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    aatype: Tensor,
+    chain_index: Tensor,
+    *,
+    predicted_mask: Tensor | None = None,
+    cutoff: float = 15.0,
+) -> float | None:
+    """Compute the all-atom lDDT of distances between chains alone (iLDDT of OpenStructure).
+
+    Atoms with two names are named by the distances between chains as well.
+
+    Args:
+        predicted: As of :func:`lddt_all_atom`, with ``reference``, ``mask``, ``aatype`` and ``predicted_mask``.
+        reference: ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``.
+        aatype: ``[N]``.
+        chain_index: ``[N]`` chain of each residue.
+        predicted_mask: ``[N, 37]``.
+        cutoff: As of :func:`lddt`.
+
+    Returns:
+        The score in [0, 1]; None if no two chains of the reference are under the cutoff.
+    """
+    score, count = _conserved_distances(
+        predicted, reference, mask, aatype, predicted_mask, chain_index, cutoff
+    )
+    total = float(count.sum())
+    return float(score.sum()) / total if total else None
+
+
+def _conserved_distances(
+    predicted: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    aatype: Tensor,
+    predicted_mask: Tensor | None,
+    chain_index: Tensor | None,
+    cutoff: float,
+) -> tuple[Tensor, Tensor]:
+    """Sum conserved shares and numbers of each residue's distances ``[N]``, those between chains if they are given."""
     present = mask > 0.5
     residue, slot = present.nonzero(as_tuple=True)
+    group = residue if chain_index is None else chain_index[residue]
     other = torch.from_numpy(LDDT_OTHER_NAMES).to(aatype.device)[aatype.long()][residue, slot]
     true = reference[present]
     has = torch.ones_like(present) if predicted_mask is None else predicted_mask > 0.5
@@ -139,7 +189,7 @@ def lddt_all_atom(
     rows, columns = ambiguous.nonzero().squeeze(-1), (~ambiguous).nonzero().squeeze(-1)
     gain = torch.zeros(len(mask), dtype=torch.float64, device=true.device)
     for i, j, distance in _near_pairs(true, rows, columns, cutoff):
-        apart = residue[i] != residue[j]
+        apart = group[i] != group[j]
         i, j, distance = i[apart], j[apart], distance[apart]
         difference = _conserved(swapped[i], straight[j], distance) - _conserved(
             straight[i], straight[j], distance
@@ -150,15 +200,13 @@ def lddt_all_atom(
     score, count = torch.zeros_like(gain), torch.zeros_like(gain)
     everything = torch.arange(len(true), device=true.device)
     for i, j, distance in _near_pairs(true, everything, everything, cutoff):
-        once = residue[i] < residue[j]
+        once = (residue[i] < residue[j]) & (group[i] != group[j])
         i, j, distance = i[once], j[once], distance[once]
         kept = _conserved(chosen[i], chosen[j], distance).double()
         for end in (i, j):
             score.index_add_(0, residue[end], kept)
             count.index_add_(0, residue[end], torch.ones_like(kept))
-    if not per_residue:
-        score, count = score.sum(), count.sum()
-    return torch.where(count > 0, score / count.clamp(min=1.0), 1.0).to(reference.dtype)
+    return score, count
 
 
 def count_clashes(

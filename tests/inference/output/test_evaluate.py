@@ -11,10 +11,13 @@ import pytest
 from fastfold.cli import main
 from fastfold.errors import InputError
 from fastfold.inference.folding.target_lines import compare_target, find_reference
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import structure_to_protein
 from tests.helpers.command_line import CommandLine
+from tests.helpers.complexes import cut
+from tests.helpers.results import helix_prediction
 
 SEQUENCE = "MKTAYIAKQRGWLPEDNSVT"
 
@@ -53,6 +56,38 @@ def test_a_distorted_reference_with_missing_residues_scores_less(cli: CommandLin
     scores = next(iter(compare_target(cli.out, "one", tmp_path / "true.pdb")[0].values()))
     assert 0.05 < scores.tm_score < 0.95
     assert scores.aligned_residues == len(SEQUENCE) - 3
+
+
+def test_a_complex_whose_copies_have_other_names_is_right(tmp_path: Path):
+    """The reference has the chains in another order, and names of its own."""
+    aatype = np.tile(np.arange(14), 3)
+    sequences = (rc.aatype_to_sequence(aatype[:14]),) * 3
+    prediction = helix_prediction("t", 14, 14, 14, aatype=aatype, sequences=sequences)
+    paths = prediction.save(tmp_path, rank=1, plots=False)
+    protein = prediction.protein
+    order = np.r_[protein.chains[2], protein.chains[0], protein.chains[1]]
+    lines = to_pdb(cut(protein, order)).splitlines()
+    renamed = [line[:21] + {"A": "H", "B": "L", "C": "M"}.get(line[21:22], "") + line[22:] for line in lines]
+    (tmp_path / "true.pdb").write_text("\n".join([*renamed, ""]))
+    compare_target(tmp_path, "t", tmp_path / "true.pdb")
+    found = json.loads((tmp_path / "t_reference.json").read_text())[paths["cif"].stem]
+    assert (found["tm_score"], found["rmsd_ca"], found["dockq"], found["lddt_interface"]) == (
+        1.0,
+        0.0,
+        1.0,
+        1.0,
+    )
+    assert found["chain_mapping"] == {"C": "H", "A": "L", "B": "M"} == found["dockq_mapping"]
+    assert found["interfaces"][0] == {
+        "chains": ["H", "M"],
+        "predicted_chains": ["C", "B"],
+        "dockq": 1.0,
+        "fnat": 1.0,
+        "f1": 1.0,
+        "irmsd": 0.0,
+        "lrmsd": 0.0,
+        "lddt": 1.0,
+    }
 
 
 def test_what_the_reader_decided_about_a_reference_is_said(

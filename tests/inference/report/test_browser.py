@@ -299,7 +299,7 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     prediction = replace(helix_prediction("helices", 30, 20), templates=(used,), given_structure=given)
     paths = prediction.save(folder, rank=1, plots=False)
     stem = paths["scores"].name.removesuffix("_scores.json")
-    scores = {"tm_score": 0.8123, "lddt_ca": 0.7, "gdt_ts": 66.5}
+    scores = {"tm_score": 0.8123, "lddt_ca": 0.7, "gdt_ts": 66.5, "dockq": 0.61, "chain_mapping": {"B": "A"}}
     (folder / "helices_reference.json").write_text(json.dumps({"reference": "1abc.cif", stem: scores}))
     (folder / "helices.result.zip").write_bytes(b"")
     (folder / "mutations.png").write_bytes(scan_png({"Δ": np.eye(2)}, ["A1", "G2"], ["A", "G"], [0, 1]))
@@ -315,7 +315,7 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     assert text(browser, "#failures") == "1 failed targetbad: <b>too long</b>"
     assert browser.evaluate("document.querySelectorAll('#sequence span').length") == 50
     assert text(browser, "#templates") == "Templateschaintemplatealigned residuesA1abc_A28"
-    assert "1abc.cif0.8120.70066.500" in text(browser, "#reference")
+    assert "1abc.cif0.8120.70066.5000.610B:A" in text(browser, "#reference")
     assert "0.4320.900" in text(browser, "#list tbody")
     browser.wait("document.querySelector('#scan img').naturalWidth > 100")
     assert "helices.result.zip" in text(browser, "#files")

@@ -11,23 +11,13 @@ from hypothesis import strategies as st
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.compare import (
-    StructureScores,
-    align_residues,
-    compare_structures,
-)
-from fastfold.protein.protein import Protein
+from fastfold.protein.metrics.chain_mapping import align_residues
+from fastfold.protein.metrics.compare import StructureScores, compare_structures
+from tests.helpers.complexes import cut
 from tests.helpers.structures import make_protein
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEV"
 CA = rc.atom_order["CA"]
-
-
-def _cut(protein: Protein, keep: np.ndarray) -> Protein:
-    """Residues of a structure in any order; its chains are counted anew."""
-    arrays = {f.name: getattr(protein, f.name)[keep] for f in dataclasses.fields(protein)}
-    starts = np.diff(arrays["chain_index"], prepend=arrays["chain_index"][:1]) != 0
-    return Protein(**arrays | {"chain_index": np.cumsum(starts)})
 
 
 def _perfect(scores: StructureScores, aligned: int, length: int) -> None:
@@ -50,7 +40,7 @@ def test_missing_residues_of_the_reference_do_not_count() -> None:
     prediction = make_protein(SEQUENCE)
     keep = np.ones(32, bool)
     keep[:4] = keep[14:20] = keep[30:] = False
-    scores = compare_structures(prediction, _cut(prediction, keep))
+    scores = compare_structures(prediction, cut(prediction, keep))
     _perfect(scores, 20, 20)
     assert scores.tm_score == scores.gdt_ts == scores.lddt == pytest.approx(1.0)
 
@@ -58,7 +48,7 @@ def test_missing_residues_of_the_reference_do_not_count() -> None:
 def test_missing_residues_of_the_prediction_do_count() -> None:
     reference = make_protein(SEQUENCE)
     reference = dataclasses.replace(reference, atom_positions=reference.atom_positions / 8.0)
-    half = _cut(reference, np.arange(32) < 16)
+    half = cut(reference, np.arange(32) < 16)
     scores = compare_structures(half, reference)
     _perfect(scores, 16, 32)
     assert scores.tm_score == scores.gdt_ts == scores.gdt_ha == pytest.approx(0.5)
@@ -88,7 +78,7 @@ def test_nothing_in_common() -> None:
 def test_chains_find_their_partners() -> None:
     """Chains stand in another order in the reference, which lacks one."""
     prediction = make_protein("MKTAYIAKQR", "WWHGPLNDEE", "CCVTSFFLYD")
-    reference = _cut(prediction, np.r_[20:30, 0:10])
+    reference = cut(prediction, np.r_[20:30, 0:10])
     _perfect(compare_structures(prediction, reference), 20, 20)
 
 

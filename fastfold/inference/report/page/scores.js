@@ -84,6 +84,8 @@ function drawTemplates({ templates, reference }) {
   const used = (templates || []).flatMap((one) => (Array.isArray(one.used) ? one.used : [])
     .map((template) => [String(one.chain), String(template.name), shown(template.aligned_residues, 0)]));
   drawTable('templates', 'Templates', ['chain', 'template', 'aligned residues'], used);
-  const found = reference ? [[String(reference.file), shown(reference.tm_score, 3), shown(reference.lddt_ca, 3), shown(reference.gdt_ts, 3)]] : [];
-  drawTable('reference', 'Compared with an experiment', ['structure', 'TM-score', 'lDDT-CA', 'GDT-TS'], found);
+  const columns = [['TM-score', 'tm_score'], ['lDDT-CA', 'lddt_ca'], ['GDT-TS', 'gdt_ts'], ['DockQ', 'dockq'], ['iLDDT', 'lddt_interface']]
+    .filter(([, key]) => reference && reference[key] !== undefined);
+  const found = reference ? [[String(reference.file), ...columns.map(([, key]) => shown(reference[key], 3)), String(reference.chains || '')]] : [];
+  drawTable('reference', 'Compared with an experiment', ['structure', ...columns.map(([label]) => label), 'chains'], found);
 }

@@ -1,0 +1,263 @@
+"""Mapping of chains between two structures, in which copies of a chain are exchangeable.
+
+Chains correspond if their best alignment agrees in at least 30% of the shorter one. Chains of one structure are copies
+if they differ in at most 10% of their common residues; each set of copies is mapped to the most similar set of the
+other structure. Among the copies the mapping with the largest TM-score of the whole complex is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.tm_score import superpose, tm_score, tm_score_scale
+
+ChainMap = tuple[tuple[int, int], ...]
+"""Chains of a prediction and their chains of the reference, by their numbers from 0, in the reference's order."""
+
+_CORRESPONDING, _COPY = 0.3, 0.9
+_MAX_TRIED = 24  #: Up to so many mappings are all scored, those of four copies of a chain
+_MARGIN = 1e-6  #: Gain in TM-score that a mapping needs against an earlier one
+_SAMPLED = 32  #: Number of residues of a chain that place it during the search
+_ANCHORS = 8  #: Number of predicted chains that are superposed alone
+_REWEIGHTED = 2
+_SCORED = 32  #: Number of mappings of a search that are scored
+
+
+@dataclass(frozen=True)
+class ChainCandidates:
+    """Chains of a prediction and a reference that may correspond."""
+
+    #: Corresponding residues ``[K, 2]`` int64 of each pair of chains, as places in the whole structures
+    residues: Mapping[tuple[int, int], np.ndarray]
+    identical: Mapping[tuple[int, int], int]  #: Number of residues with one type, of each pair of chains
+    #: Sets of copies in the prediction, each with its set of copies in the reference
+    copies: Sequence[tuple[Sequence[int], Sequence[int]]]
+
+    @property
+    def count(self) -> int:
+        """Number of mappings of all copies."""
+        return math.prod(math.perm(max(len(a), len(b)), min(len(a), len(b))) for a, b in self.copies)
+
+    def mappings(self) -> Iterator[ChainMap]:
+        """Yield every mapping of the copies; the first keeps the order of chains."""
+        choices = []
+        for ours, theirs in self.copies:
+            if len(ours) <= len(theirs):
+                choices.append(
+                    [tuple(zip(ours, one, strict=True)) for one in permutations(theirs, len(ours))]
+                )
+            else:
+                choices.append(
+                    [tuple(zip(one, theirs, strict=True)) for one in permutations(ours, len(theirs))]
+                )
+        for parts in product(*choices):
+            yield self.complete(pair for part in parts for pair in part)
+
+    def in_order(self) -> ChainMap:
+        """Return the mapping that keeps the order of chains among copies."""
+        return self.complete(pair for ours, theirs in self.copies for pair in zip(ours, theirs, strict=False))
+
+    def complete(self, pairs: Iterable[tuple[int, int]]) -> ChainMap:
+        """Add chains that are left over on both sides, those with most identical residues first."""
+        chosen = list(pairs)
+        ours, theirs = {i for i, _ in chosen}, {j for _, j in chosen}
+        for i, j in sorted(self.residues, key=lambda pair: (-self.identical[pair], pair)):
+            if i not in ours and j not in theirs:
+                chosen.append((i, j))
+                ours.add(i)
+                theirs.add(j)
+        return tuple(sorted(chosen, key=lambda pair: pair[1]))
+
+    def rows(self, mapping: ChainMap) -> np.ndarray:
+        """Return corresponding residues ``[K, 2]`` int64 of the mapped chains."""
+        return np.concatenate([np.zeros((0, 2), np.int64), *(self.residues[pair] for pair in mapping)])
+
+
+def chain_candidates(ours: Sequence[str], theirs: Sequence[str]) -> ChainCandidates:
+    """Find chains that may correspond, from the sequences of a prediction's and a reference's chains."""
+    aligned: dict[tuple[str, str], np.ndarray] = {}
+
+    def align(a: str, b: str) -> np.ndarray:
+        if (a, b) not in aligned:
+            aligned[a, b] = align_residues(a, b)
+        return aligned[a, b]
+
+    def matches(a: str, b: str) -> int:
+        return sum(a[i] == b[j] for i, j in align(a, b).tolist())
+
+    def is_copy(a: str, b: str) -> bool:
+        same = matches(a, b)
+        return same >= _CORRESPONDING * min(len(a), len(b)) and same >= _COPY * len(align(a, b))
+
+    starts = [np.cumsum([0, *map(len, sequences)]) for sequences in (ours, theirs)]
+    residues, identical = {}, {}
+    for i, a in enumerate(ours):
+        for j, b in enumerate(theirs):
+            if (same := matches(a, b)) >= _CORRESPONDING * min(len(a), len(b)) and same:
+                residues[i, j] = align(a, b) + np.array([starts[0][i], starts[1][j]])
+                identical[i, j] = same
+    sets = []
+    for sequences in (ours, theirs):
+        grouped: list[list[int]] = []
+        for number, sequence in enumerate(sequences):
+            own = next((one for one in grouped if is_copy(sequences[one[0]], sequence)), None)
+            if own is None:
+                grouped.append(own := [])
+            own.append(number)
+        sets.append(grouped)
+    likeness = {}
+    for a, one in enumerate(sets[0]):
+        for b, other in enumerate(sets[1]):
+            pairs = [(i, j) for i in one for j in other if (i, j) in residues]
+            if len(pairs) == len(one) * len(other):
+                shares = [identical[i, j] / len(residues[i, j]) for i, j in pairs]
+                likeness[a, b] = (max(shares), max(identical[pair] for pair in pairs))
+    copies: list[tuple[list[int], list[int]]] = []
+    free = set(range(len(sets[0]))), set(range(len(sets[1])))
+    for a, b in sorted(likeness, key=lambda pair: (-likeness[pair][0], -likeness[pair][1], pair)):
+        if a in free[0] and b in free[1]:
+            copies.append((sets[0][a], sets[1][b]))
+            free[0].remove(a)
+            free[1].remove(b)
+    return ChainCandidates(residues, identical, copies)
+
+
+def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
+    """Return corresponding residues of two sequences, ``[K, 2]`` int64, by their best alignment.
+
+    BLOSUM62; gaps cost 11 to open and 1 to extend, and nothing at the ends, so that constructs with tags and structures
+    with missing loops and termini are aligned. Both columns increase; the result is empty if the sequences share
+    nothing.
+    """
+    if sequence_a == sequence_b:
+        return np.stack([np.arange(len(sequence_a))] * 2, -1)
+    known = (rc.aatype_to_sequence(rc.sequence_to_aatype(s)) for s in (sequence_a, sequence_b))
+    first, second = known
+    if not first or not second:
+        return np.zeros((0, 2), np.int64)
+    from Bio.Align import PairwiseAligner, substitution_matrices  # slow to import
+
+    aligner = PairwiseAligner(mode="global", open_gap_score=-11.0, extend_gap_score=-1.0)
+    aligner.end_gap_score = 0.0
+    aligner.substitution_matrix = substitution_matrices.load("BLOSUM62")
+    columns = [
+        np.stack([np.arange(*a), np.arange(*b)], -1)
+        for a, b in zip(*aligner.align(first, second)[0].aligned, strict=True)
+    ]
+    return np.concatenate([np.zeros((0, 2), np.int64), *columns])
+
+
+def map_chains(
+    candidates: ChainCandidates, predicted: Tensor, reference: Tensor, has: Tensor, resolved: Tensor
+) -> ChainMap:
+    """Return the mapping with the largest TM-score of the whole complex, the first one of equal ones.
+
+    Up to 24 mappings are all scored. Of more, each pair of copies is superposed, the other chains are assigned by their
+    distance, and superposition and assignment are repeated until they are stable. Scores are those of the quick search
+    of :func:`fastfold.protein.metrics.tm_score.tm_score`.
+
+    Args:
+        candidates: Chains that may correspond.
+        predicted: CA positions ``[N, 3]`` in Å.
+        reference: ``[M, 3]`` in Å.
+        has: ``[N]``, 1 where the prediction has the atom.
+        resolved: ``[M]``, 1 where the reference has it.
+    """
+    if candidates.count == 1:
+        return candidates.in_order()
+    length = int((resolved > 0.5).sum())
+    here, there = predicted.double(), reference.double()
+    best, largest = candidates.in_order(), -math.inf
+    few = candidates.count <= _MAX_TRIED
+    found = candidates.mappings() if few else _Search(candidates, here, there, has, resolved).mappings()
+    for mapping in found:
+        ours, theirs = torch.from_numpy(candidates.rows(mapping)).unbind(-1)
+        common = has[ours] * resolved[theirs]
+        score = tm_score(here[ours], there[theirs], common, reference_length=length, quick=True)
+        if score > largest + _MARGIN:
+            best, largest = mapping, score
+    return best
+
+
+class _Search:
+    """Assignments of copies that are near each other under superpositions; arguments of :func:`map_chains`."""
+
+    def __init__(
+        self, candidates: ChainCandidates, predicted: Tensor, reference: Tensor, has: Tensor, resolved: Tensor
+    ) -> None:
+        self._candidates = candidates
+        self._scale = tm_score_scale(int((resolved > 0.5).sum()))
+        self._pairs = [(i, j) for ours, theirs in candidates.copies for i in ours for j in theirs]
+        moving, fixed, owner = [], [], []
+        for number, pair in enumerate(self._pairs):
+            ours, theirs = torch.from_numpy(candidates.residues[pair]).unbind(-1)
+            common = ((has[ours] * resolved[theirs]) > 0.5).nonzero().squeeze(-1)
+            if len(common) > _SAMPLED:
+                common = common[torch.linspace(0, len(common) - 1, _SAMPLED).round().long()]
+            moving.append(predicted[ours[common]])
+            fixed.append(reference[theirs[common]])
+            owner.append(torch.full((len(common),), number))
+        self._moving, self._fixed, self._owner = torch.cat(moving), torch.cat(fixed), torch.cat(owner)
+
+    def mappings(self) -> list[ChainMap]:
+        """Return different mappings, that in the order of the chains first, then those of the largest shares."""
+        chains = sorted({i for i, _ in self._pairs})
+        anchors = set(chains[:: -(-len(chains) // _ANCHORS)])
+        found: dict[ChainMap, float] = {}
+        for number, (i, _) in enumerate(self._pairs):
+            if i not in anchors:
+                continue
+            mapping, share = self._assign(self._owner == number)
+            while mapping not in found:
+                found[mapping] = share
+                used = torch.tensor([pair in mapping for pair in self._pairs])
+                mapping, share = self._assign(used[self._owner])
+        best_first = sorted(found, key=lambda one: -found[one])
+        return list(dict.fromkeys([self._candidates.in_order(), *best_first[:_SCORED]]))
+
+    def _assign(self, chosen: Tensor) -> tuple[ChainMap, float]:
+        """Superpose some residues and assign copies by their shares of the TM-score; return the sum as well."""
+        moving, fixed = self._moving[chosen], self._fixed[chosen]
+        motion = superpose(moving, fixed, torch.ones(len(moving), dtype=torch.float64))
+        for _ in range(_REWEIGHTED):  # far residues count less and less
+            motion = superpose(moving, fixed, self._near(motion.apply(moving), fixed))
+        near = self._near(motion.apply(self._moving), self._fixed)
+        shares = torch.zeros(len(self._pairs), dtype=torch.float64).index_add_(0, self._owner, near)
+        ours, theirs, assigned = set(), set(), []
+        for number in shares.argsort(descending=True, stable=True).tolist():
+            i, j = self._pairs[number]
+            if i not in ours and j not in theirs:
+                assigned.append((i, j))
+                ours.add(i)
+                theirs.add(j)
+        share = dict(zip(self._pairs, shares.tolist(), strict=True))
+        assigned = _exchanged(assigned, share)
+        return self._candidates.complete(assigned), sum(share[pair] for pair in assigned)
+
+    def _near(self, moved: Tensor, fixed: Tensor) -> Tensor:
+        """Return the terms ``[n]`` of the TM-score."""
+        return 1.0 / (1.0 + (moved - fixed).square().sum(-1) / self._scale**2)
+
+
+def _exchanged(
+    assigned: list[tuple[int, int]], share: Mapping[tuple[int, int], float]
+) -> list[tuple[int, int]]:
+    """Exchange the chains of two pairs while the sum of their shares increases."""
+    improves = True
+    while improves:
+        improves = False
+        for a, b in combinations(range(len(assigned)), 2):
+            (i, j), (k, m) = assigned[a], assigned[b]
+            if (i, m) not in share or (k, j) not in share:
+                continue
+            if share[i, m] + share[k, j] > share[i, j] + share[k, m] + _MARGIN:
+                assigned[a], assigned[b], improves = (i, m), (k, j), True
+    return assigned
