@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,10 +12,11 @@ import torch
 from fastfold.inference.ensemble.members import Ensemble
 from fastfold.inference.ensemble.settings import SIMILARITY
 from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.labels import default_names
+from fastfold.protein.metrics.chain_mapping import ChainCandidates, map_chains
 from fastfold.protein.metrics.compare import compare_structures
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.protein import Protein
-from fastfold.protein.structure import structure_to_protein
 
 NUM_COMPONENTS = 5  #: Largest number of principal components
 _ROUNDS = 20
@@ -31,6 +32,8 @@ class State:
     name: str
     tm_score: np.ndarray
     rmsd: np.ndarray
+    #: For each structure, the chains in its files with their chains of the state
+    chain_mapping: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def analyse(
     Clusters are joined while the mean TM-score of their pairs is at least ``similarity``, or down to ``num_clusters``.
     ``references`` are structure files of known states.
     """
-    scores, distances = pairwise_scores(ensemble.ca)
+    scores, distances = pairwise_scores(ensemble.ca, ensemble.copies)
     clusters = cluster_structures(scores, similarity=similarity, num_clusters=num_clusters)
     superposed = superpose_on_mean(ensemble.ca)
     components, variance = principal_components(superposed)
@@ -78,20 +81,28 @@ def analyse(
     )
 
 
-def pairwise_scores(ca: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pairwise_scores(ca: np.ndarray, copies: ChainCandidates | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Compute TM-scores and RMSDs ``[M, M]`` in Å of all pairs of structures ``[M, K, 3]`` in Å with the same residues.
 
-    TM-scores are from the quick search of :func:`fastfold.protein.metrics.tm_score.tm_score`.
+    TM-scores are from the quick search of :func:`fastfold.protein.metrics.tm_score.tm_score`. Chains of ``copies`` are
+    exchanged in each pair for the largest TM-score; None for none.
     """
     points = torch.from_numpy(ca)
     number, mask = len(ca), torch.ones(ca.shape[1], dtype=torch.float64)
     scores, distances = np.eye(number), np.zeros((number, number))
     for i in range(number):
         others = points[i + 1 :]
+        if copies is not None and copies.count > 1:
+            others = others.clone()
+            for other in others:
+                here, there = torch.from_numpy(
+                    copies.rows(map_chains(copies, other, points[i], mask, mask))
+                ).unbind(-1)
+                other[there] = other[here]
         found = rmsd(others, points[i].expand_as(others), mask.expand(len(others), -1))
         distances[i, i + 1 :] = distances[i + 1 :, i] = found.numpy()
         for j in range(i + 1, number):
-            scores[i, j] = scores[j, i] = tm_score(points[j], points[i], mask, quick=True)
+            scores[i, j] = scores[j, i] = tm_score(others[j - i - 1], points[i], mask, quick=True)
     return scores, distances
 
 
@@ -173,7 +184,12 @@ def superposed_protein(ensemble: Ensemble, analysis: Analysis, member: int) -> P
 
 
 def _compare(ensemble: Ensemble, path: Path) -> State:
-    state = structure_to_protein(read_user_structure(path))
+    state = read_user_structure(path)
+    own = default_names(ensemble.members[0].protein).chain_ids
     found = [compare_structures(member.protein, state) for member in ensemble.members]
     scores, distances = [one.tm_score for one in found], [one.rmsd_ca for one in found]
-    return State(path.name, np.array(scores), np.array(distances))
+    chains = [
+        {member.chains[own.index(ours)]: theirs for ours, theirs in one.chain_mapping.items()}
+        for member, one in zip(ensemble.members, found, strict=True)
+    ]
+    return State(path.name, np.array(scores), np.array(distances), tuple(chains))

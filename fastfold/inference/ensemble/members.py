@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.output.file_names import sample_label
-from fastfold.inference.output.score_files import residue_numbers
+from fastfold.inference.output.score_files import residue_numbers, scored_names
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.chain_mapping import ChainCandidates, equal_chains, map_chains
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
 
@@ -26,7 +28,10 @@ class Member:
     """Prediction of an ensemble."""
 
     found: FoundPrediction
-    protein: Protein
+    protein: Protein  #: Its structure; copies of a chain are in the order that fits the first member
+    #: Number of each chain in the files, ``[C]``, and place of each residue, ``[N]``
+    chain_order: np.ndarray
+    residue_order: np.ndarray
 
     @property
     def name(self) -> str:
@@ -38,6 +43,17 @@ class Member:
         """Method and number of the sample; empty for a prediction without sampling."""
         values = self.found.scores.get("sample")
         return sample_label(values) if isinstance(values, dict) else ""
+
+    @property
+    def chains(self) -> list[str]:
+        """Name of each chain in the files."""
+        names = scored_names(self.found.scores).chain_ids
+        return [names[number] for number in self.chain_order]
+
+    @property
+    def plddt(self) -> np.ndarray:
+        """PLDDT ``[N]`` of the residues, 0 to 100."""
+        return np.asarray(self.found.scores["plddt"], np.float64)[self.residue_order]
 
     @property
     def mean_plddt(self) -> float:
@@ -67,6 +83,16 @@ class Ensemble:
         """Residues ``[K]`` with a CA atom in all structures."""
         masks = [member.protein.atom_mask[:, rc.atom_order["CA"]] > 0.5 for member in self.members]
         return np.flatnonzero(np.all(masks, axis=0))
+
+    @cached_property
+    def copies(self) -> ChainCandidates:
+        """Chains that are exchangeable, with places among the present residues."""
+        protein = self.members[0].protein
+        letters, chain = (
+            np.array(list("".join(protein.sequences)))[self.present],
+            protein.chain_index[self.present],
+        )
+        return equal_chains(["".join(letters[chain == number]) for number in np.unique(chain)])
 
     @cached_property
     def ca(self) -> np.ndarray:
@@ -119,5 +145,18 @@ def _members(predictions: Sequence[FoundPrediction]) -> list[Member]:
                 f"expected the chains of {members[0].name}, found others; analyse targets in separate folders",
                 path=path,
             )
-        members.append(Member(found, protein))
+        members.append(_in_order(found, protein, members[0].protein if members else protein))
     return members
+
+
+def _in_order(found: FoundPrediction, protein: Protein, first: Protein) -> Member:
+    """Order copies of a chain by the mapping onto the first member that has the largest TM-score."""
+    ca = rc.atom_order["CA"]
+    points = [torch.from_numpy(one.atom_positions[:, ca]) for one in (protein, first)]
+    masks = [torch.from_numpy(one.atom_mask[:, ca]) for one in (protein, first)]
+    copies = equal_chains(protein.sequences)
+    mapping = map_chains(copies, *points, *masks)
+    ours, theirs = copies.rows(mapping).T
+    order = ours[theirs.argsort()]
+    arrays = {name: getattr(protein, name)[order] for name in ("atom_positions", "atom_mask", "b_factors")}
+    return Member(found, replace(protein, **arrays), np.array([i for i, _ in mapping]), order)

@@ -97,6 +97,7 @@ def _numbers(ensemble: Ensemble, analysis: Analysis) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "target": ensemble.target,
         "samples": [member.name for member in ensemble.members],
+        "chains": [member.chains for member in ensemble.members],
         "clusters": analysis.clusters.tolist(),
         "representatives": [ensemble.members[member].name for member in analysis.representatives],
         "motions": [{"rotation": rounded(r, 7), "translation": rounded(t, 4)} for r, t in shown],
@@ -107,7 +108,11 @@ def _numbers(ensemble: Ensemble, analysis: Analysis) -> dict[str, Any]:
         "residues": (ensemble.present + 1).tolist(),
         "fluctuation": rounded(analysis.fluctuation, 3),
         "states": {
-            state.name: {"tm_score": rounded(state.tm_score, 4), "rmsd": rounded(state.rmsd, 3)}
+            state.name: {
+                "tm_score": rounded(state.tm_score, 4),
+                "rmsd": rounded(state.rmsd, 3),
+                "chain_mapping": state.chain_mapping,
+            }
             for state in analysis.states
         },
     }
@@ -144,7 +149,7 @@ def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:
 
 def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
     protein = ensemble.members[0].protein
-    plddt = np.mean([member.found.scores["plddt"] for member in ensemble.members], axis=0)
+    plddt = np.mean([member.plddt for member in ensemble.members], axis=0)
     letters, names = "".join(protein.sequences), scored_names(ensemble.members[0].found.scores)
     lines: list[list[Any]] = [["chain", "residue", "letter", "fluctuation", "plddt"]]
     for place, value in zip(ensemble.present, analysis.fluctuation, strict=True):

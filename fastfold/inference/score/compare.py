@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.observed import observed_chain
+from fastfold.protein.metrics.chain_mapping import ChainMap, equal_chains, map_chains
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.structure import ChainStructure
 
@@ -19,13 +20,16 @@ from fastfold.protein.structure import ChainStructure
 def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[str, Any]:
     """Compare a prediction with the structure that the network was given, whose chains are in the same order.
 
+    Chains of one sequence are exchangeable: they are compared by the mapping with the largest TM-score.
+
     Scores are named ``file``, ``use``, ``tm_score`` of the CA atoms, normalised by all residues, ``rmsd`` in Å, and
     ``composite``, AF2Rank's product of pLDDT (0 to 1), pTM and TM-score; None without pTM. A complex also has
-    ``binder_plddt`` of the first chain, ``interaction_pae`` in Å, the mean between it and the others, and
-    ``binder_rmsd`` and ``binder_rmsd_on_target`` in Å: of the first chain, superposed on itself and on the others.
+    ``chain_mapping`` of the prediction's chains to the given ones, ``binder_plddt`` of the first chain,
+    ``interaction_pae`` in Å, the mean between it and the others, and ``binder_rmsd`` and ``binder_rmsd_on_target`` in
+    Å: of the first chain, superposed on itself and on the others.
     """
     chains = [observed_chain(chain) for chain in given.read().chains]
-    predicted, true, mask = _ca_atoms(prediction, chains)
+    predicted, true, mask, mapping = _ca_atoms(prediction, chains)
     found: dict[str, Any] = {
         "file": given.path.name,
         "use": given.use,
@@ -36,26 +40,41 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
     if prediction.ptm is not None:
         found["composite"] = prediction.mean_plddt / 100 * float(prediction.ptm) * found["tm_score"]
     if len(chains) > 1:
-        found |= _of_binder(prediction, predicted, true, mask)
+        own = prediction.author_names.chain_ids
+        names = {own[i]: chains[j].chain_id for i, j in mapping}
+        found |= {"chain_mapping": names} | _of_binder(prediction, predicted, true, mask, dict(mapping))
     return found
 
 
 def _ca_atoms(
     prediction: Prediction, chains: Sequence[ChainStructure]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return CA positions ``[N, 3]`` of prediction and structure, and the mask ``[N]`` of common ones, in float64."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ChainMap]:
+    """Return CA positions ``[N, 3]`` of prediction and structure, and the mask ``[N]`` of common ones, in float64.
+
+    The prediction's chains are in the order of the structure's, by the mapping that is returned as well.
+    """
     ca = rc.atom_order["CA"]
     true = np.concatenate([chain.positions[:, ca] for chain in chains])
-    mask = np.concatenate([chain.mask[:, ca] for chain in chains]) * (prediction.atom_mask[:, ca] > 0.5)
-    predicted = prediction.atom_positions[:, ca]
-    return tuple(torch.from_numpy(np.asarray(x, np.float64)) for x in (predicted, true, mask))  # type: ignore[return-value]
+    resolved = np.concatenate([chain.mask[:, ca] for chain in chains])
+    arrays = (prediction.atom_positions[:, ca], true, prediction.atom_mask[:, ca] > 0.5, resolved)
+    predicted, positions, has, known = (torch.from_numpy(np.asarray(x, np.float64)) for x in arrays)
+    candidates = equal_chains([chain.sequence for chain in chains])
+    mapping = map_chains(candidates, predicted, positions, has, known)
+    ours, theirs = torch.from_numpy(candidates.rows(mapping)).unbind(-1)
+    order = ours[theirs.argsort()]
+    return predicted[order], positions, has[order] * known, mapping
 
 
 def _of_binder(
-    prediction: Prediction, predicted: torch.Tensor, true: torch.Tensor, mask: torch.Tensor
+    prediction: Prediction,
+    predicted: torch.Tensor,
+    true: torch.Tensor,
+    mask: torch.Tensor,
+    mapping: Mapping[int, int],
 ) -> dict[str, Any]:
-    """Return dl_binder_design's scores, whose binder is the first chain."""
-    first = prediction.chain_index == prediction.chain_index[0]
+    """Return dl_binder_design's scores, whose binder is the given structure's first chain."""
+    own = next(i for i, j in mapping.items() if j == 0)
+    first = prediction.chain_index == own
     found: dict[str, Any] = {
         "binder_plddt": float(prediction.plddt[first].mean(dtype=np.float64)),
         "interaction_pae": None,
@@ -63,7 +82,8 @@ def _of_binder(
     if prediction.pae is not None:
         pae = prediction.pae.astype(np.float64)
         found["interaction_pae"] = float((pae[first][:, ~first].mean() + pae[~first][:, first].mean()) / 2)
-    binder = torch.from_numpy(first) * mask
+    is_binder = torch.arange(len(mask)) < int(first.sum())
+    binder = is_binder * mask
     moved = superpose(predicted, true, mask - binder)[..., None].apply(predicted)
     squared = (moved - true).square().sum(-1)
     found["binder_rmsd"] = float(rmsd(predicted, true, binder))

@@ -130,6 +130,21 @@ def chain_candidates(ours: Sequence[str], theirs: Sequence[str]) -> ChainCandida
     return ChainCandidates(residues, identical, copies)
 
 
+def equal_chains(sequences: Sequence[str]) -> ChainCandidates:
+    """Return the chains that are exchangeable between two structures of the same sequences: those of one sequence."""
+    starts = np.cumsum([0, *map(len, sequences)])
+    sets = [[i for i, one in enumerate(sequences) if one == own] for own in dict.fromkeys(sequences)]
+    residues = {
+        (i, j): np.arange(len(sequences[i]))[:, None] + starts[[i, j]]
+        for own in sets
+        for i in own
+        for j in own
+    }
+    return ChainCandidates(
+        residues, {pair: len(rows) for pair, rows in residues.items()}, [(own, own) for own in sets]
+    )
+
+
 def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
     """Return corresponding residues of two sequences, ``[K, 2]`` int64, by their best alignment.
 

@@ -11,6 +11,7 @@ import pytest
 
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.score.compare import compare_with_given
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from tests.helpers.results import helix_prediction
 
@@ -40,3 +41,27 @@ def test_scores_of_a_complex(tmp_path: Path) -> None:
     same = compare_with_given(replace(initial, ptm=None), GivenStructure(path, "template"))
     assert same["tm_score"] == pytest.approx(1.0, abs=1e-5)
     assert same["composite"] is None
+
+
+def test_copies_of_a_chain_are_exchangeable(tmp_path: Path) -> None:
+    """The network places the copies the other way round; the binder is the copy at the first given chain."""
+    aatype = np.tile(np.arange(12), 3)
+    aatype[24:] = 3
+    sequences = ("".join(rc.restypes[kind] for kind in part) for part in np.split(aatype, 3))
+    given = helix_prediction("x", 12, 12, 12, aatype=aatype, sequences=tuple(sequences))
+    path = tmp_path / "x.pdb"
+    path.write_text(to_pdb(given.protein))
+    order = np.r_[12:24, 0:12, 24:36]
+    swapped = replace(given, atom_positions=given.atom_positions[order])
+    scores = compare_with_given(swapped, GivenStructure(path, "template"))
+    assert scores["tm_score"] == pytest.approx(1.0, abs=1e-5)
+    assert scores["rmsd"] == pytest.approx(0.0, abs=1e-3)
+    assert (scores["binder_rmsd"], scores["binder_rmsd_on_target"]) == pytest.approx((0.0, 0.0), abs=1e-3)
+    assert scores["chain_mapping"] == {"B": "A", "A": "B", "C": "C"}
+    assert scores["binder_plddt"] == pytest.approx(float(given.plddt[12:24].mean()), rel=1e-6)
+    assert given.pae is not None
+    is_binder = np.arange(36) // 12 == 1
+    across = (given.pae[is_binder][:, ~is_binder].mean() + given.pae[~is_binder][:, is_binder].mean()) / 2
+    assert scores["interaction_pae"] == pytest.approx(across, rel=1e-6)
+    same = compare_with_given(given, GivenStructure(path, "template"))
+    assert same["chain_mapping"] == {"A": "A", "B": "B", "C": "C"}
