@@ -130,9 +130,18 @@ def contact_loss(
     ``offset [N, N]`` is the separation in the sequence, and ``pairs [N, N]`` those that may be in contact.
     """
     losses = contact_losses(outputs, options.cutoff, options.binary)
-    allowed = (pairs > 0) & (offset.abs() >= options.seqsep)
-    per_residue = _mean_of_lowest(losses, options.num, allowed)
+    per_residue = _mean_of_lowest(losses, options.num, separated_pairs(offset, options.seqsep, pairs))
     return _mean_of_lowest(per_residue, options.num_pos, rows > 0)
+
+
+def separated_pairs(offset: Tensor, seqsep: int, pairs: Tensor) -> Tensor:
+    """Return the pairs ``[N, N]`` bool with a separation ``offset [N, N]`` of at least ``seqsep``."""
+    return (pairs > 0) & (offset.abs() >= seqsep)
+
+
+def helical_pairs(offset: Tensor, pairs: Tensor) -> Tensor:
+    """Return the pairs ``[N, N]`` bool that are three residues apart."""
+    return (offset == 3) & (pairs > 0)
 
 
 def avoid_loss(outputs: Outputs, cutoff: float, rows: Tensor, pairs: Tensor) -> Tensor:
@@ -159,8 +168,8 @@ def _mean_of_lowest(x: Tensor, count: float, mask: Tensor) -> Tensor:
 
 def helix_loss(outputs: Outputs, offset: Tensor, pairs: Tensor) -> Tensor:
     """Return the mean loss for residues three apart to be within 6 Å, over ``pairs [N, N]``."""
-    found = contact_losses(outputs, 6.0, True)
-    return _mean(found, ((offset == 3) & (pairs > 0)).to(found.dtype))
+    losses = contact_losses(outputs, 6.0, True)
+    return _mean(losses, helical_pairs(offset, pairs).to(losses.dtype))
 
 
 def dgram_cce_loss(outputs: Outputs, beta: Tensor, pairs: Tensor) -> Tensor:

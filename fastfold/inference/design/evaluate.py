@@ -67,7 +67,8 @@ class Evaluator:
         gradients: Plan of the passes; None for one without a memory limit.
 
     Raises:
-        ConfigError: A loss is not defined for the task or a network, or chains need a multimer network.
+        ConfigError: A loss is not defined for the task or a network, or selects no residues; or chains need a multimer
+            network.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Evaluator:
         known = {*self._losses, "seq_ent", *limit_weights(self.limits)}
         if unknown := sorted(set(weights) - known):
             raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        task.check_losses(self.weights)
         for model in models:
             if "predicted_aligned_error" not in model.heads and self.weights.keys() & {"pae", "i_pae"}:
                 raise ConfigError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
+from fastfold.inference.design.agreement import given_agreement
 from fastfold.inference.design.config import DesignConfig
 from fastfold.inference.design.evaluate import Evaluation, Evaluator
 from fastfold.inference.design.task import DesignTask
@@ -74,7 +75,8 @@ class DesignState:
 
 
 def check_start(task: DesignTask, config: DesignConfig) -> None:
-    """Raise ConfigError if the start is ``wildtype`` and the task has no given structure."""
+    """Raise ConfigError if a loss selects no residues, or the start is ``wildtype`` without a given structure."""
+    task.check_losses({**task.weights, **config.weights})
     if config.start == "wildtype" and task.reference is None:
         raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
 
@@ -132,7 +134,7 @@ def optimise(
             if step.stage == "hard":
                 _keep_best(evaluator, state, found, state.parameters)
             _descend(state, found.gradient.cpu().float(), config, step.rate)
-        _record(state, step, found)
+        _record(evaluator.task, state, step, found)
         if on_step is not None:
             on_step(state)
     return state
@@ -208,13 +210,15 @@ def _mutate(
     return found
 
 
-def _record(state: DesignState, step: Step, found: Evaluation) -> None:
+def _record(task: DesignTask, state: DesignState, step: Step, found: Evaluation) -> None:
     state.step += 1
     state.plddt = found.plddt
     if not math.isfinite(state.best_loss):
         state.positions = found.positions
     state.trace.append(found.positions[:, 1].astype(np.float32))
-    about = {"mean_plddt": float(found.plddt.mean()), "sequence": decode_sequence(found.logits)}
+    sequence = decode_sequence(found.logits)
+    figures = given_agreement(task, found.positions, "".join(task.letters(sequence)))
+    about = {"mean_plddt": float(found.plddt.mean()), **figures, "sequence": sequence}
     state.log.append({"step": state.step, "stage": step.stage, "loss": found.loss, **found.losses, **about})
 
 

@@ -34,7 +34,14 @@ from fastfold.inference.design.optimise import (
 from fastfold.inference.design.results.filters import Filter, read_filters
 from fastfold.inference.design.results.folds import touching
 from fastfold.inference.design.results.program import SequenceProgram
-from fastfold.inference.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
+from fastfold.inference.design.results.table import (
+    COLUMNS,
+    PASSED,
+    Design,
+    design_rows,
+    open_ring,
+    table_text,
+)
 from fastfold.inference.design.saved import design_identity, film_pdb, load_state, save_state
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
@@ -219,6 +226,9 @@ class _DesignRun:
                 self.say(f"error: {target}: {why}")
         rows = design_rows(designs, self.output, networks, filters, self.config.limits, where)
         write_atomic(self.output / TABLE, table_text(rows))
+        for row in rows:
+            if (problem := open_ring(row)) is not None:
+                self.say(f"{row['name']}: {problem}")
         if folded:
             with suppress(InputError):  # nothing to show if all folds failed
                 write_report(self.output, say=self.say)  # the page shows the table's verdicts

@@ -43,10 +43,26 @@ CONTACTS = ContactOptions(num=2, cutoff=14.0, seqsep=9)
 INTERFACE_CONTACTS = ContactOptions(num=1, cutoff=21.6875)
 """Contacts within and between chains, as ColabDesign counts them."""
 
+_RING_WEIGHTS = {"pae": 1.0, "plddt": 1.0, "con": 0.5}
+"""Weights of ColabDesign's protocol for rings (``af_cyc_design``), for those that are too small for ``CONTACTS``."""
+
 _PLACEHOLDER = "G"
 
 Loss = Callable[[Outputs, Tensor], Tensor]
 """Loss of the outputs and the residue types ``[N]`` of the most likely sequence."""
+
+
+@dataclass(frozen=True)
+class MaskedLoss:
+    """Loss that reads some residues or pairs of a task, and is constant without any."""
+
+    compute: Loss
+    selected: Tensor  #: ``[N]`` residues or ``[N, N]`` pairs that the loss reads, above 0
+    meaning: str  #: These residues or pairs in words
+
+    def __call__(self, outputs: Outputs, aatype: Tensor) -> Tensor:
+        """Compute the loss."""
+        return self.compute(outputs, aatype)
 
 
 @dataclass(frozen=True)
@@ -167,6 +183,24 @@ class DesignTask:
         same = self.chain[:, None] == self.chain[None]
         return torch.from_numpy(np.where(same, apart, 10**6))
 
+    @property
+    def contacts(self) -> ContactOptions:
+        """Contacts within chains; all pairs of a ring whose residues are too near each other in the sequence."""
+        length = len(self.designed_chain)
+        if self.cyclic and _is_small_ring(length):
+            return ContactOptions(num=length, cutoff=21.6875, binary=True)
+        return CONTACTS
+
+    def check_losses(self, weights: Mapping[str, float]) -> None:
+        """Raise ConfigError if a loss with a weight selects no residue or pair, so that it is constant."""
+        for name, loss in self.losses(torch.device("cpu"), torch.float32).items():
+            if weights.get(name) and isinstance(loss, MaskedLoss) and not bool((loss.selected > 0).any()):
+                what = "residue" if loss.selected.dim() == 1 else "pair of residues"
+                raise ConfigError(
+                    f"{self.name}: the loss {name} would always be 0: no {what} is {loss.meaning}; leave it out "
+                    f"({name}=0 in --loss), or design a longer chain"
+                )
+
     def sequence(self, one_hot: Tensor) -> Tensor:
         """Return a form ``[N, 20]`` of all residues, from its rows ``[P, 20]`` of the designed ones."""
         fixed = encode_sequence("".join(chain.sequence for chain in self.target.chains)).to(one_hot)
@@ -194,15 +228,27 @@ class DesignTask:
         within = same * (designed[None] if is_binder else everyone)
         helical = within * (designed if is_binder else everyone)[:, None]
         first_chain = designed * (chain == int(self.chain[is_designed][0]))
-        found: dict[str, Loss] = {
-            "plddt": lambda o, _: losses.plddt_loss(o, designed),
-            "exp_res": lambda o, _: losses.exp_res_loss(o, designed),
-            "pae": lambda o, _: losses.pae_loss(o, error_pairs),
-            "con": lambda o, _: losses.contact_loss(o, offset, CONTACTS, designed, within),
-            "helix": lambda o, _: losses.helix_loss(o, offset, helical),
-            "rg": lambda o, _: losses.rg_loss(o, first_chain),
-            "NC": lambda o, _: losses.termini_loss(o, first_chain),
-            "clashes": lambda o, aatype: losses.clash_loss(o, aatype, index, chain, designed),
+        contacts = self.contacts
+        apart = f"at least {contacts.seqsep} apart within a chain" if contacts.seqsep else "within a chain"
+        losses_of: dict[str, Loss] = {
+            "plddt": MaskedLoss(lambda o, _: losses.plddt_loss(o, designed), designed, "designed"),
+            "exp_res": MaskedLoss(lambda o, _: losses.exp_res_loss(o, designed), designed, "designed"),
+            "pae": MaskedLoss(lambda o, _: losses.pae_loss(o, error_pairs), error_pairs, "designed"),
+            "con": MaskedLoss(
+                lambda o, _: losses.contact_loss(o, offset, contacts, designed, within),
+                designed[:, None] * losses.separated_pairs(offset, contacts.seqsep, within),
+                apart,
+            ),
+            "helix": MaskedLoss(
+                lambda o, _: losses.helix_loss(o, offset, helical),
+                losses.helical_pairs(offset, helical),
+                "three apart in a designed chain",
+            ),
+            "rg": MaskedLoss(lambda o, _: losses.rg_loss(o, first_chain), first_chain, "designed"),
+            "NC": MaskedLoss(lambda o, _: losses.termini_loss(o, first_chain), first_chain, "designed"),
+            "clashes": MaskedLoss(
+                lambda o, aatype: losses.clash_loss(o, aatype, index, chain, designed), designed, "designed"
+            ),
         }
         if len(self.target.chains) > 1:
             goal = everyone - designed if is_binder else everyone
@@ -211,21 +257,33 @@ class DesignTask:
                 goal = torch.zeros_like(goal).index_fill(0, hotspots, 1.0)
             rows, columns = (goal, designed) if is_binder and len(self.hotspots) else (designed, goal)
             between = (1.0 - same) * columns[None]
-            found["i_con"] = lambda o, _: losses.contact_loss(o, offset, INTERFACE_CONTACTS, rows, between)
+            partners = rows[:, None] * between
+            losses_of["i_con"] = MaskedLoss(
+                lambda o, _: losses.contact_loss(o, offset, INTERFACE_CONTACTS, rows, between),
+                partners,
+                "between chains",
+            )
             if is_binder:
-                apart = between if rows is designed else between.transpose(0, 1)
-                found["avoid"] = lambda o, _: losses.avoid_loss(o, CONTACTS.cutoff, designed, apart)
+                facing = between if rows is designed else between.transpose(0, 1)
+                losses_of["avoid"] = MaskedLoss(
+                    lambda o, _: losses.avoid_loss(o, CONTACTS.cutoff, designed, facing),
+                    designed[:, None] * facing,
+                    "between chains",
+                )
             error_columns = (1.0 - same) * (designed[:, None] * goal[None])
-            found["i_pae"] = lambda o, _: losses.pae_loss(o, error_columns)
+            losses_of["i_pae"] = MaskedLoss(
+                lambda o, _: losses.pae_loss(o, error_columns), error_columns, "between chains"
+            )
         if self.reference is not None:
-            found |= _supervised(self.reference, device, dtype)
-        return found | dict(self.own_losses)
+            losses_of |= _supervised(self.reference, device, dtype)
+        return losses_of | dict(self.own_losses)
 
 
 def _supervised(reference: Reference, device: torch.device, dtype: torch.dtype) -> dict[str, Loss]:
     """Return losses against given atoms; CB is that of the designed residue type, as in ColabDesign."""
     positions, mask = reference.positions.to(device, dtype), reference.mask.to(device, dtype)
     backbone = mask[:, 0] * mask[:, 1] * mask[:, 2]
+    frames = backbone[:, None] * backbone[None]
 
     def dgram(outputs: Outputs, aatype: Tensor) -> Tensor:
         present = pseudo_beta_mask(aatype, mask)
@@ -233,10 +291,19 @@ def _supervised(reference: Reference, device: torch.device, dtype: torch.dtype) 
         return losses.dgram_cce_loss(outputs, beta, present[:, None] * present[None])
 
     return {
-        "dgram_cce": dgram,
-        "rmsd": lambda o, _: losses.rmsd_loss(o, positions[:, 1], mask[:, 1]),
-        "fape": lambda o, _: losses.fape_loss(o, positions, backbone[:, None] * backbone[None]),
+        "dgram_cce": MaskedLoss(dgram, mask.amax(-1), "kept with atoms of the file"),
+        "rmsd": MaskedLoss(
+            lambda o, _: losses.rmsd_loss(o, positions[:, 1], mask[:, 1]), mask[:, 1], "kept with a CA atom"
+        ),
+        "fape": MaskedLoss(
+            lambda o, _: losses.fape_loss(o, positions, frames), frames, "kept with N, CA and C atoms"
+        ),
     }
+
+
+def _is_small_ring(length: int) -> bool:
+    """Return True if no two residues of a ring are as far apart in the sequence as contacts must be."""
+    return length // 2 < CONTACTS.seqsep
 
 
 def draw_length(seed: int, low: int, high: int) -> int:
@@ -263,7 +330,8 @@ def hallucination(length: int, *, copies: int = 1, cyclic: bool = False) -> Desi
     """
     if length < 10 or copies < 1:
         raise ConfigError(f"expected a length from 10 and copies from 1, found {length} and {copies}")
-    weights = {"con": 1.0} | ({"i_con": 1.0} if copies > 1 else {})
+    weights = _RING_WEIGHTS if cyclic and _is_small_ring(length) else {"con": 1.0}
+    weights = weights | ({"i_con": 1.0} if copies > 1 else {})
     target = target_from_sequence(":".join([_PLACEHOLDER * length] * copies), "hallucinate")
     return DesignTask("hallucinate", target, np.tile(np.arange(length), copies), weights, cyclic=cyclic)
 

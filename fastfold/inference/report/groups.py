@@ -26,6 +26,7 @@ _STEP = 0.02
 _SHOWN = ("chains", "hotspots", "filters", "note")  #: Columns of the table of designs on the page
 _MOST_STEPS = 20_000
 _LONGEST = 500
+_FIGURES = ("backbone_rmsd", "motif_rmsd", "seqid", "ring_gap")  #: Columns of designs that the page shows
 _STAGES = ("soft", "temperature", "hard", "mutate")
 
 
@@ -46,6 +47,7 @@ def find_designs(
         rows.setdefault(_PARTS.sub("", prediction.target), []).append(number)
     verdicts = {
         line["name"]: {key: (line.get(key) or "")[:_LONGEST] for key in _SHOWN if key in line}
+        | {key: value[:_LONGEST] for key in _FIGURES if (value := line.get(key))}
         for line in read_table(folder / "designs.tsv")
         if line.get("name")
     }

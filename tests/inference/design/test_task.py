@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,19 @@ import torch
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
+from fastfold.evoformer.losses.design import ContactOptions, Outputs
+from fastfold.inference.design.config import DesignConfig
+from fastfold.inference.design.optimise import check_start
 from fastfold.inference.design.targets import residue_places
-from fastfold.inference.design.task import binder, fixed_backbone, hallucination, partial
+from fastfold.inference.design.task import (
+    CONTACTS,
+    DesignTask,
+    MaskedLoss,
+    binder,
+    fixed_backbone,
+    hallucination,
+    partial,
+)
 from fastfold.protein.io.read import read_user_structure
 
 
@@ -112,3 +124,87 @@ def test_unusable_tasks_are_refused(backbone: Path) -> None:
         hallucination(3)
     with pytest.raises(ConfigError, match="5 residues or more"):
         binder(backbone, 2)
+
+
+def _gradients(task: DesignTask, name: str) -> torch.Tensor:
+    """Sizes ``[N, N]`` of a loss's gradients with respect to the pairs of a random distogram."""
+    count = len(task.source)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(count, count, 64, generator=generator, dtype=torch.float64).requires_grad_()
+    edges = torch.linspace(2.3125, 21.6875, 63, dtype=torch.float64)
+    rest = (
+        torch.zeros(count, 50),
+        torch.zeros(count, 37),
+        torch.zeros(count, 37, 3),
+        torch.zeros(count, 14, 3),
+    )
+    outputs = Outputs(logits, torch.cat([edges.new_zeros(1), edges]), *rest)
+    loss = task.losses(torch.device("cpu"), torch.float64)[name](
+        outputs, torch.zeros(count, dtype=torch.long)
+    )
+    loss.backward()
+    assert logits.grad is not None
+    return logits.grad.abs().sum(-1)
+
+
+def _gradient(task: DesignTask, name: str) -> float:
+    return float(_gradients(task, name).sum())
+
+
+@pytest.mark.parametrize("length", [10, 14, 17, 18, 30])
+def test_contacts_of_every_ring_have_a_gradient(length: int) -> None:
+    """Small rings have ColabDesign's protocol for rings (af_cyc_design), larger ones the usual contacts."""
+    task = hallucination(length, cyclic=True)
+    assert _gradient(task, "con") > 0.01
+    task.check_losses(task.weights)
+    small = length < 18
+    assert task.contacts == (ContactOptions(length, 21.6875, binary=True) if small else CONTACTS)
+    assert task.weights == ({"pae": 1.0, "plddt": 1.0, "con": 0.5} if small else {"con": 1.0})
+    assert hallucination(length).contacts == CONTACTS
+
+
+def test_small_rings_of_several_chains_and_of_binders(backbone: Path) -> None:
+    weights = {"pae": 1.0, "plddt": 1.0, "con": 0.5, "i_con": 1.0}
+    assert hallucination(12, copies=2, cyclic=True).weights == weights
+    ring = binder(backbone, 8, chains=["A"], cyclic=True)
+    assert ring.contacts == ContactOptions(8, 21.6875, binary=True)
+    assert _gradient(ring, "con") > 0.01
+
+
+def test_a_loss_without_a_pair_is_refused(backbone: Path) -> None:
+    """By the mask that each loss has, whatever its name."""
+    short = binder(backbone, 6, chains=["A"])
+    assert _gradient(short, "con") == 0
+    with pytest.raises(
+        ConfigError, match="the loss con would always be 0: no pair of residues is at least 9 apart"
+    ):
+        short.check_losses({"plddt": 0.1, "con": 1.0})
+    with pytest.raises(ConfigError, match=r"leave it out \(con=0 in --loss\)"):
+        check_start(short, DesignConfig(weights={"con": 1.0}))
+    short.check_losses({"con": 0.0, "i_con": 1.0, "helix": 1.0, "plddt": 1.0})
+    assert short.reference is None
+    task = fixed_backbone(backbone, chain="A")
+    assert task.reference is not None
+    for name, atoms in (("dgram_cce", slice(None)), ("rmsd", 1), ("fape", 2)):
+        mask = task.reference.mask.clone()
+        mask[:, atoms] = 0
+        empty = replace(task, reference=replace(task.reference, mask=mask))
+        with pytest.raises(ConfigError, match=f"the loss {name} would always be 0: no .*kept with"):
+            empty.check_losses({name: 1.0})
+        task.check_losses({name: 1.0})
+
+
+def test_every_loss_of_a_task_says_what_it_reads(backbone: Path) -> None:
+    for task in (
+        hallucination(12, copies=2),
+        binder(backbone, 10, chains=["A"], hotspots="A3"),
+        fixed_backbone(backbone, chain="A"),
+    ):
+        for name, loss in task.losses(torch.device("cpu"), torch.float64).items():
+            assert isinstance(loss, MaskedLoss), name
+            assert loss.selected.shape in ((len(task.source),), (len(task.source),) * 2)
+            assert (loss.selected > 0).any()
+            if name in ("con", "helix", "i_con", "avoid"):
+                reached = _gradients(task, name) > 0
+                assert reached.any()
+                assert not (reached & ~(loss.selected > 0)).any(), name

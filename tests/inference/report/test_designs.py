@@ -127,3 +127,13 @@ def test_restraints_are_shown_as_written() -> None:
 def test_restraints_of_another_form_are_left_out(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="its restraints have another form"):
         restraints_of(json.loads(json.dumps(report(**changes))))
+
+
+def test_figures_of_the_table_are_shown(tmp_path: Path) -> None:
+    design_results(tmp_path)
+    columns = ("name", "filters", "note", "backbone_rmsd", "motif_rmsd", "seqid", "ring_gap")
+    cells = ("d_seed_000", "", "", "9.29", "", "0.017", "")
+    (tmp_path / "designs.tsv").write_text("\n".join(["\t".join(columns), "\t".join(cells), ""]))
+    (design,), _ = found(tmp_path)
+    figures = {"backbone_rmsd": "9.29", "seqid": "0.017"}
+    assert design["verdicts"] == {"d_seed_000": {"filters": "", "note": ""} | figures}

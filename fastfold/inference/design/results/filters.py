@@ -12,13 +12,15 @@ from typing import Any
 import yaml
 
 from fastfold.errors import InputError
+from fastfold.inference.design.agreement import BACKBONE, MOTIF, RING, given_figures
 from fastfold.inference.design.results.folds import ALONE, BOUND, INTERFACE, SINGLE, Figures, mean_figure
 from fastfold.inference.design.task import DesignTask
 from fastfold.utils.text_files import read_text_bytes
 
 _MAX_BYTES = 2**20
 _NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
-_KNOWN = (*SINGLE, *INTERFACE, *BOUND, *ALONE)
+_GIVEN = {**dict.fromkeys(BACKBONE, "fixbb"), **dict.fromkeys(MOTIF, "partial")}
+_KNOWN = (*SINGLE, *INTERFACE, *BOUND, *ALONE, *_GIVEN, *RING)
 FROM_DESIGN = ("RMSD", "Hotspot_RMSD")
 """Figures that compare with the design, which has the first target alone."""
 
@@ -99,6 +101,10 @@ def read_filters(path: Path, task: DesignTask, *, networks: int) -> list[Filter]
             raise InputError(f"{name} needs off-targets; leave it out", path=path)
         if match[3] in (*BOUND, *ALONE) and task.given is None:
             raise InputError(f"{name} belongs to the protocol binder; leave it out", path=path)
+        if match[3] in _GIVEN and match[3] not in given_figures(task):
+            raise InputError(f"{name} belongs to the protocol {_GIVEN[match[3]]}; leave it out", path=path)
+        if match[3] in RING and not task.cyclic:
+            raise InputError(f"{name} needs rings (--cyclic); leave it out", path=path)
         if match[3] in INTERFACE and len(task.target.chains) < 2:
             raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
         found.append(Filter(match[3], number, threshold, higher, bool(match[2])))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fastfold.errors import InputError
+from fastfold.inference.design.agreement import BACKBONE, MOTIF, RING, given_agreement, ring_gap
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.output.score_files import read_pae
 from fastfold.inference.report.discover import FoundPrediction
@@ -36,11 +37,12 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     31 Å. ``n_InterfaceResidues`` counts residues of designed chains with an atom within 4 Å of another chain.
     ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.lddt.count_clashes`). Deviations are those of
     CA in Å: ``RMSD`` from the design ``[N, 37, 3]`` if it is given, ``Hotspot_RMSD`` of the binder from it with the
-    given chains superposed, and ``Target_RMSD`` of the given chains from their file.
+    given chains superposed, and ``Target_RMSD`` of the given chains from their file. Figures of given backbones, motifs
+    and rings are those of :mod:`fastfold.inference.design.agreement`.
     """
     chosen = np.isin(task.chain, task.chain[task.source >= 0])
     scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
-    found: Figures = dict.fromkeys((*SINGLE, *INTERFACE, *BOUND))
+    found: Figures = dict.fromkeys((*SINGLE, *INTERFACE, *BOUND, *BACKBONE, *MOTIF, *RING))
     found |= {"pLDDT": float(scores[chosen].mean())}
     found |= {name: prediction.scores.get(key) for name, key in (("pTM", "ptm"), ("i_pTM", "iptm"))}
     same = task.chain[:, None] == task.chain[None]
@@ -55,6 +57,8 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     mask = np.concatenate([chain.mask for chain in chains])
     chain, index = torch.from_numpy(task.chain), torch.from_numpy(task.residue_index)
     found["Clashes"] = float(count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), index, chain))
+    found |= given_agreement(task, positions, "".join(one.sequence for one in chains))
+    found["ring_gap"] = ring_gap(task, positions)
     if not same.all():
         near = touching(positions, mask, task.chain) & chosen
         found["n_InterfaceResidues"] = float(near.sum())

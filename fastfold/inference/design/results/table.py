@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastfold.inference.design.agreement import BACKBONE, MOTIF, RING
 from fastfold.inference.design.limits import Limits, net_charge
 from fastfold.inference.design.optimise import DesignState
 from fastfold.inference.design.results.filters import FROM_DESIGN, Filter
@@ -15,6 +16,7 @@ from fastfold.inference.design.results.folds import Figures, alone_figures, fold
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.summary import tab_separated
+from fastfold.inference.relax.stereo import MAX_PEPTIDE_BOND
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.interfaces import parse_condition
 
@@ -22,7 +24,8 @@ PASSED = "passed"  #: Verdict of a design that passes all filters
 
 COLUMNS = (
     "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
-    "rmsd", "binder_rmsd", "binder_plddt", "target_iptm", "off_iptm", "charge", "chains", "hotspots", "filters", "note",
+    "rmsd", "backbone_rmsd", "motif_rmsd", "seqid", "ring_gap", "binder_rmsd", "binder_plddt", "target_iptm",
+    "off_iptm", "charge", "chains", "hotspots", "filters", "note",
 )  # fmt: skip
 
 
@@ -162,6 +165,8 @@ def _row(
         if known := [value for value in means if value is not None]:
             row[column] = f"{worst(known):.{digits}f}"
     notes = [] if limits is None else limits.broken(design.designed)
+    if (problem := open_ring(row)) is not None:
+        notes.append(problem)
     if design.is_given_up:
         notes.append(f"given up after step {state.step}")
     if filters:
@@ -202,11 +207,22 @@ def _failures(
 def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
     plddt = [float(value) for value in best.scores["plddt"]]
     found = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
-    columns = (("ptm", "pTM", 3), ("iptm", "i_pTM", 3), ("i_pae", "i_pAE", 3), ("rmsd", "RMSD", 2))
+    columns = (
+        *(("ptm", "pTM", 3), ("iptm", "i_pTM", 3), ("i_pae", "i_pAE", 3), ("rmsd", "RMSD", 2)),
+        *((name, name, 3 if name == "seqid" else 2) for name in (*BACKBONE, *MOTIF, *RING)),
+    )
     for column, name, digits in columns:
         if (value := figures[name]) is not None:
             found[column] = f"{value:.{digits}f}"
     return found
+
+
+def open_ring(row: Mapping[str, Any]) -> str | None:
+    """Return in words that a row's ring is not closed; None if it is, or for another design."""
+    gap = row.get("ring_gap")
+    if gap is None or float(gap) <= MAX_PEPTIDE_BOND:
+        return None
+    return f"the ring is not closed: {gap} Å from C of its last residue to N of its first"
 
 
 def table_text(rows: Sequence[dict[str, Any]]) -> str:

@@ -160,6 +160,9 @@ async function drawDesign({ row }) {
   if (verdict.filters) facts.push(verdict.filters === 'passed' ? 'passed all filters' : `failed filters: ${verdict.filters}`);
   if (verdict.chains) facts.push(`residues ${verdict.chains}`);
   if (verdict.hotspots) facts.push(`hotspots ${verdict.hotspots}`);
+  const figures = [['backbone_rmsd', 'RMSD to the given backbone', ' Å'], ['motif_rmsd', 'RMSD of the motif', ' Å'],
+    ['seqid', 'sequence recovery', ''], ['ring_gap', 'ends of the ring apart', ' Å']];
+  for (const [key, label, unit] of figures) if (verdict[key]) facts.push(`${label} ${verdict[key]}${unit}`);
   if (verdict.note) facts.push(verdict.note);
   if (!film) facts.push('no film of this design on the page');
   document.getElementById('design-note').textContent = facts.join(' · ');
