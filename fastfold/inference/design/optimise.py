@@ -210,16 +210,18 @@ def _mutate(
     return found
 
 
-def _record(task: DesignTask, state: DesignState, step: Step, found: Evaluation) -> None:
+def _record(task: DesignTask, state: DesignState, step: Step, evaluation: Evaluation) -> None:
     state.step += 1
-    state.plddt = found.plddt
+    state.plddt = evaluation.plddt
     if not math.isfinite(state.best_loss):
-        state.positions = found.positions
-    state.trace.append(found.positions[:, 1].astype(np.float32))
-    sequence = decode_sequence(found.logits)
-    figures = given_agreement(task, found.positions, "".join(task.letters(sequence)))
-    about = {"mean_plddt": float(found.plddt.mean()), **figures, "sequence": sequence}
-    state.log.append({"step": state.step, "stage": step.stage, "loss": found.loss, **found.losses, **about})
+        state.positions = evaluation.positions
+    state.trace.append(evaluation.positions[:, 1].astype(np.float32))
+    sequence = decode_sequence(evaluation.logits)
+    figures = given_agreement(task, evaluation.positions, "".join(task.letters(sequence)))
+    about = {"mean_plddt": float(evaluation.plddt.mean()), **figures, "sequence": sequence}
+    state.log.append(
+        {"step": state.step, "stage": step.stage, "loss": evaluation.loss, **evaluation.losses, **about}
+    )
 
 
 def final_parameters(evaluator: Evaluator, state: DesignState) -> str:

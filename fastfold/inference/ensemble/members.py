@@ -149,7 +149,7 @@ def _members(predictions: Sequence[FoundPrediction]) -> list[Member]:
     return members
 
 
-def _in_order(found: FoundPrediction, protein: Protein, first: Protein) -> Member:
+def _in_order(prediction: FoundPrediction, protein: Protein, first: Protein) -> Member:
     """Order copies of a chain by the mapping onto the first member that has the largest TM-score."""
     ca = rc.atom_order["CA"]
     points = [torch.from_numpy(one.atom_positions[:, ca]) for one in (protein, first)]
@@ -159,4 +159,4 @@ def _in_order(found: FoundPrediction, protein: Protein, first: Protein) -> Membe
     ours, theirs = copies.rows(mapping).T
     order = ours[theirs.argsort()]
     arrays = {name: getattr(protein, name)[order] for name in ("atom_positions", "atom_mask", "b_factors")}
-    return Member(found, replace(protein, **arrays), np.array([i for i, _ in mapping]), order)
+    return Member(prediction, replace(protein, **arrays), np.array([i for i, _ in mapping]), order)

@@ -59,12 +59,12 @@ def compare_target(
         for path in sorted(output.glob(f"{glob.escape(stem)}{kind}_rank_*.cif"))
     }
     scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
-    found, reason = {}, ""
+    comparisons, reason = {}, ""
     try:
-        found = {key: compare_structures(structure, true) for key, structure in structures.items()}
+        comparisons = {key: compare_structures(structure, true) for key, structure in structures.items()}
     except InputError as error:
         reason = scores["not_comparable"] = str(error)
-    for key, value in found.items():
+    for key, value in comparisons.items():
         plain = asdict(value)
         per_residue = plain.pop("lddt_ca_per_residue")
         plain["interfaces"] = list(plain["interfaces"])
@@ -72,7 +72,7 @@ def compare_target(
         plain["lddt_ca_per_residue"] = [None if np.isnan(x) else rounded(x, 4) for x in per_residue]
         scores[key] = plain
     write_atomic(output / f"{stem}_reference.json", lines_json(scores))
-    return found, reason
+    return comparisons, reason
 
 
 def announce(

@@ -30,7 +30,7 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
     """
     chains = [observed_chain(chain) for chain in given.read().chains]
     predicted, true, mask, mapping = _ca_atoms(prediction, chains)
-    found: dict[str, Any] = {
+    scores: dict[str, Any] = {
         "file": given.path.name,
         "use": given.use,
         "tm_score": tm_score(predicted, true, mask, reference_length=len(mask)),
@@ -38,12 +38,12 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
         "composite": None,
     }
     if prediction.ptm is not None:
-        found["composite"] = prediction.mean_plddt / 100 * float(prediction.ptm) * found["tm_score"]
+        scores["composite"] = prediction.mean_plddt / 100 * float(prediction.ptm) * scores["tm_score"]
     if len(chains) > 1:
         own = prediction.author_names.chain_ids
         names = {own[i]: chains[j].chain_id for i, j in mapping}
-        found |= {"chain_mapping": names} | _of_binder(prediction, predicted, true, mask, dict(mapping))
-    return found
+        scores |= {"chain_mapping": names} | _of_binder(prediction, predicted, true, mask, dict(mapping))
+    return scores
 
 
 def _ca_atoms(

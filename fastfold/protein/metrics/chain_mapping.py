@@ -23,7 +23,7 @@ ChainMap = tuple[tuple[int, int], ...]
 """Chains of a prediction and their chains of the reference, by their numbers from 0, in the reference's order."""
 
 _CORRESPONDING, _COPY = 0.3, 0.9
-_MAX_TRIED = 24  #: Up to so many mappings are all scored, those of four copies of a chain
+_MAX_TRIED = 24  #: Largest number of mappings that are all scored, that of four copies of a chain
 _MARGIN = 1e-6  #: Gain in TM-score that a mapping needs against an earlier one
 _SAMPLED = 32  #: Number of residues of a chain that place it during the search
 _ANCHORS = 8  #: Number of predicted chains that are superposed alone
@@ -83,51 +83,64 @@ class ChainCandidates:
 
 def chain_candidates(ours: Sequence[str], theirs: Sequence[str]) -> ChainCandidates:
     """Find chains that may correspond, from the sequences of a prediction's and a reference's chains."""
-    aligned: dict[tuple[str, str], np.ndarray] = {}
-
-    def align(a: str, b: str) -> np.ndarray:
-        if (a, b) not in aligned:
-            aligned[a, b] = align_residues(a, b)
-        return aligned[a, b]
-
-    def matches(a: str, b: str) -> int:
-        return sum(a[i] == b[j] for i, j in align(a, b).tolist())
-
-    def is_copy(a: str, b: str) -> bool:
-        same = matches(a, b)
-        return same >= _CORRESPONDING * min(len(a), len(b)) and same >= _COPY * len(align(a, b))
-
+    alignments = _Alignments()
     starts = [np.cumsum([0, *map(len, sequences)]) for sequences in (ours, theirs)]
     residues, identical = {}, {}
-    for i, a in enumerate(ours):
-        for j, b in enumerate(theirs):
-            if (same := matches(a, b)) >= _CORRESPONDING * min(len(a), len(b)) and same:
-                residues[i, j] = align(a, b) + np.array([starts[0][i], starts[1][j]])
-                identical[i, j] = same
-    sets = []
-    for sequences in (ours, theirs):
-        grouped: list[list[int]] = []
-        for number, sequence in enumerate(sequences):
-            own = next((one for one in grouped if is_copy(sequences[one[0]], sequence)), None)
-            if own is None:
-                grouped.append(own := [])
-            own.append(number)
-        sets.append(grouped)
+    for i, one in enumerate(ours):
+        for j, other in enumerate(theirs):
+            if alignments.correspond(one, other):
+                residues[i, j] = alignments.rows(one, other) + np.array([starts[0][i], starts[1][j]])
+                identical[i, j] = alignments.identical(one, other)
+    our_sets, their_sets = (_sets_of_copies(sequences, alignments) for sequences in (ours, theirs))
     likeness = {}
-    for a, one in enumerate(sets[0]):
-        for b, other in enumerate(sets[1]):
-            pairs = [(i, j) for i in one for j in other if (i, j) in residues]
-            if len(pairs) == len(one) * len(other):
-                shares = [identical[i, j] / len(residues[i, j]) for i, j in pairs]
-                likeness[a, b] = (max(shares), max(identical[pair] for pair in pairs))
-    copies: list[tuple[list[int], list[int]]] = []
-    free = set(range(len(sets[0]))), set(range(len(sets[1])))
-    for a, b in sorted(likeness, key=lambda pair: (-likeness[pair][0], -likeness[pair][1], pair)):
-        if a in free[0] and b in free[1]:
-            copies.append((sets[0][a], sets[1][b]))
-            free[0].remove(a)
-            free[1].remove(b)
-    return ChainCandidates(residues, identical, copies)
+    for number, one_set in enumerate(our_sets):
+        for place, other_set in enumerate(their_sets):
+            pairs = list(product(one_set, other_set))
+            if all(pair in residues for pair in pairs):
+                share = max(identical[pair] / len(residues[pair]) for pair in pairs)
+                likeness[number, place] = share, max(identical[pair] for pair in pairs)
+    copies: dict[int, int] = {}
+    for number, place in sorted(likeness, key=lambda pair: likeness[pair], reverse=True):
+        if number not in copies and place not in copies.values():
+            copies[number] = place
+    return ChainCandidates(
+        residues, identical, [(our_sets[a], their_sets[b]) for a, b in sorted(copies.items())]
+    )
+
+
+class _Alignments:
+    """Alignments of pairs of sequences, each made once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], np.ndarray] = {}
+
+    def rows(self, one: str, other: str) -> np.ndarray:
+        if (one, other) not in self._rows:
+            self._rows[one, other] = align_residues(one, other)
+        return self._rows[one, other]
+
+    def identical(self, one: str, other: str) -> int:
+        return sum(one[i] == other[j] for i, j in self.rows(one, other).tolist())
+
+    def correspond(self, one: str, other: str) -> bool:
+        return self.identical(one, other) >= max(1.0, _CORRESPONDING * min(len(one), len(other)))
+
+    def are_copies(self, one: str, other: str) -> bool:
+        is_similar = self.identical(one, other) >= _COPY * len(self.rows(one, other))
+        return is_similar and self.correspond(one, other)
+
+
+def _sets_of_copies(sequences: Sequence[str], alignments: _Alignments) -> list[list[int]]:
+    """Return the numbers of chains that are copies of each other; each chain is compared with a set's first."""
+    sets: list[list[int]] = []
+    for number, sequence in enumerate(sequences):
+        for own in sets:
+            if alignments.are_copies(sequences[own[0]], sequence):
+                own.append(number)
+                break
+        else:
+            sets.append([number])
+    return sets
 
 
 def equal_chains(sequences: Sequence[str]) -> ChainCandidates:
@@ -192,8 +205,8 @@ def map_chains(
     here, there = predicted.double(), reference.double()
     best, largest = candidates.in_order(), -math.inf
     few = candidates.count <= _MAX_TRIED
-    found = candidates.mappings() if few else _Search(candidates, here, there, has, resolved).mappings()
-    for mapping in found:
+    trials = candidates.mappings() if few else _Search(candidates, here, there, has, resolved).mappings()
+    for mapping in trials:
         ours, theirs = torch.from_numpy(candidates.rows(mapping)).unbind(-1)
         common = has[ours] * resolved[theirs]
         score = tm_score(here[ours], there[theirs], common, reference_length=length, quick=True)
@@ -226,16 +239,16 @@ class _Search:
         """Return different mappings, that in the order of the chains first, then those of the largest shares."""
         chains = sorted({i for i, _ in self._pairs})
         anchors = set(chains[:: -(-len(chains) // _ANCHORS)])
-        found: dict[ChainMap, float] = {}
+        shares: dict[ChainMap, float] = {}
         for number, (i, _) in enumerate(self._pairs):
             if i not in anchors:
                 continue
             mapping, share = self._assign(self._owner == number)
-            while mapping not in found:
-                found[mapping] = share
+            while mapping not in shares:
+                shares[mapping] = share
                 used = torch.tensor([pair in mapping for pair in self._pairs])
                 mapping, share = self._assign(used[self._owner])
-        best_first = sorted(found, key=lambda one: -found[one])
+        best_first = sorted(shares, key=lambda one: -shares[one])
         return list(dict.fromkeys([self._candidates.in_order(), *best_first[:_SCORED]]))
 
     def _assign(self, chosen: Tensor) -> tuple[ChainMap, float]:

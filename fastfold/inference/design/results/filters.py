@@ -19,8 +19,8 @@ from fastfold.utils.text_files import read_text_bytes
 
 _MAX_BYTES = 2**20
 _NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
-_GIVEN = {**dict.fromkeys(BACKBONE, "fixbb"), **dict.fromkeys(MOTIF, "partial")}
-_KNOWN = (*SINGLE, *INTERFACE, *BOUND, *ALONE, *_GIVEN, *RING)
+_PROTOCOL = {**dict.fromkeys(BACKBONE, "fixbb"), **dict.fromkeys(MOTIF, "partial")}
+_KNOWN = (*SINGLE, *INTERFACE, *BOUND, *ALONE, *_PROTOCOL, *RING)
 FROM_DESIGN = ("RMSD", "Hotspot_RMSD")
 """Figures that compare with the design, which has the first target alone."""
 
@@ -101,8 +101,8 @@ def read_filters(path: Path, task: DesignTask, *, networks: int) -> list[Filter]
             raise InputError(f"{name} needs off-targets; leave it out", path=path)
         if match[3] in (*BOUND, *ALONE) and task.given is None:
             raise InputError(f"{name} belongs to the protocol binder; leave it out", path=path)
-        if match[3] in _GIVEN and match[3] not in given_figures(task):
-            raise InputError(f"{name} belongs to the protocol {_GIVEN[match[3]]}; leave it out", path=path)
+        if match[3] in _PROTOCOL and match[3] not in given_figures(task):
+            raise InputError(f"{name} belongs to the protocol {_PROTOCOL[match[3]]}; leave it out", path=path)
         if match[3] in RING and not task.cyclic:
             raise InputError(f"{name} needs rings (--cyclic); leave it out", path=path)
         if match[3] in INTERFACE and len(task.target.chains) < 2:

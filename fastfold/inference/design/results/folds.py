@@ -42,28 +42,30 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     """
     chosen = np.isin(task.chain, task.chain[task.source >= 0])
     scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
-    found: Figures = dict.fromkeys((*SINGLE, *INTERFACE, *BOUND, *BACKBONE, *MOTIF, *RING))
-    found |= {"pLDDT": float(scores[chosen].mean())}
-    found |= {name: prediction.scores.get(key) for name, key in (("pTM", "ptm"), ("i_pTM", "iptm"))}
+    figures: Figures = dict.fromkeys((*SINGLE, *INTERFACE, *BOUND, *BACKBONE, *MOTIF, *RING))
+    figures |= {"pLDDT": float(scores[chosen].mean())}
+    figures |= {name: prediction.scores.get(key) for name, key in (("pTM", "ptm"), ("i_pTM", "iptm"))}
     same = task.chain[:, None] == task.chain[None]
     if (pae := _aligned_error(prediction, len(chosen))) is not None:
-        found["pAE"] = float(pae[same & chosen[:, None]].mean())
+        figures["pAE"] = float(pae[same & chosen[:, None]].mean())
         between = ~same & (chosen[:, None] | chosen[None])
-        found["i_pAE"] = float(pae[between].mean()) if between.any() else None
+        figures["i_pAE"] = float(pae[between].mean()) if between.any() else None
     if prediction.structure is None:
-        return found
+        return figures
     chains = read_user_structure(prediction.structure).chains
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
     chain, index = torch.from_numpy(task.chain), torch.from_numpy(task.residue_index)
-    found["Clashes"] = float(count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), index, chain))
-    found |= given_agreement(task, positions, "".join(one.sequence for one in chains))
-    found["ring_gap"] = ring_gap(task, positions)
+    figures["Clashes"] = float(
+        count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), index, chain)
+    )
+    figures |= given_agreement(task, positions, "".join(one.sequence for one in chains))
+    figures["ring_gap"] = ring_gap(task, positions)
     if not same.all():
         near = touching(positions, mask, task.chain) & chosen
-        found["n_InterfaceResidues"] = float(near.sum())
-        found["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
-    return found | _deviations(positions[:, rc.atom_order["CA"]], task, chosen, design)
+        figures["n_InterfaceResidues"] = float(near.sum())
+        figures["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
+    return figures | _deviations(positions[:, rc.atom_order["CA"]], task, chosen, design)
 
 
 def _deviations(ca: np.ndarray, task: DesignTask, chosen: np.ndarray, design: np.ndarray | None) -> Figures:

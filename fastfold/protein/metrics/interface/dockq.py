@@ -26,7 +26,7 @@ INTERFACE_DISTANCE = 10.0  #: Residues of the interface, whose backbone iRMSD su
 
 _IRMSD_SCALE, _LRMSD_SCALE = 1.5, 8.5
 _BACKBONE = [rc.atom_order[name] for name in ("N", "CA", "C", "O")]
-_MAX_TRIED = 5040  #: Up to so many mappings are all scored, those of seven copies of a chain
+_MAX_TRIED = 5040  #: Largest number of mappings that are all scored, that of seven copies of a chain
 _MARGIN = 1e-9
 
 
@@ -72,15 +72,18 @@ def complex_dockq(
     complexes = _Complexes(prediction, reference, candidates)
 
     def total(one: ChainMap) -> float:
-        return sum(found.dockq for found in complexes.interfaces(one))
+        return sum(interface.dockq for interface in complexes.interfaces(one))
 
     if candidates.count <= _MAX_TRIED:
         best = max((mapping, *candidates.mappings()), key=total)
         return ComplexQuality(best, tuple(complexes.interfaces(best)))
-    best, better = mapping, mapping
-    while better is not None:
-        best, largest = better, total(better)
-        better = next((one for one in _exchanges(best, candidates) if total(one) > largest + _MARGIN), None)
+    best, improves = mapping, True
+    while improves:
+        largest, improves = total(best), False
+        for trial in _exchanges(best, candidates):
+            if total(trial) > largest + _MARGIN:
+                best, improves = trial, True
+                break
     return ComplexQuality(best, tuple(complexes.interfaces(best)))
 
 
@@ -113,8 +116,8 @@ class _Complexes:
         # The order of equally long chains decides which one is superposed; the program takes the complex with fewer.
         fewer = len(self._prediction.chains) < len(self._reference.chains)
         ordered = sorted(mapping) if fewer else mapping
-        found = (self._score(one, other) for one, other in combinations(ordered, 2))
-        return [score for score in found if score is not None]
+        scores = (self._score(one, other) for one, other in combinations(ordered, 2))
+        return [score for score in scores if score is not None]
 
     def _interface(self, one: tuple[int, int], other: tuple[int, int]) -> InterfaceQuality | None:
         """Score an interface of two pairs of chains; None without a contact in the reference."""
@@ -181,7 +184,7 @@ def chain_distances(protein: Protein, first: int, second: int) -> np.ndarray:
     Infinite for residues without atoms, and for those that are farther than 10 Å by their boxes.
     """
     sides = [protein.chains[number] for number in (first, second)]
-    found = np.full([side.stop - side.start for side in sides], np.inf)
+    nearest = np.full([side.stop - side.start for side in sides], np.inf)
     present = [protein.atom_mask[side] > 0.5 for side in sides]
     atoms = [protein.atom_positions[side].astype(np.float64) for side in sides]
     low = [np.where(has[..., None], x, np.inf).min(1) for x, has in zip(atoms, present, strict=True)]
@@ -189,5 +192,5 @@ def chain_distances(protein: Protein, first: int, second: int) -> np.ndarray:
     gap = np.maximum(low[0][:, None] - high[1][None], low[1][None] - high[0][:, None])
     for i, j in np.argwhere((gap <= INTERFACE_DISTANCE).all(-1)).tolist():
         apart = atoms[0][i][present[0][i], None] - atoms[1][j][present[1][j]][None]
-        found[i, j] = np.square(apart).sum(-1).min() ** 0.5
-    return found
+        nearest[i, j] = np.square(apart).sum(-1).min() ** 0.5
+    return nearest
