@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,6 +105,8 @@ class Target:
     #: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
     #: :func:`fastfold.data.features.pipeline.featurize`; None if the input has none
     alignments: Sequence[ChainMsas] | None = field(default=None, compare=False, repr=False)
+    #: Names of the files of ``alignments`` by chain; None for the target's own file
+    alignment_files: Mapping[str, Sequence[str]] | None = field(default=None, compare=False, repr=False)
     given: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
     #: Per chain, raw template features that replace a search; None for a search
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfold.data.msa.find import alignment_files, count_rows
+from fastfold.data.msa.find import count_rows
 from fastfold.data.search.colabfold.mmseqs import MmseqsSource, all_of_folder
 from fastfold.data.search.colabfold.msa_server import MsaServer, TicketServer
-from fastfold.data.search.colabfold.source import FILE, ColabFoldSource, search_colabfold
+from fastfold.data.search.colabfold.source import ColabFoldSource, search_colabfold
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine, SearchPlan
+from fastfold.data.search.needs import find_needs
 from fastfold.data.search.settings import ColabFoldModes, SearchSources
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.progress import Progress
 from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.packages import require_package
 
 if TYPE_CHECKING:
@@ -60,16 +62,6 @@ def database_engines(sources: SearchSources) -> list[SearchEngine]:
     return local_engines(sources)
 
 
-def _has_alignment(target: Target, out: Path) -> bool:
-    """Return True if a target has an alignment, its own or in the folder, other than ColabFold's."""
-    if target.alignments is not None:
-        return True
-    searched = out / target.name / FILE
-    return any(
-        path != searched for chain in (None, *target.chains) for path in alignment_files(out, target, chain)
-    )
-
-
 def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -90,17 +82,57 @@ class AlignmentSearch:
     def run(
         self, targets: Sequence[Target], *, needed_alone: bool = True
     ) -> tuple[list[Target], list[InputError]]:
-        """Search for the chains of targets; return them, and errors of failed searches, or raise FastFoldError.
+        """Search for the chains of targets; return them, and errors of the others, or raise FastFoldError.
 
-        ``needed_alone`` skips unneeded searches: targets with alignments, and UniProt without chains to pair.
+        Chains with an alignment in the folder are not searched for, and a line names their files. ``needed_alone``
+        also leaves out targets with alignments of their own, and UniProt without chains to pair.
         """
-        out, engines = self.out, self.engines
-        if not isinstance(engines, Sequence):
-            wanted = [one for one in targets if not (needed_alone and _has_alignment(one.uncut, out))]
-            failures = search_colabfold(wanted, engines, out, say=_print)
-            failed = {id(target) for target, _ in failures}
-            complete = [target for target in targets if id(target) not in failed]
-            return complete, [error for _, error in failures]
+        prepare_output_directory(self.out)
+        usable: list[Target] = []
+        errors: list[InputError] = []
+        for target in targets:
+            try:
+                line = self.line(target, needed_alone=needed_alone)
+            except InputError as error:
+                errors.append(error)
+                continue
+            usable.append(target)
+            if line and not self.quiet:
+                _print(line)
+        if isinstance(self.engines, Sequence):
+            self.search_databases(usable, needed_alone=needed_alone)
+            return usable, errors
+        wanted = [target for target in usable if not (needed_alone and target.alignments is not None)]
+        failures = search_colabfold(wanted, self.engines, self.out, say=_print)
+        failed = {id(target) for target, _ in failures}
+        complete = [target for target in usable if id(target) not in failed]
+        return complete, [*errors, *(error for _, error in failures)]
+
+    def line(self, target: Target, *, needed_alone: bool = True, check: bool = True) -> str:
+        """Return a line about the alignments that a target has, empty without any.
+
+        Raises:
+            InputError: An alignment cannot be used, with ``check``.
+        """
+        if needed_alone and target.alignments is not None:
+            return (
+                f"{target.name}: uses the alignment in {target.source}; not searched" if target.source else ""
+            )
+        engines = self.engines
+        by_colabfold = not isinstance(engines, Sequence)
+        needs = find_needs(self.out, target, by_colabfold=by_colabfold)
+        if check:
+            needs.check()
+        if isinstance(engines, Sequence):
+            has_pairing = needs.is_hetero and bool(needs.pairs) and any(e.name == PAIRING for e in engines)
+        else:
+            has_pairing = needs.has_pairing(engines.modes.pair_mode)
+        return needs.line(has_pairing=has_pairing)
+
+    def search_databases(self, targets: Sequence[Target], *, needed_alone: bool = True) -> None:
+        """Search databases on this machine for the chains of targets, and put the results into the folder."""
+        engines = self.engines
+        assert isinstance(engines, Sequence)
 
         def skip(engine: SearchEngine, target: Target) -> bool:
             if not needed_alone:
@@ -108,11 +140,10 @@ class AlignmentSearch:
             kinds = len({chain.sequence for chain in target.uncut.chains})
             return target.alignments is not None or (engine.name == PAIRING and kinds == 1)
 
-        plan = SearchPlan(targets, engines, out, skip=skip)
+        plan = SearchPlan(targets, engines, self.out, skip=skip)
         interval_s = 0.5 if sys.stderr.isatty() else 10.0
         with Progress(plan.cost, quiet=self.quiet) as progress:
             plan.run(say=progress.line, on_step=progress.step, interval_s=interval_s)
-        return list(targets), []
 
 
 def search(job: InferJob) -> InferJob:

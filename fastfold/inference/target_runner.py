@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastfold.data.msa.find import ChainMsas, target_alignments
+from fastfold.data.msa.find import ChainMsas, target_rows
 from fastfold.data.msa.sampling import chains_without_rows, cut_alignments
 from fastfold.data.search.settings import select_rows
 from fastfold.data.targets import Target
@@ -133,7 +133,8 @@ class TargetRunner:
         target, label = work.target, work.label
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
-        alignments = target_alignments(self.options.msa_dir, target)  # of whole chains
+        rows = target_rows(self.options.msa_dir, target)
+        alignments = rows.chains  # of whole chains
         if target.is_complex:
             alignments = select_rows(alignments, self.options.pair_mode)
         results = self.folder.target(target)
@@ -168,6 +169,7 @@ class TargetRunner:
             templates=templates,
             config=self.config,
             device=self.device,
+            alignment_files=rows.files,
         )
         share = cost / len(jobs)
         prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))

@@ -1,12 +1,12 @@
 """Read alignment files by their extension, and find those of a target by its name.
 
-The alignments of a target ``ID`` are at the first of these places that exists (separately for chains of a complex):
+The alignments of a target ``ID`` are at these places, in order of preference (:mod:`fastfold.data.msa.choose`):
 
 - one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments;
 - chain ``A`` of a complex: ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/`` (AlphaFold-Multimer), ``ID_A.a3m``, ``ID_A/``
   (OpenFold), or the places of the chain's FASTA record;
 - a whole complex: the places of one chain, with an alignment for its only sequence, or ColabFold's alignment of all
-  chains.
+  chains; ``colabfold_pairs.a3m`` in such a folder has rows that pair the chains alone.
 
 Such a folder may also have alignments in a folder ``a3m``, and template hits in ``hhr`` (OpenProteinSet). Every file
 may end in ``.gz``. Chains with equal sequences share the files of the first of them. AlphaFold's searches have
@@ -19,12 +19,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from unicodedata import normalize
 
-from fastfold.data.msa.formats import parse_colabfold, parse_stockholm
+from fastfold.data.msa.choose import ChosenFiles, PlaceFiles, Rows, choose_files
+from fastfold.data.msa.formats import ChainPart, parse_colabfold, parse_stockholm
 from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header, parse_a3m
 from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
@@ -35,7 +37,7 @@ MAX_ALIGNMENT_BYTES = 1 << 32
 _EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
 # UniRef90, BFD (searched with UniClust30 or UniRef30, or in its small form), MGnify.
 _ORDER = ("uniref90",), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
-_PAIRING = "uniprot_hits"
+_PAIRING, _COMPLEX_PAIRS = "uniprot_hits", "colabfold_pairs"
 _RAW_ALIGNMENTS, _RAW_HITS = "a3m", "hhr"
 TEMPLATE_HITS = (
     ("pdb_hits", ".sto"),
@@ -64,6 +66,8 @@ class ChainAlignments:
     unpaired: list[AlignmentFile] = field(default_factory=list)
     #: UniProt search, used only to pair the chains of a complex by species
     paired: list[AlignmentFile] = field(default_factory=list)
+    #: Rows of a complex that pair its chains, in ColabFold's format
+    complex_pairs: list[AlignmentFile] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.unpaired or self.paired)
@@ -120,28 +124,42 @@ def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None)
     return found
 
 
-def alignment_files(msa_dir: PathLike, target: Target, chain: Chain | None = None) -> list[AlignmentFile]:
-    """Return the alignment files of a target under each of its names; none where a folder has no alignment.
-
-    ``chain`` is one of its chains, or None for the whole target.
-    """
-    files: list[AlignmentFile] = []
-    for name in dict.fromkeys((target.record, target.name)):
-        with contextlib.suppress(InputError):  # a folder without an alignment
-            found = find_alignments(msa_dir, name, chain=chain)
-            files += found.unpaired + found.paired
-    return files
-
-
 def target_alignments(msa_dir: PathLike | None, target: Target) -> Sequence[ChainMsas]:
     """Return the alignments of a target's whole chains: its own, those of a folder, or empty ones without a folder.
 
     Raises:
         InputError: See :func:`load_alignments`.
     """
+    return target_rows(msa_dir, target).chains
+
+
+class TargetRows(NamedTuple):
+    """Alignments of a target with the files that they are from."""
+
+    chains: Sequence[ChainMsas]  #: Per chain its alignments, see :func:`load_alignments`
+    files: Mapping[str, Sequence[str]]  #: Names of files by chain, relative to the folder of alignments
+
+
+def target_rows(msa_dir: PathLike | None, target: Target) -> TargetRows:
+    """Return the alignments of :func:`target_alignments` with the files that they are from; errors are the same."""
     if target.alignments is not None:
-        return target.alignments
-    return [([], []) for _ in target.chains] if msa_dir is None else load_alignments(msa_dir, target.uncut)
+        source = [Path(target.source).name] if target.source else []
+        files = {
+            chain.id: source if own or paired else []
+            for chain, (own, paired) in zip(target.chains, target.alignments, strict=True)
+        }
+        return TargetRows(target.alignments, target.alignment_files or files)
+    if msa_dir is None:
+        return TargetRows([([], []) for _ in target.chains], {chain.id: [] for chain in target.chains})
+    whole = target.uncut
+    chosen = chosen_files(msa_dir, whole)
+    names = {
+        chain.id: [
+            os.path.relpath(path, msa_dir).replace(os.sep, "/") for path in chosen.files(chain.sequence)
+        ]
+        for chain in whole.chains
+    }
+    return TargetRows(read_chosen(chosen, whole), names)
 
 
 def count_rows(msa_dir: PathLike | None, target: Target) -> int:
@@ -164,24 +182,46 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
     Raises:
         InputError: An alignment is invalid, belongs to another sequence, or cannot be assigned to a chain.
     """
+    return read_chosen(chosen_files(msa_dir, target), target)
+
+
+def chosen_files(msa_dir: PathLike, target: Target) -> ChosenFiles:
+    """Find the alignment files of a target in a folder, and choose those of each chain.
+
+    Raises:
+        InputError: ``msa_dir`` is not a folder, or cannot be searched.
+    """
     names = [target.record, target.name]
-    files: dict[str, ChainAlignments] = {}
-    empty: dict[str, Path] = {}
-    for chain in target.chains if target.is_complex else ():
-        if not files.get(chain.sequence):
-            files[chain.sequence], place = _find(msa_dir, names, chain)
-            if place is not None:
-                empty.setdefault(chain.sequence, place)
-    if any(files.values()):
-        for sequence, place in empty.items():
-            if not files[sequence]:
-                raise _holds_nothing(place)
-        msas = {sequence: _read_chain(sequence, found) for sequence, found in files.items()}
-    else:
-        common, place = _find(msa_dir, names, None)
-        if not common and (place is not None or empty):
-            raise _holds_nothing(place or next(iter(empty.values())))
-        msas = _read_common(common, target)
+    chains: dict[str, list[PlaceFiles]] = {chain.sequence: [] for chain in target.chains}
+    with _searching(msa_dir, "alignments"):
+        folder = _checked_folder(msa_dir)
+        for chain in target.chains if target.is_complex else ():
+            home = folder / target.name / chain.id
+            chains[chain.sequence] += [
+                _place_files(place, is_home=place == home) for place in _places(folder, names, chain)
+            ]
+        whole = [_place_files(place, is_home=False) for place in _places(folder, names, None)]
+        return choose_files(chains, whole, is_complex=target.is_complex, is_joined=_is_joined)
+
+
+def read_chosen(chosen: ChosenFiles, target: Target) -> list[ChainMsas]:
+    """Read the chosen files of a target; the result and errors are those of :func:`load_alignments`."""
+    if chosen.empty is not None:
+        raise _holds_nothing(chosen.empty)
+    parts: dict[Path, dict[str, ChainPart]] = {}
+
+    def read(sequence: str, rows: Rows, kind: int) -> list[Msa]:
+        if not rows.of_complex:
+            return [read_hits(path, query=sequence) for path in rows.files]
+        for path in rows.files:
+            if path not in parts:
+                parts[path] = _read_complex(path, target)
+        return [msa for path in rows.files for msa in parts[path][sequence].msas[kind]]
+
+    msas: dict[str, ChainMsas] = {}
+    for sequence, own in chosen.own.items():
+        pairs = chosen.pairs[sequence] if target.is_complex else Rows()
+        msas[sequence] = read(sequence, own, 0), read(sequence, pairs, 1)
     return [msas[chain.sequence] for chain in target.chains]
 
 
@@ -236,42 +276,32 @@ def _searching(msa_dir: PathLike, wanted: str) -> Iterator[None]:
         raise InputError(message, path=msa_dir, temporary=passing) from None
 
 
-def _read_chain(sequence: str, files: ChainAlignments) -> ChainMsas:
-    unpaired, paired = (
-        [read_hits(path, query=sequence) for path in group] for group in (files.unpaired, files.paired)
-    )
-    return unpaired, paired
+def _read_complex(path: Path, target: Target) -> dict[str, ChainPart]:
+    """Read ColabFold's alignment of a complex: the part of each sequence."""
+    sequences = {chain.sequence for chain in target.chains}
+    is_stockholm, text = _is_stockholm(path), _read_text(path)
+    if is_stockholm or colabfold_header(text, path=path) is None:
+        names = ", ".join(f"{target.name}_{chain.id}.a3m" for chain in target.chains)
+        message = f"one alignment for {len(sequences)} different chains; give separate ones: {names}"
+        raise InputError(message, path=path, record=target.record)
+    parts, warnings = parse_colabfold(text, path=path)
+    for warning in warnings:
+        _log.warning("%s: %s", path, warning)
+    part_of = {mask_unknown(part.query): part for part in parts}
+    if set(part_of) != sequences:
+        own = dict.fromkeys(chain.sequence for chain in target.chains)
+        lengths = [", ".join(str(len(s)) for s in of) for of in (part_of, own)]
+        raise InputError(
+            f"the alignment has another sequence in at least one chain: its chains have {lengths[0]} residues, the "
+            f"target's {lengths[1]}; align the target's chains or remove the file",
+            path=path,
+            record=target.record,
+        )
+    return part_of
 
 
-def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]:
-    """Read alignments given for a target as a whole, by sequence."""
-    sequences = list(dict.fromkeys(chain.sequence for chain in target.chains))
-    if len(sequences) == 1:
-        used = files if target.is_complex else ChainAlignments(files.unpaired)
-        return {sequences[0]: _read_chain(sequences[0], used)}
-    msas: dict[str, ChainMsas] = {sequence: ([], []) for sequence in sequences}
-    for path in files.unpaired:
-        is_stockholm, text = _is_stockholm(path), _read_text(path)
-        if is_stockholm or colabfold_header(text, path=path) is None:
-            names = ", ".join(f"{target.name}_{chain.id}.a3m" for chain in target.chains)
-            message = f"one alignment for {len(sequences)} different chains; give separate ones: {names}"
-            raise InputError(message, path=path, record=target.record)
-        parts, warnings = parse_colabfold(text, path=path)
-        for warning in warnings:
-            _log.warning("%s: %s", path, warning)
-        part_of = {mask_unknown(part.query): part for part in parts}
-        if set(part_of) != set(sequences):
-            lengths = [", ".join(str(len(s)) for s in of) for of in (part_of, sequences)]
-            raise InputError(
-                f"the alignment has another sequence in at least one chain: its chains have {lengths[0]} residues, the "
-                f"target's {lengths[1]}; align the target's chains or remove the file",
-                path=path,
-                record=target.record,
-            )
-        for sequence in sequences:
-            for mine, given in zip(msas[sequence], part_of[sequence].msas, strict=True):
-                mine += given
-    return msas
+def _is_joined(path: Path) -> bool:
+    return not _is_stockholm(path) and colabfold_header(_read_text(path), path=path) is not None
 
 
 def _is_stockholm(path: PathLike) -> bool:
@@ -288,18 +318,29 @@ def _read_text(path: PathLike) -> str:
 
 def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[ChainAlignments, Path | None]:
     """Return the files at the first place for one of the names, or the first empty folder."""
-    folder = Path(msa_dir)
     empty = None
     with _searching(msa_dir, "alignments"):
-        if not folder.is_dir():
-            problem = "is not a folder" if folder.exists() else "no such folder"
-            raise InputError(f"{problem}; give the folder of the alignments", path=msa_dir)
-        for place in _places(folder, names, chain):
+        for place in _places(_checked_folder(msa_dir), names, chain):
             found = _files_at(place)
             if found.unpaired or (found.paired and chain is not None):
                 return found, None
             empty = empty or (place if place.is_dir() else None)
     return ChainAlignments(), empty
+
+
+def _checked_folder(msa_dir: PathLike) -> Path:
+    folder = Path(msa_dir)
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "no such folder"
+        raise InputError(f"{problem}; give the folder of the alignments", path=msa_dir)
+    return folder
+
+
+def _place_files(place: Path, *, is_home: bool) -> PlaceFiles:
+    found = _files_at(place)
+    groups = (found.unpaired, found.paired, found.complex_pairs)
+    own, paired, pairs = (tuple(Path(path) for path in group) for group in groups)
+    return PlaceFiles(own, paired, pairs, is_home, place if not own and place.is_dir() else None)
 
 
 def _holds_nothing(folder: Path) -> InputError:
@@ -366,6 +407,8 @@ def sorted_alignments(files: Iterable[AlignmentFile]) -> ChainAlignments:
         stem = name.rsplit(".", 1)[0]
         if stem == _PAIRING:
             found.paired.append(named[name])
+        elif stem == _COMPLEX_PAIRS:
+            found.complex_pairs.append(named[name])
         elif stem not in {name for name, _ in TEMPLATE_HITS}:
             found.unpaired.append(named[name])
     return found

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from fastfold.data.search.needs import find_needs
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, chain_places, check_place, publish
-from fastfold.data.targets import Target
+from fastfold.data.targets import Target, mask_unknown
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.units import clock
 
@@ -67,9 +68,11 @@ class _Job:
 class SearchPlan:
     """Plan of a search of targets by engines with distinct names, into a folder of alignments.
 
-    The folder is created if missing. ``skip`` returns True for an engine and a target to leave out.
+    The folder is created if missing. Chains that have an alignment there are not searched for
+    (:mod:`fastfold.data.search.needs`). ``skip`` returns True for an engine and a target to leave out.
 
     Raises:
+        InputError: The folder cannot be searched for alignments.
         OutputError: A file exists that is not from a search, or the folder cannot be written.
         FastFoldError: An engine cannot search.
     """
@@ -86,10 +89,13 @@ class SearchPlan:
         self._store = SearchStore(self._out / FOLDER)
         self._places: dict[tuple[str, str], list[Path]] = {}
         self._jobs: list[_Job] = []
+        needs = [find_needs(self._out, target, by_colabfold=False) for target in targets]
         for engine in engines:
             wanted: dict[str, None] = {}
-            for target in targets:
+            for target, need in zip(targets, needs, strict=True):
                 for sequence, place in ({} if skip(engine, target) else chain_places(target)).items():
+                    if not need.wants(mask_unknown(sequence), engine.name):
+                        continue
                     self._places.setdefault((engine.name, sequence), []).append(self._out / place)
                     check_place(self._out / place, engine.name)
                     wanted[sequence] = None

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastfold.data.msa.search_listing import LISTING
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
 from fastfold.utils.atomic_files import (
@@ -41,7 +42,7 @@ from fastfold.utils.text_files import json_object_or_none
 
 FOLDER = ".searches"
 """Name of the store in a folder of alignments; hidden, so that it differs from any target."""
-RECORD, LISTING = "record.json", "search.json"
+RECORD = "record.json"
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,32 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> None:
         with contextlib.suppress(OSError):
             if file_digest(place / name) in ours[name]:
                 (place / name).unlink()
+
+
+def withdraw(place: Path, search: str) -> None:
+    """Remove the results of a search from a chain's folder, and the folder if nothing else is in it.
+
+    Raises:
+        WriteError: The folder cannot be written.
+    """
+    if not (place / LISTING).is_file():
+        return
+    record, ours = _own_files(place, search, {})
+    if search not in record:
+        return
+    try:
+        for name, known in ours.items():
+            if (place / name).is_file() and file_digest(place / name) in known:
+                (place / name).unlink()
+        del record[search]
+        if record:
+            write_atomic(place / LISTING, json.dumps(record, indent=1) + "\n")
+        else:
+            (place / LISTING).unlink()
+            with contextlib.suppress(OSError):  # other files are in it
+                place.rmdir()
+    except OSError as error:
+        raise output_error(place, "write", error) from error
 
 
 def _own_files(

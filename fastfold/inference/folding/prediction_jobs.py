@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,11 +70,23 @@ def prediction_jobs(
     templates: TargetTemplates | None,
     config: InferConfig,
     device: torch.device,
+    alignment_files: Mapping[str, Sequence[str]] | None = None,
 ) -> list[PredictionJob]:
-    """Return the predictions of a target to make, all of a network together."""
+    """Return the predictions of a target to make, all of a network together.
+
+    ``alignment_files`` are the names of the files of each chain's alignments, by chain, for the record.
+    """
     samples = {seed: draw_samples(config.sample, target, alignments, seed) for seed in config.seeds}
     digest = target_digest(target, alignments, config)
-    record = partial(run_record, target, alignments, config=config, digest=digest, device=str(device))
+    record = partial(
+        run_record,
+        target,
+        alignments,
+        config=config,
+        digest=digest,
+        device=str(device),
+        alignment_files=alignment_files,
+    )
     are_whole = templates is not None and templates.is_in_one_frame
     jobs = []
     for network in networks:
@@ -117,11 +129,12 @@ def run_record(
     device: str,
     templates: TargetTemplates | None = None,
     sample: Sample | None = None,
+    alignment_files: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Return settings, versions and ``input_hash`` of everything that the results depend on, in JSON's types.
 
     The hash includes the ``digest`` of :func:`target_digest`. The device is only recorded, because results of other
-    devices are equivalent. ``templates`` are those that the network uses, if any.
+    devices are equivalent, and so are ``alignment_files``. ``templates`` are those that the network uses, if any.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     # Parts that were asked for, not residues that a structure lacks.
@@ -157,6 +170,7 @@ def run_record(
         **({"chain_names": {chain.id: chain.record for chain in target.chains}} if target.is_complex else {}),
         **({"residue_ranges": parts} if any(parts.values()) else {}),
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
+        **({} if alignment_files is None else {"alignment_files": alignment_files}),
         **more,
         "weights": weights | {"is_multimer": network.info.multimer},
         "settings": settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fastfold.data.msa.find import ChainMsas, target_alignments
+from fastfold.data.msa.find import ChainMsas, target_rows
 from fastfold.data.search.settings import SearchSources, select_rows
 from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
@@ -82,7 +82,7 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
         _, errors = AlignmentSearch.of(request).run([target])
         if errors:
             raise errors[0]
-    alignments = target_alignments(msa_dir, target)
+    alignments, files = target_rows(msa_dir, target)
     templates, warnings = None, list(target.warnings)
     if msa_dir is not None and target.alignments is None:
         for chain, groups in zip(target.chains, alignments, strict=True):
@@ -98,5 +98,11 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
             templates = shown.features
         elif shown is not None:
             warnings += shown.lines
-    changes = {"alignments": tuple(alignments), "templates": templates, "warnings": tuple(warnings)}
-    return replace(target, **changes), alignments  # type: ignore[arg-type]
+    wild_type = replace(
+        target,
+        alignments=tuple(alignments),
+        alignment_files=files,
+        templates=templates,
+        warnings=tuple(warnings),
+    )
+    return wild_type, alignments

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
-from fastfold.data.search.store import FOLDER, SearchStore
-from fastfold.data.targets import Target
-from fastfold.errors import ConfigError, FastFoldError, WriteError
+from fastfold.data.search.needs import find_needs
+from fastfold.data.search.store import FOLDER, SearchStore, chain_places
+from fastfold.data.targets import Target, mask_unknown
+from fastfold.errors import ConfigError, FastFoldError, InputError, WriteError
 from fastfold.inference.alignment_search import AlignmentSearch
 from fastfold.inference.error_messages import internal_error
 from fastfold.inference.screen.job import Job, JobResult, Task
@@ -21,10 +23,11 @@ BATCH = 16  #: Number of chains per search
 
 
 class ChainQuery(NamedTuple):
-    """Given sequence of a chain in upper case, and True if its rows are paired by species, as in a complex."""
+    """Given sequence of a chain in upper case, and the kinds of rows that targets lack of it."""
 
     sequence: str
-    paired: bool
+    own: bool  #: Rows of the chain alone
+    paired: bool  #: Rows that are paired by species, as in a complex
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,13 @@ class EngineSearch:
     out: Path
 
     def search(self, queries: Sequence[ChainQuery]) -> None:
-        """Search for distinct chains without a result, and keep the results; UniProt only for paired chains."""
+        """Search for distinct chains without a result, and keep the results; UniProt only for paired rows."""
         store = SearchStore(prepare_output_directory(self.out) / FOLDER)
         for engine in self.engines:
             key = engine.key(store)
-            wanted = [query.sequence for query in queries if query.paired or engine.name != PAIRING]
+            wanted = [
+                query.sequence for query in queries if (query.paired if engine.name == PAIRING else query.own)
+            ]
             missing = [sequence for sequence in wanted if store.find(sequence, key) is None]
             if missing:
                 for found in engine.search(missing, lambda step: None):
@@ -47,7 +52,16 @@ class EngineSearch:
 
     def publish(self, target: Target) -> None:
         """Put the results of a target's chains into the folder of alignments for its fold."""
-        AlignmentSearch(self.engines, self.out, quiet=True).run([target])
+        AlignmentSearch(self.engines, self.out, quiet=True).search_databases([target])
+
+    def lines(self, targets: Sequence[Target]) -> list[str]:
+        """Return lines about the alignments that targets have; errors are left to their folds."""
+        search = AlignmentSearch(self.engines, self.out)
+        lines = []
+        for target in targets:
+            with suppress(InputError):
+                lines.append(search.line(target, check=False))
+        return list(filter(None, lines))
 
     def __call__(self, number: int, task: Task) -> JobResult:
         """Search for the :class:`ChainQuery` of a task's payload, in a worker."""
@@ -62,38 +76,53 @@ class EngineSearch:
         return JobResult("done")
 
 
-def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list[Job], list[frozenset[int]]]:
-    """Make jobs for all distinct chains of some targets, those of the most expensive target first.
+def search_jobs(
+    targets: Sequence[Target], costs: Sequence[float], out: Path
+) -> tuple[list[Job], list[frozenset[int]]]:
+    """Make jobs for all distinct chains that some targets lack in a folder, those of the most expensive target first.
 
     Jobs have negative numbers, and targets with alignments none; the jobs that each target needs are returned too.
+    A target whose alignments cannot be used has none either, because its fold reports the error.
     """
-    paired = {
-        sequence
-        for target in targets
-        if len({chain.sequence for chain in target.uncut.chains}) > 1
-        for sequence in _chains(target)
-    }
+    queries = [_queries(target, out) for target in targets]
+    every: dict[str, ChainQuery] = {}
+    for query in (one for of_target in queries for one in of_target):
+        known = every.get(query.sequence, query)
+        every[query.sequence] = query._replace(
+            own=query.own or known.own, paired=query.paired or known.paired
+        )
     batch_of: dict[str, int] = {}
     batches: list[list[ChainQuery]] = []
     highest: list[float] = []
     for i in sorted(range(len(targets)), key=lambda i: (-costs[i], i)):
-        for sequence in _chains(targets[i]):
+        for sequence, _, _ in queries[i]:
             if sequence in batch_of:
                 continue
             if not batches or len(batches[-1]) == BATCH:
                 batches.append([])
                 highest.append(costs[i])
-            batches[-1].append(ChainQuery(sequence, sequence in paired))
+            batches[-1].append(every[sequence])
             batch_of[sequence] = -len(batches)
     jobs = [
         Job(-number, f"search {number}/{len(batches)}", "search", batch, cost)
         for number, (batch, cost) in enumerate(zip(batches, highest, strict=True), 1)
     ]
-    return jobs, [frozenset(batch_of[sequence] for sequence in _chains(target)) for target in targets]
+    return jobs, [frozenset(batch_of[query.sequence] for query in of_target) for of_target in queries]
 
 
-def _chains(target: Target) -> list[str]:
-    """Return the distinct sequences to search for, as given."""
+def _queries(target: Target, out: Path) -> list[ChainQuery]:
+    """Return the distinct sequences of a target to search for, as given."""
     if target.alignments is not None:
         return []
-    return list(dict.fromkeys(chain.letters or chain.sequence for chain in target.uncut.chains))
+    try:
+        needs = find_needs(out, target, by_colabfold=False)
+        found = []
+        for letters in chain_places(target):
+            sequence = mask_unknown(letters)
+            query = ChainQuery(letters, sequence in needs.own, needs.is_hetero and sequence in needs.pairs)
+            found += [query] if query.own or query.paired else []
+        if found:
+            needs.check()
+    except InputError:
+        return []
+    return found

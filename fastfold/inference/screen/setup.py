@@ -74,7 +74,9 @@ class Setup:
         searches: list[Job] = []
         needs: list[frozenset[int]] = [frozenset()] * len(targets)
         if self.search is not None:
-            searches, needs = search_jobs(targets, costs)
+            searches, needs = search_jobs(targets, costs, self.search.out)
+            for line in self.search.lines(targets):
+                self.say(line)
         has_templates = self.request.options.templates.wanted or any(
             target.brings_templates for target in targets
         )

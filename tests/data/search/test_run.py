@@ -94,14 +94,25 @@ def test_a_new_version_is_searched_and_takes_the_place_of_the_old(tmp_path: Path
     assert engine.searched == ["MKV"]
 
 
+def test_a_chain_with_an_alignment_is_not_searched_and_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/uniref90_hits.sto").write_text("mine")
+    (tmp_path / "pair_B.a3m").write_text(">q\nGGG\n")
+    engine = Engine()
+    run([TARGETS[0], TARGETS[2]], [engine], tmp_path)
+    assert engine.searched == ["MKV"]
+    assert (tmp_path / "one/uniref90_hits.sto").read_text() == "mine"
+    assert not (tmp_path / "pair/B").exists()
+
+
 def test_a_file_in_the_way_stops_everything_before_the_search(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    (tmp_path / "two/uniref90_hits.sto").write_text("mine")
-    engine = Engine()
+    (tmp_path / "two/pdb70_hits.sto").write_text("mine")  # template hits, which are no alignment
+    engine = Engine("pdb70")
     with pytest.raises(OutputError, match="not from a search"):
         run(TARGETS, [engine], tmp_path)
     assert engine.searched == []
-    assert (tmp_path / "two/uniref90_hits.sto").read_text() == "mine"
+    assert (tmp_path / "two/pdb70_hits.sto").read_text() == "mine"
 
 
 def test_a_place_may_be_left_out_for_some_targets(tmp_path: Path) -> None:

@@ -17,20 +17,20 @@ from fastfold.inference.screen.job import Job, Task
 from fastfold.inference.screen.search import BATCH, ChainQuery, EngineSearch, search_jobs
 
 
-def test_each_distinct_chain_is_searched_once_and_every_target_waits_for_its_chains():
+def test_each_distinct_chain_is_searched_once_and_every_target_waits_for_its_chains(tmp_path: Path):
     texts = ["MKT:GSH", "GSH", "AWL:MKT", "GSH:GSH"]
     targets = [target_from_sequence(text, f"t{k}") for k, text in enumerate(texts)]
-    jobs, needs = search_jobs(targets, [1.0, 2.0, 3.0, 4.0])
-    assert [job.payload for job in jobs] == [[("GSH", True), ("AWL", True), ("MKT", True)]]
+    jobs, needs = search_jobs(targets, [1.0, 2.0, 3.0, 4.0], tmp_path)
+    assert [job.payload for job in jobs] == [[(letters, True, True) for letters in ("GSH", "AWL", "MKT")]]
     assert needs == [frozenset([-1])] * 4
 
 
-def test_chains_are_searched_together_in_the_order_in_which_targets_are_folded():
+def test_chains_are_searched_together_in_the_order_in_which_targets_are_folded(tmp_path: Path):
     targets = [
         target_from_sequence("ACDEFGHIKLMNPQRSTVWY"[: k % 20 + 1] * (k // 20 + 1), f"t{k}") for k in range(40)
     ]
     costs = [float(k) for k in range(40)]
-    jobs, needs = search_jobs(targets, costs)
+    jobs, needs = search_jobs(targets, costs, tmp_path)
     assert [len(job.payload) for job in jobs] == [BATCH, BATCH, 40 - 2 * BATCH]
     assert [job.cost for job in jobs] == [39.0, 23.0, 7.0]
     assert needs[39] == frozenset([-1])
@@ -39,20 +39,25 @@ def test_chains_are_searched_together_in_the_order_in_which_targets_are_folded()
     assert found == {target.chains[0].sequence for target in targets}
 
 
-def test_only_chains_of_complexes_of_different_chains_are_paired():
+def test_only_chains_of_complexes_of_different_chains_are_paired(tmp_path: Path):
     targets = [target_from_sequence(text, text[:3]) for text in ("MKT:MKT", "GSH", "AWL:CDE")]
-    jobs, _ = search_jobs(targets, [3.0, 2.0, 1.0])
-    assert jobs[0].payload == [("MKT", False), ("GSH", False), ("AWL", True), ("CDE", True)]
+    jobs, _ = search_jobs(targets, [3.0, 2.0, 1.0], tmp_path)
+    assert jobs[0].payload == [
+        ("MKT", True, False),
+        ("GSH", True, False),
+        ("AWL", True, True),
+        ("CDE", True, True),
+    ]
 
 
-def test_letters_that_are_read_as_x_are_searched_as_they_were_given():
-    jobs, _ = search_jobs([target_from_sequence("MKU")], [1.0])
-    assert jobs[0].payload == [("MKU", False)]
+def test_letters_that_are_read_as_x_are_searched_as_they_were_given(tmp_path: Path):
+    jobs, _ = search_jobs([target_from_sequence("MKU")], [1.0], tmp_path)
+    assert jobs[0].payload == [("MKU", True, False)]
 
 
-def test_a_target_with_alignments_of_its_own_is_not_searched_for():
+def test_a_target_with_alignments_of_its_own_is_not_searched_for(tmp_path: Path):
     target = replace(target_from_sequence("MKT"), alignments=(([], []),))
-    assert search_jobs([target], [1.0]) == ([], [frozenset()])
+    assert search_jobs([target], [1.0], tmp_path) == ([], [frozenset()])
 
 
 @dataclass
@@ -80,7 +85,7 @@ def test_a_chain_is_searched_once_in_each_place_and_found_by_every_target_that_h
     targets = [target_from_sequence(text, name) for name, text in texts.items()]
     plain, pairing = Engine("uniref90"), Engine("uniprot")
     search = EngineSearch((plain, pairing), tmp_path / "msas")
-    jobs, _ = search_jobs(targets, [1.0, 3.0, 2.0])
+    jobs, _ = search_jobs(targets, [1.0, 3.0, 2.0], tmp_path / "msas")
     for _ in range(2):  # the second time everything is there
         for job in jobs:
             assert search(job.id, Task(job, None)).status == "done"
@@ -95,7 +100,7 @@ def test_a_chain_is_searched_once_in_each_place_and_found_by_every_target_that_h
 
 def test_uniprot_is_not_searched_for_chains_that_nothing_is_paired_with(tmp_path: Path):
     plain, pairing = Engine("uniref90"), Engine("uniprot")
-    jobs, _ = search_jobs([target_from_sequence("MKT:MKT")], [1.0])
+    jobs, _ = search_jobs([target_from_sequence("MKT:MKT")], [1.0], tmp_path)
     EngineSearch((plain, pairing), tmp_path).search(jobs[0].payload)
     assert (plain.asked, pairing.asked) == ([["MKT"]], [])
 

@@ -2,7 +2,9 @@
 
 Each distinct sequence is searched once, and each combination of different chains is paired once, under any name;
 results in the folder's store are not searched again. A single chain gets ``<id>/colabfold_hits.a3m``, a complex the
-same with all of its chains in one alignment.
+same with all of its chains in one alignment. Chains that have an alignment in the folder keep it
+(:mod:`fastfold.data.search.needs`). The other chains of such a complex get ``<id>/<chain>/colabfold_hits.a3m``, and
+``<id>/colabfold_pairs.a3m`` has the rows that pair all chains.
 
 An MSA server and ``mmseqs result2msa`` write the alignments of several queries into one file, each ended by a NUL byte.
 A complex gets one file in ColabFold's format (:func:`fastfold.data.msa.formats.parse_colabfold`): lengths and copies
@@ -15,16 +17,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fastfold.data.msa.find import alignment_files
 from fastfold.data.msa.msa import a3m_records, check_query, parse_a3m
+from fastfold.data.search.needs import COLABFOLD as NAME
+from fastfold.data.search.needs import SearchNeeds, find_needs
 from fastfold.data.search.settings import ColabFoldModes, PairMode
-from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, check_place, publish
+from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, chain_places, publish, withdraw
 from fastfold.data.targets import Chain, Target, mask_unknown
-from fastfold.errors import FastFoldError, InputError, OutputError
+from fastfold.errors import FastFoldError, InputError
 from fastfold.utils.atomic_files import prepare_output_directory
 
-NAME = "colabfold"  #: What such searches are called; their files are ``colabfold_hits.a3m``
 FILE = f"{NAME}_hits.a3m"
+PAIRS = f"{NAME}_pairs.a3m"  #: Rows that pair the chains of a complex, without each chain's own
 TEMPLATES = "templates.tar.gz"  #: Structures and profiles of a chain's template hits, in the store
 
 Chains = tuple[str, ...]  #: Different chains of a complex, in its order
@@ -70,25 +73,23 @@ def search_colabfold(
     *,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[tuple[Target, InputError]]:
-    """Make the alignments of targets in a folder, whose store keeps the results.
+    """Make the missing alignments of targets in a folder, whose store keeps the results.
 
     Returns:
         Targets that the source failed on, with the error of each; nothing is written for them.
 
     Raises:
-        OutputError: An alignment exists that is not from a search, or would take precedence over the result.
+        OutputError: A file of the result's name exists that is not from a search.
         WriteError: The folder cannot be written.
         FastFoldError: The search fails; finished results are kept.
     """
     pair_mode = source.modes.pair_mode
-    waiting = [_Job.make(target, pair_mode) for target in targets]
     prepare_output_directory(out)
-    for job in waiting:
-        _check(job.target, out)
+    jobs = (_Job.make(target, pair_mode, find_needs(out, target, by_colabfold=True)) for target in targets)
+    waiting = [job for job in jobs if job is not None]
     store = SearchStore(out / FOLDER)
-    keys = {
-        kind: SearchKey(NAME, {**source.settings, "kind": kind}) for kind in ("unpaired", "paired", "joined")
-    }
+    kinds = ("unpaired", "paired", "joined", "pairs")
+    keys = {kind: SearchKey(NAME, {**source.settings, "kind": kind}) for kind in kinds}
     if pair_mode != "unpaired_paired":
         keys["joined"] = SearchKey(NAME, {**keys["joined"].settings, "pair_mode": pair_mode})
     sequences = list(dict.fromkeys(sequence for job in waiting for sequence in job.alone))
@@ -135,17 +136,6 @@ def _chains(target: Target) -> Chains:
     return tuple(dict.fromkeys(_letters(target)))
 
 
-def _check(target: Target, out: Path) -> None:
-    """Check, before a search, that its result can be written and will be used."""
-    check_place(out / target.name, NAME)
-    for chain in target.chains if target.is_complex else ():
-        for path in alignment_files(out, target, chain):
-            raise OutputError(
-                f"{path}: an alignment of only chain {chain.id} of {target.name}, which would be used instead of "
-                "that of the whole complex; choose another folder for the alignments"
-            )
-
-
 class _Job(NamedTuple):
     """Searches that a target needs."""
 
@@ -153,15 +143,28 @@ class _Job(NamedTuple):
     target: Target  #: The same with all residues of its proteins, which are searched for
     alone: Chains  #: Its chains that need an alignment of their own
     together: Chains  #: Its chains that are paired; empty for none
+    is_joined: (
+        bool  #: True to write one alignment of all chains, False to write one of each and one of the pairs
+    )
 
     @classmethod
-    def make(cls, given: Target, pair_mode: PairMode) -> _Job:
-        """Return the searches of a target under a pair mode."""
+    def make(cls, given: Target, pair_mode: PairMode, needs: SearchNeeds) -> _Job | None:
+        """Return the searches of a target under a pair mode; None if it needs none."""
         target = given.uncut
         chains = _chains(target)
-        together = chains if len(chains) > 1 and pair_mode != "unpaired" else ()
-        alone = () if target.is_complex and pair_mode == "paired" else chains
-        return cls(given, target, alone, together)
+        missing = tuple(letters for letters in chains if mask_unknown(letters) in needs.own)
+        pairs = needs.has_pairing(pair_mode)
+        takes_pairs_alone = pair_mode == "paired" and target.is_complex
+        if not (pairs if takes_pairs_alone and needs.is_hetero else missing):
+            return None
+        return cls(
+            given,
+            target,
+            alone=() if takes_pairs_alone else missing,
+            together=chains if pairs else (),
+            # Pairs that the folder has would be repeated in an alignment of all chains.
+            is_joined=missing == chains and (pairs or pair_mode == "unpaired" or not needs.is_hetero),
+        )
 
 
 def template_file(chain: Chain) -> str:
@@ -182,20 +185,41 @@ def _publish(job: _Job, store: SearchStore, keys: Mapping[str, SearchKey], out: 
         for chain, sequence in zip(target.chains, letters, strict=True)
         if TEMPLATES in found.get(sequence, ())
     }
+    place, whole = out / target.name, ":".join(letters)
     if not target.is_complex:
-        publish(out / target.name, keys["unpaired"], {FILE: found[chains[0]][FILE], **templates})
+        publish(place, keys["unpaired"], {FILE: found[chains[0]][FILE], **templates})
         return True
-    whole = ":".join(letters)
+    for sequence, folder in chain_places(target).items():
+        if job.is_joined or sequence not in job.alone:
+            withdraw(out / folder, NAME)
+        else:
+            publish(out / folder, keys["unpaired"], {FILE: found[sequence][FILE]})
+    copies = [letters.count(sequence) for sequence in chains]
+    paired_texts = (
+        [paired[f"{number}.a3m"].read_text("ascii") for number in range(len(chains))] if paired else None
+    )
+    if not job.is_joined:
+        pairs: Mapping[str, Path] = {}
+        if paired_texts is not None:
+            text = join_complex(chains, copies, [], paired_texts)
+            pairs = store.find(whole, keys["pairs"]) or store.add(
+                whole, keys["pairs"], {PAIRS: text.encode("ascii")}
+            )
+        if pairs or templates:
+            publish(place, keys["pairs"], {**pairs, **templates})
+        else:
+            withdraw(place, NAME)
+        return True
     files = store.find(whole, keys["joined"])
     if files is None:
         text = join_complex(
             chains,
-            [letters.count(sequence) for sequence in chains],
+            copies,
             [found[sequence][FILE].read_text("ascii") for sequence in job.alone],
-            [paired[f"{number}.a3m"].read_text("ascii") for number in range(len(chains))] if paired else None,
+            paired_texts,
         )
         files = store.add(whole, keys["joined"], {FILE: text.encode("ascii")})
-    publish(out / target.name, keys["joined"], {**files, **templates})
+    publish(place, keys["joined"], {**files, **templates})
     return True
 
 

@@ -14,7 +14,7 @@ from fastfold.data.msa.find import load_alignments
 from fastfold.data.search.colabfold.msa_server import MsaServer, TicketServer
 from fastfold.data.search.colabfold.source import search_colabfold
 from fastfold.data.targets import Target, target_from_sequence
-from fastfold.errors import FastFoldError, InputError, NetworkError, OutputError
+from fastfold.errors import FastFoldError, InputError, NetworkError
 from tests.conftest import REPOSITORY
 from tests.helpers.stand_in_msa_server import ENVIRONMENT, StandIn, msa_server, tar_gz, variant
 
@@ -165,23 +165,37 @@ def test_alignments_of_others_are_not_touched_and_nothing_is_sent(tmp_path: Path
     (tmp_path / "a").mkdir()
     mine = tmp_path / "a" / "colabfold_hits.a3m"
     mine.write_text(f">x\n{A}\n")
-    with (
-        msa_server(StandIn()) as server,
-        pytest.raises(OutputError, match="exists already, and is not from a search"),
-    ):
-        search(server.url, [target_from_sequence(A, "a")], tmp_path)
+    with msa_server(StandIn()) as server:
+        assert search(server.url, [target_from_sequence(A, "a")], tmp_path) == []
+    assert server.requests == []
     assert mine.read_text() == f">x\n{A}\n"
 
 
-def test_alignments_of_single_chains_would_come_first_and_nothing_is_sent(tmp_path: Path) -> None:
-    (tmp_path / "dimer").mkdir()
-    (tmp_path / "dimer" / "A.a3m").write_text(f">x\n{A}\n")
-    with (
-        msa_server(StandIn()) as server,
-        pytest.raises(OutputError, match="an alignment of only chain A of dimer"),
-    ):
-        search(server.url, [target_from_sequence(f"{A}:{B}", "dimer")], tmp_path)
-    assert server.requests == []
+def test_the_chains_without_an_alignment_are_sent_and_all_are_paired(tmp_path: Path) -> None:
+    """The result is that of a search for all chains, but for the rows of the chain that has an alignment."""
+    target, stand_in = target_from_sequence(f"{A}:{B}", "dimer"), StandIn()
+    mine = tmp_path / "mine" / "dimer" / "A.a3m"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(f">x\n{A}\n")
+    with msa_server(stand_in) as server:
+        search(server.url, [target], tmp_path / "mine")
+        assert stand_in.queries == [("msa", "env", [B]), ("pair", "pairgreedy", [A, B])]
+        search(server.url, [target], tmp_path / "all")
+    first, second = load_alignments(tmp_path / "mine", target)
+    whole = load_alignments(tmp_path / "all", target)
+    assert [msa.sequences for msa in first[0]] == [(A,)]
+    assert [msa.sequences for pairs in (first[1], second[1]) for msa in pairs] == [
+        msa.sequences for _, pairs in whole for msa in pairs
+    ]
+    assert set(whole[1][0][0].sequences) <= set(second[0][0].sequences)
+    mine.unlink()
+    with msa_server(stand_in) as server:
+        search(server.url, [target], tmp_path / "mine")  # the layout of a search for all chains again
+    files = [
+        sorted(p.relative_to(tmp_path / name) for p in (tmp_path / name / "dimer").rglob("*"))
+        for name in ("mine", "all")
+    ]
+    assert files[0] == files[1]
 
 
 def test_letters_beyond_the_twenty_are_sent_as_they_are(tmp_path: Path) -> None:
