@@ -197,10 +197,9 @@ def chosen_files(msa_dir: PathLike, target: Target) -> ChosenFiles:
         folder = _checked_folder(msa_dir)
         for chain in target.chains if target.is_complex else ():
             home = folder / target.name / chain.id
-            chains[chain.sequence] += [
-                _place_files(place, is_home=place == home) for place in _places(folder, names, chain)
-            ]
-        whole = [_place_files(place, is_home=False) for place in _places(folder, names, None)]
+            for place in _places(folder, names, chain):
+                chains[chain.sequence] += _place_files(place, is_home=place == home)
+        whole = [files for place in _places(folder, names, None) for files in _place_files(place)]
         return choose_files(chains, whole, is_complex=target.is_complex, is_joined=_is_joined)
 
 
@@ -336,11 +335,15 @@ def _checked_folder(msa_dir: PathLike) -> Path:
     return folder
 
 
-def _place_files(place: Path, *, is_home: bool) -> PlaceFiles:
-    found = _files_at(place)
-    groups = (found.unpaired, found.paired, found.complex_pairs)
-    own, paired, pairs = (tuple(Path(path) for path in group) for group in groups)
-    return PlaceFiles(own, paired, pairs, is_home, place if not own and place.is_dir() else None)
+def _place_files(place: Path, *, is_home: bool = False) -> Iterator[PlaceFiles]:
+    """Yield the file of a place, then those in its folder."""
+    if (file := _file_at(place)) is not None:
+        yield PlaceFiles((file,))
+    if place.is_dir():
+        found = _files_in(place)
+        groups = (found.unpaired, found.paired, found.complex_pairs)
+        own, paired, pairs = (tuple(Path(path) for path in group) for group in groups)
+        yield PlaceFiles(own, paired, pairs, is_home, None if own else place)
 
 
 def _holds_nothing(folder: Path) -> InputError:
@@ -383,11 +386,22 @@ def _lookup_stems(names: list[str]) -> list[str]:
 
 def _files_at(place: Path) -> ChainAlignments:
     """Return the alignment file of a place, or those in the folder of that name."""
+    file = _file_at(place)
+    return _files_in(place) if file is None else ChainAlignments([file], [])
+
+
+def _file_at(place: Path) -> Path | None:
+    """Return the alignment file of a place with its extension."""
     for extension in _EXTENSIONS:
         file = place.parent / (place.name + extension)
         if os.path.lexists(file):
             check_listed(file)
-            return ChainAlignments([file], [])
+            return file
+    return None
+
+
+def _files_in(place: Path) -> ChainAlignments:
+    """Return the alignments in the folder of a place."""
     if not place.is_dir():
         return ChainAlignments()
     files: dict[str, AlignmentFile] = {}

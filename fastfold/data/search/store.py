@@ -181,7 +181,8 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> None:
     digests = {name: file_digest(path) for name, path in files.items()}
     record, ours = _own_files(place, key.name, digests)
     # Listed before anything moves, so that our files are known after an interruption.
-    replaced = {name: [x for x in known if x != digests.get(name)] for name, known in ours.items()}
+    earlier = {name: [x for x in known if x != digests.get(name)] for name, known in ours.items()}
+    replaced = {name: known for name, known in earlier.items() if known}
     record[key.name] = {"settings": key.settings, "files": digests, "replaced": replaced}
     write_atomic(place / LISTING, json.dumps(record, indent=1) + "\n")
     for name, source in files.items():

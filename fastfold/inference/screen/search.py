@@ -51,7 +51,14 @@ class EngineSearch:
                     store.add(found.sequence, key, found.files, facts=found.facts)
 
     def publish(self, target: Target) -> None:
-        """Put the results of a target's chains into the folder of alignments for its fold."""
+        """Put the results of a target's chains into the folder of alignments for its fold.
+
+        Raises:
+            InputError: An alignment of another chain of the target cannot be used.
+        """
+        needs = find_needs(self.out, target, by_colabfold=False)
+        if needs.own:
+            needs.check()
         AlignmentSearch(self.engines, self.out, quiet=True).search_databases([target])
 
     def lines(self, targets: Sequence[Target]) -> list[str]:

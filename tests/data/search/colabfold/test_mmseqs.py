@@ -19,50 +19,21 @@ from fastfold.data.search.settings import ColabFoldModes
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError
 from tests.helpers.signals import interruptible
+from tests.helpers.stand_in_mmseqs import install_mmseqs, make_databases
 
 A, B = "MKVLAAGIT", "GSHMWLPEK"
-
-# Notes what it is called with, and finds each query itself.
-STAND_IN = r"""#!/bin/sh
-here=$(dirname "$0")
-echo "$*" >> "$here/calls"
-[ "$1" = "$(cat "$here/fails" 2>/dev/null)" ] && { echo "no such thing"; exit 3; }
-case "$1" in
-version) echo 18-stand-in ;;
-search) [ "$2" = --help ] && cat "$here/help"; [ -e "$here/slow" ] && sleep 60; exit 0 ;;
-createdb) cp "$2" "$3" ;;
-unpackdb)
-    mkdir -p "$3"
-    awk -v out="$3" '/^>/ { name = $0; next } { f = out "/" n++ ".a3m"; print name "\n" $0 "\n>hit\n" $0 > f }' \
-        "$(dirname "$2")/query.fasta" ;;
-esac
-"""
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The stand-in on PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    path = folder / "mmseqs"
-    path.write_text(STAND_IN)
-    path.chmod(0o755)
-    (folder / "help").write_text("--gpu INT  Use GPU\n")
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return path
+    return install_mmseqs(tmp_path / "bin", monkeypatch)
 
 
 @pytest.fixture
 def databases(tmp_path: Path) -> Path:
     """The files by which databases are known."""
-    folder = tmp_path / "db"
-    folder.mkdir()
-    for name in (UNIREF, ENVIRONMENT):
-        for end in ("", "_seq", "_aln"):
-            (folder / f"{name}{end}.dbtype").touch()
-    for end in ("_mapping", "_taxonomy"):
-        (folder / f"{UNIREF}{end}").touch()
-    return folder
+    return make_databases(tmp_path / "db")
 
 
 def calls(program: Path) -> list[list[str]]:
