@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastfold.kernels.common.backend import is_traced
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, block_positions
-from fastfold.kernels.cpu.products import small_products
 
 MAX_LANES = 8
 """Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
@@ -58,9 +57,7 @@ def for_blocks(
         for block in blocks:
             work(scratch, *block)
         return
-    # The choice of the product library is a setting of the process, which concurrent blocks would change.
-    with small_products():
-        _run([functools.partial(work, scratch.lane(i)) for i in range(lanes)], [_Queue(blocks)] * lanes)
+    _run([functools.partial(work, scratch.lane(i)) for i in range(lanes)], [_Queue(blocks)] * lanes)
 
 
 def sum_blocks(
@@ -75,8 +72,7 @@ def sum_blocks(
 
     Totals are tensors in lists and tuples of any depth. Each thread adds to its own, which are summed at the end; all
     threads share each block if these would be large. The number of threads alone decides which thread computes a block,
-    so sums are the same bits every time. Products are made by the library of the caller's setting, which ``work`` must
-    not change.
+    so sums are the same bits every time.
     """
     size = sum(x.numel() for x in tree_leaves(totals) if isinstance(x, Tensor))
     lanes = _lanes(scratch, lanes) if size <= _OWN_TOTALS else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -20,40 +20,23 @@ _ROUNDING = 1e-6
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Let the faster of the exact libraries make float32 products on the CPU.
+    """Let the faster of the exact libraries make float32 products of layers on the CPU.
 
-    PyTorch's default, MKL, is slow on AMD's processors, and oneDNN is fast there. PyTorch gives products to oneDNN
-    through the setting that permits rounding to bfloat16. oneDNN rounds on processors with units for bfloat16; AMD's
-    without them multiply exactly, which is tested once. On other processors, and if the caller has changed the setting,
-    nothing changes. The setting is the process's.
+    PyTorch's default, MKL, is slow on AMD's processors, and oneDNN is fast there. Layers ask :func:`onednn_multiplies`
+    and call :func:`onednn_linear`. PyTorch's own setting, which also gives products to oneDNN, is left alone: it is the
+    process's, and permits rounding to bfloat16. On other processors nothing changes.
 
     For GPUs see :func:`~fastfold.kernels.common.float32_setting.exact_on_gpu`.
     """
     if device.type == "cuda":
-        setting: AbstractContextManager[None] = exact_on_gpu()
-    else:
-        setting = _by_onednn(True) if device.type == "cpu" and multiplied_by_onednn() else nullcontext()
-    with setting:
-        yield
-
-
-@contextmanager
-def _by_onednn(chosen: bool) -> Iterator[None]:
-    settings = {True: "medium", False: "highest"}
-    torch.set_float32_matmul_precision(settings[chosen])
-    token = _ONEDNN_MULTIPLIES.set(chosen)
+        with exact_on_gpu():
+            yield
+        return
+    token = _ONEDNN_MULTIPLIES.set(device.type == "cpu" and multiplied_by_onednn())
     try:
         yield
     finally:
         _ONEDNN_MULTIPLIES.reset(token)
-        torch.set_float32_matmul_precision(settings[not chosen])
-
-
-def small_products() -> AbstractContextManager[None]:
-    """Return a context that gives products to MKL again, inside :func:`exact_products`."""
-    # For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than
-    # MKL takes to compute it.
-    return _by_onednn(False) if _ONEDNN_MULTIPLIES.get() else nullcontext()
 
 
 BFLOAT16_UNITS = (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512_BF16"))
@@ -69,7 +52,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def onednn_multiplies() -> bool:
-    """Return True if :func:`exact_products` gives products to oneDNN at the moment."""
+    """Return True if :func:`exact_products` gives products of layers to oneDNN at the moment."""
     return _ONEDNN_MULTIPLIES.get()
 
 
@@ -93,7 +76,7 @@ def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def multiplied_by_onednn() -> bool:
-    """Return True if :func:`exact_products` gives a CPU's products to oneDNN."""
+    """Return True if :func:`exact_products` gives the products of layers on a CPU to oneDNN."""
     untouched = float32_setting() == "highest" and not torch.cuda.is_initialized()
     return untouched and _onednn_is_better()
 
@@ -106,11 +89,12 @@ def onednn_bytes() -> int:
 @functools.cache
 def _onednn_is_better() -> bool:
     """Return True if oneDNN is exact and faster on this processor."""
-    # The processor decides, not a measurement, so that a fold gives the same bits every time.
+    # The processor decides, not a measurement, so that a fold gives the same bits every time. With units for bfloat16,
+    # oneDNN rounds as soon as another thread permits it.
     return (
         torch.backends.mkldnn.is_available()
         and _vendor() == "AuthenticAMD"
-        and not torch.cpu._is_amx_tile_supported()
+        and not multiplies_bfloat16()
         and _is_exact()
     )
 
@@ -129,12 +113,8 @@ def _is_exact() -> bool:
     """Return True if oneDNN's float32 products are exact for shapes that may have kernels of their own."""
     generator = torch.Generator().manual_seed(0)
     for rows, inner, columns in ((512, 256, 128), (37, 100, 129), (1, 64, 64)):
-        a = torch.randn(rows, inner, generator=generator)
-        b = torch.randn(inner, columns, generator=generator)
-        with _by_onednn(True):
-            found = a @ b
-        linear = onednn_linear(a, b.t().contiguous())
-        exact = a.double() @ b.double()
-        if any((x - exact).abs().max() > _ROUNDING * exact.abs().max() for x in (found, linear)):
+        x, weight = (torch.randn(n, inner, generator=generator) for n in (rows, columns))
+        exact = x.double() @ weight.double().t()
+        if (onednn_linear(x, weight) - exact).abs().max() > _ROUNDING * exact.abs().max():
             return False
     return True

@@ -180,7 +180,7 @@ def test_a_forked_process_starts_threads_of_its_own(threads: int) -> None:
 def test_the_library_does_not_change_while_blocks_are_made(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attention wants another than the products around it, and would change it under other threads' products."""
+    """Neither for the calling thread nor for those of the blocks, which have a choice of their own."""
     monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
     found: list[tuple[str, bool]] = []
     with exact_products(torch.device("cpu")):
@@ -191,7 +191,7 @@ def test_the_library_does_not_change_while_blocks_are_made(
             Scratch(),
         )
         assert onednn_multiplies()
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.get_float32_matmul_precision() == "highest"
     assert found == [("highest", False)] * 9
 
 
@@ -342,8 +342,6 @@ def test_an_outer_product_mean_gives_the_same_bits_in_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whichever library makes its products: threads have their own rule for that."""
-    if onednn and not cpu_products._is_exact():
-        pytest.skip("oneDNN rounds on this processor")
     monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: onednn)
     torch.manual_seed(0)
     left, right = torch.randn(2, sequences, 200, 8)

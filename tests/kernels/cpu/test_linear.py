@@ -298,7 +298,7 @@ def test_gradients_are_those_of_float32() -> None:
 def test_in_a_fold_products_are_onednn_s_whatever_the_setting_is_later(
     with_bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As exact as float32, in rows and in columns; other threads may have changed the setting by then."""
+    """As exact as float32 on every processor, in rows and in columns."""
     monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
     x, weight, bias = _made(300, 129, 65)
     with exact_products(torch.device("cpu")):

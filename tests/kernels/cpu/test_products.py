@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,109 +10,78 @@ from typing import Any
 import pytest
 import torch
 
-from fastfold import kernels
+import fastfold
+from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.products import exact_products, small_products
-from fastfold.kernels.ops.attention import eager
+from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
-    cpu_products._onednn_is_better.cache_clear()
+    caches = cpu_products._onednn_is_better, cpu_products.multiplies_bfloat16
+    for one in caches:
+        one.cache_clear()
     yield
-    cpu_products._onednn_is_better.cache_clear()
+    for one in caches:
+        one.cache_clear()
 
 
 @pytest.fixture
 def amd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A processor of AMD without AMX; its description."""
+    """A processor of AMD without units for bfloat16; its description."""
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\n")
     monkeypatch.setattr(cpu_products, "_CPUINFO", path)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    for name in ("amx_tile", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False)
     monkeypatch.setattr(cpu_products, "_is_exact", lambda: True)
     return path
 
 
-def _setting_within(device: torch.device = CPU) -> str:
+def _multiplies_within(device: torch.device = CPU) -> bool:
+    before = torch.get_float32_matmul_precision()
     with exact_products(device):
-        return torch.get_float32_matmul_precision()
+        assert torch.get_float32_matmul_precision() == before
+        return onednn_multiplies()
 
 
 def test_onednn_multiplies_on_amd(amd: Path) -> None:
-    assert _setting_within() == "medium"
-    assert torch.get_float32_matmul_precision() == "highest"
+    assert _multiplies_within()
+    assert not onednn_multiplies()
 
 
-def test_the_setting_comes_back_after_an_error(amd: Path) -> None:
+def test_the_choice_ends_with_an_error(amd: Path) -> None:
     with pytest.raises(KeyError), exact_products(CPU):
         raise KeyError
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_small_products_are_mkl_s_within(amd: Path) -> None:
-    with exact_products(CPU):
-        with small_products():
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-        with pytest.raises(KeyError), small_products():
-            raise KeyError
-        assert torch.get_float32_matmul_precision() == "medium"
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_small_products_leave_a_user_s_setting_alone() -> None:
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with small_products():
-            assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-@pytest.mark.parametrize("queries", [5, 300])
-def test_attention_s_products_are_small_ones(
-    amd: Path, queries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of them, in every block, and what surrounds them is not."""
-    found = []
-    attend = eager.scaled_dot_product_attention
-
-    def watched(*arguments: torch.Tensor, **options: Any) -> torch.Tensor:
-        found.append(torch.get_float32_matmul_precision())
-        return attend(*arguments, **options)
-
-    monkeypatch.setattr(eager, "scaled_dot_product_attention", watched)
-    q, k, v = torch.randn(3, 1, 2, queries, 2, 8).unbind(0)
-    with exact_products(CPU):
-        kernels.attention(q, k, v, backend="torch")
-        assert torch.get_float32_matmul_precision() == "medium"
-    assert found
-    assert set(found) == {"highest"}
+    assert not onednn_multiplies()
 
 
 @pytest.mark.parametrize("text", ["vendor_id\t: GenuineIntel\n", "processor\t: 0\n", None])
 def test_others_stay_with_mkl(amd: Path, text: str | None) -> None:
     amd.unlink() if text is None else amd.write_text(text)
-    assert _setting_within() == "highest"
+    assert not _multiplies_within()
 
 
-def test_a_processor_that_would_round_stays_with_mkl(amd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-        assert _setting_within() == "highest"
-    cpu_products._onednn_is_better.cache_clear()
+@pytest.mark.parametrize("name", ["amx_tile", "avx512_bf16"])
+def test_a_processor_that_may_round_stays_with_mkl(
+    amd: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: True)
+    assert not _multiplies_within()
+
+
+def test_a_processor_that_rounds_stays_with_mkl(amd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_products, "_is_exact", lambda: False)
-    assert _setting_within() == "highest"
+    assert not _multiplies_within()
 
 
 def test_other_devices_and_settings_of_the_user_are_left_alone(amd: Path) -> None:
-    assert _setting_within(torch.device("meta")) == "highest"
+    assert not _multiplies_within(torch.device("meta"))
     torch.set_float32_matmul_precision("high")
     try:
-        assert _setting_within() == "high"
+        assert not _multiplies_within()
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -119,25 +89,57 @@ def test_other_devices_and_settings_of_the_user_are_left_alone(amd: Path) -> Non
 
 @pytest.mark.parametrize(("error", "exact"), [(0.0, True), (1e-3, False)])
 def test_rounded_products_are_found_out(error: float, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    product = torch.Tensor.__matmul__
+    def rounded(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x @ weight.t() * (1 + error)
 
-    def rounded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        found = product(a, b)
-        return found * (1 + error) if torch.get_float32_matmul_precision() == "medium" else found
-
-    # Without the machine's own rounding, which may be there.
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: setting.append(name))
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: setting[-1])
-    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
-    setting: list[str] = ["highest"]
+    monkeypatch.setattr(cpu_products, "onednn_linear", rounded)
     assert cpu_products._is_exact() is exact
-    assert setting[-1] == "highest"
 
 
 def test_products_of_this_machine_are_exact_within() -> None:
     generator = torch.Generator().manual_seed(1)
-    a, b = (torch.randn(shape, generator=generator) for shape in ((300, 256), (256, 65)))
+    x, weight = (torch.randn(shape, generator=generator) for shape in ((300, 256), (65, 256)))
+    exact = x.double() @ weight.double().t()
     with exact_products(CPU):
-        found = a @ b
-    exact = a.double() @ b.double()
-    assert (found - exact).abs().max() < 1e-6 * exact.abs().max()
+        products = x @ weight.t(), cpu_products.onednn_linear(x, weight)
+    for found in products:
+        assert (found - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def test_products_of_another_thread_stay_the_same_during_a_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, on every processor: the choice of a fold is its thread's alone."""
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
+    torch.manual_seed(2)
+    x, weight = torch.randn(300, 256), torch.randn(65, 256)
+    expected = x @ weight.t()
+    started, folded = threading.Event(), threading.Event()
+    seen: list[tuple[bool, str, bool]] = []
+
+    def multiply() -> None:
+        while True:
+            is_last = folded.is_set()
+            setting = torch.get_float32_matmul_precision()
+            seen.append((torch.equal(x @ weight.t(), expected), setting, onednn_multiplies()))
+            started.set()
+            if is_last:
+                return
+
+    network = fastfold.load_model("mini", device="cpu")
+    multiply_linear, calls = cpu_products.onednn_linear, []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        calls.append(len(seen))
+        return multiply_linear(*arguments)
+
+    monkeypatch.setattr(linear, "onednn_linear", counted)
+    other = threading.Thread(target=multiply)
+    other.start()
+    try:
+        started.wait()
+        fastfold.predict("MKTAYIAKQRLLAGIT", network, num_recycles=0)
+    finally:
+        folded.set()
+        other.join()
+    assert calls
+    assert calls[0] < calls[-1]  # the other thread multiplied between products of the fold
+    assert set(seen) == {(True, "highest", False)}

@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold.kernels.common.layout import MASKED_LOGIT
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
-from fastfold.kernels.cpu.products import small_products
 
 
 class Operands(NamedTuple):
@@ -72,8 +71,7 @@ def attend(
                 b_scores = scratch("bias", *shape)
                 b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
                 b_bias.masked_fill_(b_masked, -math.inf)
-            with small_products():
-                b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
+            b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
             if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
                 b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
             b_out = b_out.transpose(1, 2)
