@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fastfold.data.features.assembly import complex_lines
 from fastfold.data.msa.find import load_alignments, target_rows
 from fastfold.data.msa.msa import ChainMsas
 from fastfold.data.search.colabfold.mmseqs import MmseqsSource
@@ -73,7 +74,8 @@ class Engine:
     def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
         for sequence in sequences:
             self.asked.append(sequence)
-            text = f"# STOCKHOLM 1.0\nquery {sequence}\n{self.name} {sequence[::-1]}\n//\n"
+            hit = "tr|A0A000|A0A000_HUMAN" if self.name == PAIRING else self.name
+            text = f"# STOCKHOLM 1.0\nquery {sequence}\n{hit} {sequence[::-1]}\n//\n"
             yield Found(sequence, {f"{self.name}_hits.sto": text.encode()}, {})
 
 
@@ -240,7 +242,10 @@ def test_chains_without_an_alignment_are_searched_for_alone(
         has_pairing = len(distinct) > 1 and (bool(missing) or not search.by_colabfold)
         assert search.alone == missing
         assert search.together == (distinct if has_pairing else [])
-        rows = texts(load_alignments(out, target))
+        alignments = load_alignments(out, target)
+        lines = complex_lines(target.chains, alignments)  # the chains' rows fit together
+        assert bool(lines.number_paired) == (has_pairing and any(len(rows) > 1 for rows in pairs.values()))
+        rows = texts(alignments)
         for chain, (own, paired) in zip(target.chains, rows, strict=True):
             if chain.sequence in given:
                 assert own == list(rows_of(chain.sequence))

@@ -128,13 +128,15 @@ def _alignments_by_sequence(
 ) -> tuple[dict[str, tuple[Chain, ChainMsas]], bool]:
     """Return each sequence's first chain with its alignments, and True for rows paired line by line.
 
-    Without any alignment the result is True, because the queries form the only line.
+    The alignments to pair decide, and without any the others. Without any alignment the result is True, because the
+    queries form the only line.
     """
     own: dict[str, tuple[Chain, ChainMsas]] = {}
     for chain, msas in zip(chains, alignments, strict=True):
         own.setdefault(chain.sequence, (chain, msas))
-    in_lines = all(msa.as_is for _, msas in own.values() for group in msas for msa in group)
-    if not in_lines and any(msa.as_is for _, msas in own.values() for msa in msas[1]):
+    alone, paired = ([msa for _, msas in own.values() for msa in msas[kind]] for kind in (0, 1))
+    in_lines = all(msa.as_is for msa in paired or alone)
+    if not in_lines and any(msa.as_is for msa in paired):
         raise InputError(
             "expected one kind of alignments for all chains, found both rows that are paired already and others"
         )

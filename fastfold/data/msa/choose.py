@@ -93,12 +93,12 @@ def _uniprot(
     chains: Mapping[str, Sequence[PlaceFiles]], whole: Sequence[PlaceFiles] = (), *, users: bool = False
 ) -> dict[str, Rows]:
     """Return the UniProt hits of each chain, of the user alone or also of searches."""
-    found = {}
+    hits = {}
     for sequence, places in chains.items():
         files = [place.paired for place in (*places, *whole)]
         mine = _first(_users(files))
-        found[sequence] = Rows(mine if users else mine or _first(files))
-    return found
+        hits[sequence] = Rows(mine if users else mine or _first(files))
+    return hits
 
 
 def _choose_pairs(chains: Mapping[str, Sequence[PlaceFiles]], whole: Sequence[PlaceFiles]) -> dict[str, Rows]:
@@ -111,7 +111,7 @@ def _choose_pairs(chains: Mapping[str, Sequence[PlaceFiles]], whole: Sequence[Pl
         every,
         dict.fromkeys(chains, Rows(_first(joined), True)),
     )
-    return next((found for found in options if all(rows.files for rows in found.values())), every)
+    return next((pairs for pairs in options if all(rows.files for rows in pairs.values())), every)
 
 
 def _empty(
@@ -134,7 +134,7 @@ def _empty(
 
 
 def _users(groups: Iterable[tuple[Path, ...]]) -> Iterable[tuple[Path, ...]]:
-    """Yield the groups of files of which at least one is the user's."""
+    """Yield the groups of files with at least one of the user's."""
     return (files for files in groups if any(search_of(path) is None for path in files))
 
 

@@ -340,8 +340,8 @@ def _place_files(place: Path, *, is_home: bool = False) -> Iterator[PlaceFiles]:
     if (file := _file_at(place)) is not None:
         yield PlaceFiles((file,))
     if place.is_dir():
-        found = _files_in(place)
-        groups = (found.unpaired, found.paired, found.complex_pairs)
+        files = _files_in(place)
+        groups = (files.unpaired, files.paired, files.complex_pairs)
         own, paired, pairs = (tuple(Path(path) for path in group) for group in groups)
         yield PlaceFiles(own, paired, pairs, is_home, None if own else place)
 

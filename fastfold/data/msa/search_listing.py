@@ -33,7 +33,8 @@ def _digests(entry: object, file: str) -> list[str]:
     files, replaced = entry.get("files"), entry.get("replaced")
     known = [files.get(file)] if isinstance(files, dict) else []
     earlier = replaced.get(file) if isinstance(replaced, dict) else None
-    return [digest for digest in (*known, *(earlier or ())) if isinstance(digest, str)]
+    known += earlier if isinstance(earlier, list) else []
+    return [digest for digest in known if isinstance(digest, str)]
 
 
 def _digest(path: Path) -> str | None:

@@ -27,12 +27,12 @@ class SearchNeeds:
     target: Target  #: The target with all residues of its proteins
     own: frozenset[str]  #: Sequences without an alignment
     pairs: frozenset[str]  #: Sequences without rows that are paired with other chains'
-    given: ChosenFiles  #: Files that replace a search
+    files: ChosenFiles  #: Files that replace a search
 
     @property
     def is_hetero(self) -> bool:
         """True if the target has chains of different sequences."""
-        return len(self.given.own) > 1
+        return len(self.files.own) > 1
 
     def has_pairing(self, pair_mode: PairMode) -> bool:
         """Return True if a search of whole complexes pairs the chains.
@@ -48,7 +48,7 @@ class SearchNeeds:
 
     def check(self) -> None:
         """Read the files that replace a search, or raise InputError."""
-        read_chosen(self.given, self.target)
+        read_chosen(self.files, self.target)
 
     def line(self, *, has_pairing: bool) -> str:
         """Return a line about the files that replace a search, empty without any.
@@ -58,14 +58,14 @@ class SearchNeeds:
         name, chains = self.target.name, self.target.chains
         used: dict[tuple[Path, ...], list[str]] = {}
         for chain in chains:
-            if files := self.given.own[chain.sequence].files:
-                used.setdefault(files, []).append(chain.id)
+            if paths := self.files.own[chain.sequence].files:
+                used.setdefault(paths, []).append(chain.id)
         if not used:
             return ""
         texts = []
-        for files, ids in used.items():
+        for paths, ids in used.items():
             who = f"chain{'s' if len(ids) > 1 else ''} {', '.join(ids)} " if len(chains) > 1 else ""
-            texts.append(f"{who}{'use' if len(ids) > 1 else 'uses'} {_listed(files)}")
+            texts.append(f"{who}{'use' if len(ids) > 1 else 'uses'} {_listed(paths)}")
         missing = [chain.id for chain in chains if chain.sequence in self.own]
         rest = "not searched"
         if missing:
@@ -85,7 +85,7 @@ def find_needs(out: Path, target: Target, *, by_colabfold: bool) -> SearchNeeds:
     whole = target.uncut
     sequences = frozenset(chain.sequence for chain in whole.chains)
     nothing = dict.fromkeys(sequences, Rows())
-    given = ChosenFiles(nothing, nothing)
+    files = ChosenFiles(nothing, nothing)
     if out.exists():
         chosen = chosen_files(out, whole)
 
@@ -95,11 +95,11 @@ def find_needs(out: Path, target: Target, *, by_colabfold: bool) -> SearchNeeds:
 
             return {sequence: one if one.is_given(repeats) else Rows() for sequence, one in rows.items()}
 
-        given = ChosenFiles(select(chosen.own), select(chosen.pairs))
-    own = frozenset(sequence for sequence in sequences if not given.own[sequence].files)
-    unpaired = frozenset(sequence for sequence in sequences if not given.pairs[sequence].files)
+        files = ChosenFiles(select(chosen.own), select(chosen.pairs))
+    own = frozenset(sequence for sequence in sequences if not files.own[sequence].files)
+    unpaired = frozenset(sequence for sequence in sequences if not files.pairs[sequence].files)
     # UniProt's hits of a single kind of chain are of no use next to an alignment that is there.
-    return SearchNeeds(whole, own, unpaired if len(sequences) > 1 else unpaired & own, given)
+    return SearchNeeds(whole, own, unpaired if len(sequences) > 1 else unpaired & own, files)
 
 
 def _listed(files: tuple[Path, ...]) -> str:

@@ -123,13 +123,13 @@ def _queries(target: Target, out: Path) -> list[ChainQuery]:
         return []
     try:
         needs = find_needs(out, target, by_colabfold=False)
-        found = []
+        queries = []
         for letters in chain_places(target):
             sequence = mask_unknown(letters)
             query = ChainQuery(letters, sequence in needs.own, needs.is_hetero and sequence in needs.pairs)
-            found += [query] if query.own or query.paired else []
-        if found:
+            queries += [query] if query.own or query.paired else []
+        if queries:
             needs.check()
     except InputError:
         return []
-    return found
+    return queries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,68 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(cli: CommandLin
     ) == (2, True)
     done = cli.infer(inputs, "--msa-server", "http://x", "--db", "x.fasta")
     assert (done.code, "give one of the two" in done.err) == (2, True)
+
+
+def test_a_chain_with_an_alignment_keeps_it_in_this_run_and_in_later_ones(cli: CommandLine) -> None:
+    """The record tells the files of each chain; the alignment of the user is used and named, and not changed."""
+    msas = cli.folder / "msas"
+    msas.mkdir()
+    mine = msas / "dimer_A.a3m"
+    mine.write_text(f">q\n{A}\n>r1\n{A[:-1]}-\n>r2\n-{A[1:]}\n")
+    content, stand_in, fasta = mine.read_bytes(), StandIn(), cli.fasta({"dimer": f"{A}:{B}"})
+    fold = ("--weights", cli.weights("model_1_multimer"), "--msa-dir", msas, *QUICK)
+    found = []
+    with msa_server(stand_in) as server:
+        runs = (("--msa-server", server.url), (), ("--msa-server", server.url, "--overwrite"))
+        for number, flags in enumerate(runs):
+            done = cli.run("infer", fasta, *fold, *flags, "--out", cli.out / str(number % 2))
+            assert done.code == 0, done.err
+            line = f"dimer: chain A uses {mine}; searching chain B, pairing all chains"
+            assert (line in done.err) == bool(flags)
+            (path,) = (cli.out / str(number % 2)).glob("*_config.json")
+            record = json.loads(path.read_text())
+            found.append((record["alignment_rows"], record["alignment_files"], record["input_hash"]))
+    assert found[0] == found[1] == found[2]
+    assert found[0][:2] == (
+        [[3, 3], [8, 3]],
+        {
+            "A": ["dimer_A.a3m", "dimer/colabfold_pairs.a3m"],
+            "B": ["dimer/B/colabfold_hits.a3m", "dimer/colabfold_pairs.a3m"],
+        },
+    )
+    assert [query[0::2] for query in stand_in.queries] == [("msa", [B]), ("pair", [A, B])]
+    assert mine.read_bytes() == content
+
+
+def test_search_leaves_chains_with_an_alignment_out(cli: CommandLine) -> None:
+    cli.out.mkdir()
+    (cli.out / "T1_B.a3m").write_text(f">q\n{B}\n")
+    (cli.out / "T2.a3m").write_text("")
+    stand_in, fasta = StandIn(), cli.fasta({"T1": f"{A}:{B}", "T2": A})
+    with msa_server(stand_in) as server:
+        arguments = ("search", fasta, "--msa-server", server.url, "--out", cli.out, "--pair-mode", "unpaired")
+        done = cli.run(*arguments)
+    assert [query[2] for query in stand_in.queries] == [[A]]
+    assert f"T1: chain B uses {cli.out / 'T1_B.a3m'}; searching chain A\n" in done.err
+    assert (done.code, f"error: {cli.out / 'T2.a3m'}: the alignment is empty" in done.err) == (1, True)
+    assert done.out == f"alignments of 1 target in {cli.out}\n"
+
+
+@pytest.mark.parametrize("source", ["--msa-server", "--db"])
+def test_single_sequence_mode_reads_no_alignment(cli: CommandLine, source: str) -> None:
+    folder = cli.out / "alignments"
+    folder.mkdir(parents=True)
+    (folder / "T1.a3m").write_text(f">q\n{A}\n>r\n{A}\n")
+    fasta = cli.fasta({"T1": A})
+    if source == "--db":
+        done = cli.infer(fasta, "--msa-mode", "single_sequence", "--db", "x.fasta")
+        assert (done.code, "leave out --db" in done.err) == (2, True)
+        return
+    with msa_server(StandIn()) as server:
+        done = cli.infer(fasta, "--msa-mode", "single_sequence", "--msa-server", server.url)
+    assert done.code == 0, done.err
+    assert server.requests == []
+    assert cli.config("T1")["alignment_rows"] == [[0, 0]]
 
 
 @pytest.mark.slow

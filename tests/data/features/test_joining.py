@@ -57,6 +57,20 @@ def test_pairs_by_species_stand_below_the_query() -> None:
     assert rows_of(found) == ["MKWWV", "MKWWV", "MRWW-", "RK---"]
 
 
+def test_lines_pair_chains_whatever_the_rows_of_each_chain_alone_are() -> None:
+    """One chain's from the user, the other's and the pairs from a server; all rows stay, as with ColabFold's."""
+    alignments: list[ChainMsas] = [
+        ([msa_of("MK", "RK", "MR")], [msa_of("MK", "MR", as_is=True)]),
+        ([msa_of("WWV", "WW-", as_is=True)], [msa_of("WWV", "ACA", as_is=True)]),
+    ]
+    found = joined_features(make_chains(["MK", "WWV"]), alignments)
+    assert rows_of(found) == [
+        *("MKWWV", "MKWWV", "MRACA"),
+        *("MK---", "RK---", "MR---"),
+        *("--WWV", "--WW-"),
+    ]
+
+
 def test_lines_that_do_not_fit_are_refused() -> None:
     """Rows that came as lines are as many in each chain, and come for all chains."""
     chains = make_chains(["MK", "WWV"])

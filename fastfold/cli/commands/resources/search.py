@@ -25,8 +25,8 @@ alignments that fastfold infer --msa-dir reads:
   DIR/<id>/colabfold_hits.a3m  by MMseqs2 or a server: a chain, or a complex with its chains paired
   DIR/<id>/search.json         databases and settings of the search
 
-Chains with the same sequence are searched once, whatever their names. Finished searches are not repeated, so run the
-same command again to continue.
+Chains with the same sequence are searched once, whatever their names, and chains with an alignment in DIR keep it.
+Finished searches are not repeated, so run the same command again to continue.
 """
 
 _SEARCH_EPILOG = """\

@@ -148,9 +148,9 @@ class _Job(NamedTuple):
     )
 
     @classmethod
-    def make(cls, given: Target, pair_mode: PairMode, needs: SearchNeeds) -> _Job | None:
+    def make(cls, requested: Target, pair_mode: PairMode, needs: SearchNeeds) -> _Job | None:
         """Return the searches of a target under a pair mode; None if it needs none."""
-        target = given.uncut
+        target = requested.uncut
         chains = _chains(target)
         missing = tuple(letters for letters in chains if mask_unknown(letters) in needs.own)
         pairs = needs.has_pairing(pair_mode)
@@ -158,7 +158,7 @@ class _Job(NamedTuple):
         if not (pairs if takes_pairs_alone and needs.is_hetero else missing):
             return None
         return cls(
-            given,
+            requested,
             target,
             alone=() if takes_pairs_alone else missing,
             together=chains if pairs else (),
