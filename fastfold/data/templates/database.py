@@ -59,17 +59,24 @@ class MmcifFolder:
         self._file_dates: dict[str, date | None] = {}
 
     def current_id(self, pdb_id: str) -> str:
-        """Return the id of an entry, or of its successor if it is obsolete.
+        """Return the id of an entry, or of its last successor if it is obsolete.
+
+        Successors of successors are followed, to an entry that is current or has a listed date. Ids that replace each
+        other in a circle lead to the last one before the first is repeated.
 
         Raises:
-            TemplateSkipped: It was withdrawn without a successor.
+            TemplateSkipped: It, or its last successor, was withdrawn without a successor.
         """
-        if pdb_id not in self.replacements:
-            return pdb_id
-        successor = self.replacements[pdb_id]
-        if successor is None:
-            raise TemplateSkipped("withdrawn", "the PDB has withdrawn this entry")
-        return pdb_id if pdb_id in self.release_dates else successor
+        seen: list[str] = []
+        while pdb_id in self.replacements and pdb_id not in seen:
+            successor = self.replacements[pdb_id]
+            if successor is None:
+                raise TemplateSkipped("withdrawn", f"the PDB has withdrawn {pdb_id} without a successor")
+            if pdb_id in self.release_dates:
+                return pdb_id
+            seen.append(pdb_id)
+            pdb_id = successor
+        return seen[-1] if pdb_id in seen else pdb_id
 
     def entry(self, pdb_id: str) -> Entry:
         """Read the entry of an id.

@@ -52,6 +52,23 @@ def test_obsolete_entries_have_successors_or_are_withdrawn(tmp_path: Path) -> No
     assert read_release_dates(tmp_path / "dates.txt") == {"3old": date(2001, 2, 3)}
 
 
+def test_successors_are_followed_to_the_last(tmp_path: Path) -> None:
+    """An entry may be made obsolete twice, and ids in a circle end."""
+    folder = write_entries(tmp_path / "mmcif", {"7new": entry({"A": QUERY})})
+    twice, circles = ("1old 2old", "2old 7new", "3old 4old", "4old"), ("5old 6old", "6old 7old", "7old 5old")
+    pairs = (*twice, *circles, "8old 8old")
+    (tmp_path / "obsolete.dat").write_text("".join(f"OBSLTE    31-JUL-94 {pair}\n" for pair in pairs))
+    (tmp_path / "dates.txt").write_text("2old:2001-02-03\n")
+    found = MmcifFolder(folder)
+    assert [found.current_id(name) for name in ("1old", "2old", "7new")] == ["7new"] * 3
+    assert list(found.entry(found.current_id("1old")).sequences) == ["A"]
+    with pytest.raises(TemplateSkipped, match="withdrawn 4old") as skipped:
+        found.current_id("3old")
+    assert skipped.value.reason == "withdrawn"
+    assert [found.current_id(name) for name in ("5old", "6old", "8old")] == ["7old", "5old", "8old"]
+    assert MmcifFolder(folder, release_dates=tmp_path / "dates.txt").current_id("1old") == "2old"
+
+
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder; give the folder of the PDB's mmCIF files"):
         MmcifFolder(tmp_path / "none")
