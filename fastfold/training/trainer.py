@@ -350,7 +350,7 @@ class Trainer:
         """
         tensors = {f"model.{name}": x for name, x in self.parallel.sharded_state_dict().items()}
         tensors |= {f"ema.{name}": x for name, x in self.parallel.sharded(self.ema.tensors()).items()}
-        for name, state in self._optimizer.sharded_state_dict().items():
+        for name, state in self._optimizer.sharded_state_dict()["state"].items():
             tensors |= {f"{self.config.optim.name}.{name}.{key}": x for key, x in state.items()}
         return tensors
 
@@ -366,7 +366,8 @@ class Trainer:
         for path, x in below(self.config.optim.name).items():
             name, _, key = path.rpartition(".")
             states.setdefault(name, {})[key] = x
-        self._optimizer.load_state_dict(states)
+        # Rates and other options are those of the settings, which the step's schedule scales.
+        self._optimizer.load_state_dict({"state": states, "param_groups": []})
 
 
 def num_recycles(seed: int, step: int, most: int) -> int:

@@ -153,8 +153,9 @@ class Reference:
         }
 
 
-def flat(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Nested states by one name."""
+def flat(states: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Nested tensors by one name, of an optimizer's state or of its ``state`` alone."""
+    states = states.get("state", states)
     return {f"{name}.{key}": x for name, of_one in states.items() for key, x in of_one.items()}
 
 

@@ -60,11 +60,7 @@ def _expected(batches: Tensor, every: int) -> dict[str, Tensor]:
     for number, (x, y) in enumerate(batches):
         model(x, y)["loss"].backward()
         if (number + 1) % every == 0:
-            norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-            for parameter in model.parameters():
-                parameter.grad = (
-                    None if parameter.grad is None else parameter.grad * min(1.0, 0.5 / float(norm))
-                )
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
     return model.state_dict()

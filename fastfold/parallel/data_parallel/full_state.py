@@ -168,13 +168,17 @@ class FullStateDict:
         return found
 
     def plain_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert one number per parameter as :meth:`plain` does; a cut layer gives its first."""
+        """Convert one number per parameter as :meth:`plain` does.
+
+        A parameter that only the plain layer has gets the first number of the cut layer.
+        """
         found = dict(values)
         for path in self._shard_fns:
             own = _pop_below(path, found)
             if own:
                 first = next(iter(own.values()))
-                found |= {name: first for name in self._plain_names if is_inside(name, path)}
+                inside = (name for name in self._plain_names if is_inside(name, path))
+                found |= {name: values.get(name, first) for name in inside}
         found = {self._plain_names.get(name, name): x for name, x in found.items()}
         return dict(self.one_by_one(found, scalars=True))
 
@@ -188,9 +192,9 @@ class FullStateDict:
         for name in names:
             layer = self._layer_of(name)
             of_name = (x for own, x in held.items() if is_inside(own, name if layer is None else layer))
-            first = next(of_name, None)
-            if first is not None:
-                found[name] = first
+            number = held.get(name, next(of_name, None))
+            if number is not None:
+                found[name] = number
         return found
 
     def _layer_of(self, name: str) -> str | None:

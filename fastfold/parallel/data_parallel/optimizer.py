@@ -5,8 +5,9 @@ ZeRO 1 and 2 leave flat pieces on a rank, to which :func:`on_pieces` applies opt
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 from weakref import WeakSet
 
 import torch
@@ -17,9 +18,18 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
+from fastfold.parallel.data_parallel.param_groups import ParamGroup, named_groups, restore_groups
 from fastfold.parallel.data_parallel.sharded_norm import local, whole
 
-State = dict[str, dict[str, Tensor]]
+State = dict[str, dict[str, Tensor]]  #: Tensors of each parameter's state, by names and keys
+
+
+class OptimizerState(TypedDict):
+    """State of an optimizer by the plain model's names, as PyTorch's distributed state dicts have it."""
+
+    state: State
+    param_groups: list[ParamGroup]
+
 
 OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()  #: Optimizers that step a share of a parallel model
 
@@ -132,20 +142,30 @@ class ParallelOptimizer(Optimizer):
         """
         initialise_state(self.inner)
 
-    def state_dict(self) -> State:
-        """Return the state of every trained parameter, by the plain model's names and keys (a collective).
+    def state_dict(self) -> OptimizerState:  # type: ignore[override]
+        """Return state and parameter groups by the plain model's names and keys (a collective).
 
-        The tensors are those of an optimizer of the plain model on one process.
+        The tensors of ``state`` are those of an optimizer of the plain model on one process. ``param_groups`` has
+        learning rates and other options of each group, with names in ``params``.
         """
-        return self._state(lambda values: self._full_state.plain(self._stage.whole(values)))
+        state = self._state(lambda values: self._full_state.plain(self._stage.whole(values)))
+        return {"state": state, "param_groups": self._named_groups()}
 
-    def sharded_state_dict(self) -> State:
-        """Return :meth:`state_dict` for ``torch.distributed.checkpoint``, in slices (a collective).
+    def sharded_state_dict(self) -> OptimizerState:
+        """Return :meth:`state_dict` for ``torch.distributed.checkpoint``, with tensors in slices (a collective).
 
         The slices are of this stage's tensors. No rank holds the whole state at any time; see
         :meth:`fastfold.parallel.parallel_model.Parallel.sharded_state_dict`.
         """
-        return self._state(lambda values: self._full_state.cut(list(values), self._stage.wholes(values)))
+        state = self._state(lambda values: self._full_state.cut(list(values), self._stage.wholes(values)))
+        return {"state": state, "param_groups": self._named_groups()}
+
+    def _named_groups(self) -> list[ParamGroup]:
+        return named_groups(self.inner.param_groups, self._names, self._full_state)
+
+    @property
+    def _names(self) -> dict[nn.Parameter, str]:
+        return {parameter: name for name, parameter in self._stage.optimised.items()}
 
     def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
         """Convert this rank's state to one by the plain model's names."""
@@ -159,14 +179,30 @@ class ParallelOptimizer(Optimizer):
                     found.setdefault(name, {})[key] = x
         return found
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state of :meth:`state_dict` or :meth:`sharded_state_dict`, of any plan (a collective).
 
-        A parameter without a state had no gradient yet, and starts with a fresh state.
+        A parameter without a state had no gradient yet, and starts with a fresh state. Groups of parameters that
+        ``param_groups`` does not have keep their options. States without ``param_groups``, as FastFold 0.1 wrote them,
+        are loaded with a warning.
 
         Raises:
-            ConfigError: Keys are missing, shapes differ, or the state has parameters that the model does not have.
+            ConfigError: Keys are missing, shapes differ, the state has parameters that the model does not have, or its
+                groups are others.
         """
+        if not state_dict:
+            return
+        if "param_groups" not in state_dict:
+            warnings.warn(
+                "the optimizer's state has no param_groups, because it was written by FastFold 0.1: learning rates and "
+                "other options stay as the optimizer was created; set them before the next step",
+                stacklevel=2,
+            )
+            state_dict = {"state": state_dict, "param_groups": []}
+        self._load_tensors(state_dict["state"])
+        restore_groups(self.inner.param_groups, self._names, self._full_state, state_dict["param_groups"])
+
+    def _load_tensors(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         if not state:
             return
         unknown = sorted(set(state) - set(self._full_state.names))
@@ -208,13 +244,17 @@ class ParallelOptimizer(Optimizer):
         return {name: x for name, x in states.items() if x is not None}
 
 
+_NORM_EPS = 1e-6  #: Term that ``torch.nn.utils.clip_grad_norm_`` adds to the norm
+
+
 def clip_norm(gradients: ReducedGradients, max_norm: float) -> float:
     """Scale the whole model's gradient down to a norm; return its previous norm (a collective)."""
     norm = float(gradients.gradient_square().sqrt())
-    if norm > max_norm:
+    scale = max_norm / (norm + _NORM_EPS)
+    if scale < 1:
         for parameter in gradients.optimised.values():
             if parameter.grad is not None:
-                parameter.grad.mul_(max_norm / norm)
+                parameter.grad.mul_(scale)
         gradients.accept_gradients()
     return norm
 

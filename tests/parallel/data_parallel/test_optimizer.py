@@ -61,7 +61,7 @@ def test_steps_and_states_are_those_of_the_plain_optimizer(make: object, stage: 
     for found, right in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found, right)
         assert found.grad is None
-    state = optimizer.state_dict()
+    state = optimizer.state_dict()["state"]
     assert state.keys() == dict(plain.named_parameters()).keys()
     for name, parameter in plain.named_parameters():
         wanted = {key: x for key, x in expected.state[parameter].items() if x is not None}
@@ -89,11 +89,12 @@ def test_a_state_goes_on_under_another_plan(make: object) -> None:
 
 def test_an_empty_state_is_that_of_a_start() -> None:
     optimizer = _made(_model())
-    assert optimizer.state_dict() == {}
+    assert optimizer.state_dict()["state"] == {}
     optimizer.load_state_dict({})
+    optimizer.load_state_dict(optimizer.state_dict())
     assert not any(optimizer.inner.state.values())
     optimizer.initialise()
-    assert {key for state in optimizer.state_dict().values() for key in state} == {
+    assert {key for state in optimizer.state_dict()["state"].values() for key in state} == {
         "step",
         "exp_avg",
         "exp_avg_sq",
@@ -109,7 +110,7 @@ def _broken() -> Iterator[tuple[dict[str, dict[str, Tensor]], str]]:
     model = _model()
     optimizer = _made(model)
     _train(model, optimizer)
-    state = optimizer.state_dict()
+    state = optimizer.state_dict()["state"]
     yield (
         _without("exp_avg", state),
         r"lacks exp_avg of 0\.weight; load the state of the same kind of optimizer",
@@ -124,7 +125,7 @@ def test_a_state_of_another_optimizer_or_model_is_refused(
     state: dict[str, dict[str, Tensor]], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        _made(_model()).load_state_dict(state)
+        _made(_model()).load_state_dict({"state": state, "param_groups": []})
 
 
 def test_a_parameter_that_had_no_gradient_yet_starts_anew() -> None:
@@ -132,9 +133,11 @@ def test_a_parameter_that_had_no_gradient_yet_starts_anew() -> None:
     optimizer = _made(model)
     _train(model, optimizer)
     other = _made(_model())
-    other.load_state_dict({n: s for n, s in optimizer.state_dict().items() if n != "1.weight"})
-    found = other.state_dict()
-    assert torch.equal(found["0.bias"]["exp_avg"], optimizer.state_dict()["0.bias"]["exp_avg"])
+    state = optimizer.state_dict()["state"]
+    without = {name: of_one for name, of_one in state.items() if name != "1.weight"}
+    other.load_state_dict({"state": without, "param_groups": []})
+    found = other.state_dict()["state"]
+    assert torch.equal(found["0.bias"]["exp_avg"], state["0.bias"]["exp_avg"])
     assert not found["1.weight"]["exp_avg"].any()
     assert found["1.weight"]["step"] == 0
 
