@@ -24,10 +24,10 @@ from fastfold.parallel.comparison import StageComparison
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
 from fastfold.parallel.data_parallel.optimizer import (
-    OWN_OPTIMIZERS,
     Factory,
     ParallelOptimizer,
     clip_norm,
+    is_stepping,
     on_pieces,
 )
 from fastfold.parallel.data_parallel.sharded_norm import whole
@@ -411,11 +411,12 @@ def _refuse_foreign_optimizers() -> None:
 
 
 def _refuse_foreign_step(optimizer: Optimizer, *_: Any) -> None:
-    if optimizer in OWN_OPTIMIZERS or isinstance(optimizer, ParallelOptimizer):
+    if isinstance(optimizer, ParallelOptimizer):
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if plan := getattr(parameter, "fastfold_plan", None):
+            plan = getattr(parameter, "fastfold_plan", None)
+            if plan is not None and not is_stepping(parameter):
                 raise ConfigError(
                     f"{type(optimizer).__name__} has parameters of a model under a plan ({plan}): create it by a "
                     "call such as parallel.optimizer(lambda named: torch.optim.AdamW(named.values()))"

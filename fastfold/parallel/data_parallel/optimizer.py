@@ -6,9 +6,10 @@ ZeRO 1 and 2 leave flat pieces on a rank, to which :func:`on_pieces` applies opt
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypedDict
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,13 @@ class OptimizerState(TypedDict):
     param_groups: list[ParamGroup]
 
 
-OWN_OPTIMIZERS: WeakSet[Optimizer] = WeakSet()  #: Optimizers that step a share of a parallel model
+_stepping: ContextVar[frozenset[int]] = ContextVar("stepping", default=frozenset())
+"""Identities of the parameters whose :class:`ParallelOptimizer` takes a step."""
+
+
+def is_stepping(parameter: nn.Parameter) -> bool:
+    """Return True while the parallel optimizer of a parameter takes a step."""
+    return id(parameter) in _stepping.get()
 
 
 class ParallelOptimizer(Optimizer):
@@ -58,7 +65,6 @@ class ParallelOptimizer(Optimizer):
         # Parameters and states belong to the inner optimizer, so only defaults and hooks are made here.
         self.__setstate__({"defaults": inner.defaults})
         self.inner, self._module = inner, module
-        OWN_OPTIMIZERS.add(inner)
         self._stage, self._full_state = stage, full_state
         if isinstance(inner, LayerwiseOptimizer):
             inner.norms = stage.norms
@@ -113,14 +119,24 @@ class ParallelOptimizer(Optimizer):
                 self._stage.check_parameter(name, parameter)
         self._stage.check_step()
         undo = _nothing
-        if ok is None:
-            self.inner.step()
-        else:
-            undo = step_if(self.inner, ok)
+        with self._own_step():
+            if ok is None:
+                self.inner.step()
+            else:
+                undo = step_if(self.inner, ok)
         self._stage.all_gather_params()
         if self._stage.agreement is not None:
             self._stage.agreement.settle()
         return undo if closure is None else loss
+
+    @contextmanager
+    def _own_step(self) -> Iterator[None]:
+        """Allow optimizers to step this optimizer's parameters, also those that the inner one is made of."""
+        token = _stepping.set(frozenset(map(id, self._stage.optimised.values())))
+        try:
+            yield
+        finally:
+            _stepping.reset(token)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scale the gradient down to a norm; see :meth:`fastfold.parallel.Parallel.clip_grad_norm_`."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import Lamb, ParallelMesh, ParallelPlan
+from fastfold.parallel import Lamb, ParallelMesh, ParallelPlan, parallelize
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.parallel.data_parallel.zero import Replicated
+from tests.helpers.spawn_ranks import launch
 
 
 def _model() -> nn.Sequential:
@@ -158,3 +159,43 @@ def test_after_a_step_every_rank_gets_all_parameters(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(optimizer._stage, "all_gather_params", lambda: events.append("gather"))
     optimizer.step()
     assert events == ["check", "step", "gather"]
+
+
+class _OfTwo(torch.optim.Optimizer):
+    """An optimizer made of two, as Muon with AdamW."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
+        matrices = [p for p in named.values() if p.dim() == 2]
+        rest = [p for p in named.values() if p.dim() != 2]
+        self.parts = [torch.optim.SGD(matrices, lr=0.1), torch.optim.AdamW(rest, lr=0.1)]
+        super().__init__([{"params": list(named.values())}], {})
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+def _step_by_two() -> tuple[float, str]:
+    parallel = parallelize(_model(), {"dp": 2})
+    optimizer = parallel.optimizer(_OfTwo)
+    x = torch.ones(2, 3, dtype=torch.float64)
+    parallel(x).sum().backward()
+    optimizer.step()
+    plain = _model()
+    by_two = _OfTwo(dict(plain.named_parameters()))
+    plain(x).sum().backward()
+    by_two.step()
+    apart = max(
+        float((found - right).detach().abs().max())
+        for found, right in zip(parallel.module.parameters(), plain.parameters(), strict=True)
+    )
+    with pytest.raises(ConfigError, match="SGD has parameters of a model under a plan") as refused:
+        optimizer.inner.parts[0].step()  # type: ignore[attr-defined]
+    return apart, str(refused.value)
+
+
+def test_optimizers_that_an_optimizer_is_made_of_step_within_it_alone() -> None:
+    for apart, message in launch(_step_by_two, 2):
+        assert apart == 0
+        assert "parallel.optimizer(" in message
