@@ -264,7 +264,7 @@ class Parallel(nn.Module):
         """
         pieces, parameters = self.gradients.optimised, self.gradients.parameters
         inner = factory(parameters) if pieces is parameters else on_pieces(factory, parameters, pieces)
-        return ParallelOptimizer(inner, self.module, self.gradients, self._full_state)
+        return ParallelOptimizer(inner, self.module, self.gradients, self._full_state, self._backward)
 
     # ---- state -----------------------------------------------------------------------------------------
 

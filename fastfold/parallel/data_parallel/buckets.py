@@ -225,10 +225,12 @@ class EarlyReduction:
                 "gradients of another backward pass are still being reduced: run only the last backward pass before "
                 "reduce_gradients() inside overlapped()"
             )
-        self._missing = [set(bucket.numbers) for bucket in self._order]
+        # Others were frozen after the plan was applied.
+        training = {number for number, p in enumerate(self._parameters) if p.requires_grad}
+        self._missing = [training.intersection(bucket.numbers) for bucket in self._order]
         handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
-            for number, parameter in enumerate(self._parameters)
+            self._parameters[number].register_post_accumulate_grad_hook(partial(self._arrived, number))
+            for number in training
         ]
         try:
             yield

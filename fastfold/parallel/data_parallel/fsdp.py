@@ -138,6 +138,18 @@ class FullySharded(ReducedGradients):
             found.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
         return found
 
+    def set_by_user(self) -> dict[str, Tensor]:
+        reduced = {name: gradient() for name, (gradient, _) in (self._finished or {}).items()}
+        new = [n for n, p in self.parameters.items() if p.grad is not None and p.grad is not reduced.get(n)]
+        # torch.autograd.grad() gives gradients of gathered parameters, which are not those of the optimizer.
+        is_empty = not reduced and any(p.requires_grad for p in self.parameters.values())
+        if self._group.size > 1 and (new or is_empty):
+            raise ConfigError(
+                f"the last backward pass left no gradient of {(new or self.names)[0]}, and zero=3 sums gradients over "
+                "the ranks in backward() alone: call backward() instead of torch.autograd.grad(), or use zero=0, 1 or 2"
+            )
+        return {}
+
     def check_step(self) -> None:
         if self._finished is None:
             if self._group.size > 1 or self._aside:

@@ -163,6 +163,41 @@ class ReducedGradients(ABC):
                 "convert or move the model before parallelize()"
             )
 
+    @abstractmethod
+    def set_by_user(self) -> dict[str, Tensor]:
+        """Return gradients that other code has put in place of reduced ones, by name.
+
+        Raises:
+            ConfigError: The stage cannot reduce them.
+        """
+
+    def average_set_by_user(self, share: float) -> None:
+        """Average gradients that other code has set over the ranks (a collective if there are any).
+
+        All ranks set those of the same parameters, as they run one program. ``share`` multiplies each rank's gradient.
+        A gradient that was set to None stays None.
+        """
+        if self._finished is None:
+            return
+        removed = [n for n, p in self.optimised.items() if self.parameters[n].grad is None is not p.grad]
+        for name in removed:
+            self.optimised[name].grad = None
+        new = self.set_by_user()
+        if new:
+            reduced = {name: p.grad for name, p in self.optimised.items() if name not in new}
+            self._clear()
+            for name, gradient in new.items():
+                self.parameters[name].grad = gradient
+            buffers = self.take_sample()
+            with torch.no_grad():
+                for buffer in buffers:
+                    buffer.mul_(share)
+            self.finish(buffers)
+            for name, of_backward in reduced.items():
+                self.optimised[name].grad = of_backward
+        if new or removed:
+            self.accept_gradients()
+
     def _check_kept(self, kept: Kept) -> None:
         """Refuse gradients that were changed by a function that sees only a part of them."""
         for name, parameter in self.optimised.items():
@@ -231,6 +266,10 @@ class BackwardReduction:
             yield
         finally:
             self._is_paused = before
+
+    def average_set_by_user(self) -> None:
+        """Average gradients that other code has set; see :meth:`ReducedGradients.average_set_by_user`."""
+        self._gradients.average_set_by_user(self._share)
 
     @torch.compiler.disable
     def watch(self, output: Any) -> None:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.full_state import FullStateDict
-from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
+from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
 from fastfold.parallel.data_parallel.param_groups import ParamGroup, named_groups, restore_groups
 from fastfold.parallel.data_parallel.sharded_norm import local, whole
@@ -60,12 +60,17 @@ class ParallelOptimizer(Optimizer):
     """
 
     def __init__(
-        self, inner: Optimizer, module: nn.Module, stage: ReducedGradients, full_state: FullStateDict
+        self,
+        inner: Optimizer,
+        module: nn.Module,
+        stage: ReducedGradients,
+        full_state: FullStateDict,
+        backward: BackwardReduction,
     ) -> None:
         # Parameters and states belong to the inner optimizer, so only defaults and hooks are made here.
         self.__setstate__({"defaults": inner.defaults})
         self.inner, self._module = inner, module
-        self._stage, self._full_state = stage, full_state
+        self._stage, self._full_state, self._backward = stage, full_state, backward
         if isinstance(inner, LayerwiseOptimizer):
             inner.norms = stage.norms
 
@@ -92,6 +97,9 @@ class ParallelOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, ok: Tensor | None = None) -> Any:
         """Update all parameters on all ranks (a collective where states are sharded).
 
+        Gradients that were set after the last backward pass (``p.grad = g``) are averaged over the ranks first, as
+        those of a backward pass are.
+
         Args:
             closure: Computes the loss and its gradients, as for PyTorch's optimizers.
             ok: A boolean scalar on the device, the same on all ranks: True if the step takes place. The host does not
@@ -117,6 +125,7 @@ class ParallelOptimizer(Optimizer):
                 )
             if parameter.requires_grad:
                 self._stage.check_parameter(name, parameter)
+        self._backward.average_set_by_user()
         self._stage.check_step()
         undo = _nothing
         with self._own_step():

@@ -123,6 +123,13 @@ class Replicated(ReducedGradients):
         shard = torch.cat([*own, own[0].new_zeros(bucket.length // self.every.ranks - sum(map(len, own)))])
         return self.buckets.split(bucket, self.every.gather(shard))
 
+    def set_by_user(self) -> dict[str, Tensor]:
+        present = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        if self.stage:
+            return {name: g for name, g in present.items() if not isinstance(g, AbsentTensor)}
+        reduced = self._finished or {}
+        return {name: g for name, g in present.items() if name not in reduced or g is not reduced[name][0]()}
+
     def check_step(self) -> None:
         for name, piece in self._pieces.items() if self.stage else ():
             parameter = self.parameters[name]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.parallel import Lamb, ParallelMesh, ParallelPlan, parallelize
 from fastfold.parallel.data_parallel.full_state import FullStateDict
+from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction
 from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.parallel.data_parallel.zero import Replicated
 from tests.helpers.spawn_ranks import launch
@@ -38,7 +39,8 @@ def _made(model: nn.Module, make: object = _adam, stage: int = 0) -> ParallelOpt
     held = Replicated(dict(model.named_parameters()), mesh, {}, stage)
     shapes = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
     full_state = FullStateDict(model, mesh, {}, shapes, {})
-    return ParallelOptimizer(make(held.optimised), model, held, full_state)  # type: ignore[operator]
+    inner = make(held.optimised)  # type: ignore[operator]
+    return ParallelOptimizer(inner, model, held, full_state, BackwardReduction(held, 1.0))
 
 
 def _train(model: nn.Module, optimizer: ParallelOptimizer | torch.optim.Optimizer, steps: int = 2) -> None:

@@ -176,7 +176,7 @@ def _with_tensor_parallelism() -> None:
         found.zero_grad()
     for name, x in parallel.state_dict().items():
         assert torch.allclose(x, plain.state_dict()[name], atol=1e-12), name
-    for name, states in found.state_dict().items():
+    for name, states in found.state_dict()["state"].items():
         momentum = expected.state[plain.get_parameter(name)]["momentum_buffer"]
         assert torch.allclose(states["momentum_buffer"], momentum, atol=1e-12), name
     assert parallel.sharded_state_dict().keys() == plain.state_dict().keys()
