@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -260,10 +261,16 @@ class Parallel(nn.Module):
 
         Raises:
             ConfigError: The optimizer looks at whole parameters, as Adafactor and Muon do, and under ZeRO 1 and 2
-                ranks step flat pieces of them.
+                ranks step flat pieces of them. Or it calls a closure several times in a step, as LBFGS does.
         """
         pieces, parameters = self.gradients.optimised, self.gradients.parameters
         inner = factory(parameters) if pieces is parameters else on_pieces(factory, parameters, pieces)
+        closure = inspect.signature(type(inner).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{type(inner).__name__} decides by the loss of a closure, and each rank has its own; use an "
+                "optimizer whose step() needs no closure, such as AdamW"
+            )
         return ParallelOptimizer(inner, self.module, self.gradients, self._full_state, self._backward)
 
     # ---- state -----------------------------------------------------------------------------------------

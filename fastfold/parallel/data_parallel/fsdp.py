@@ -138,6 +138,14 @@ class FullySharded(ReducedGradients):
             found.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
         return found
 
+    def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
+        if isinstance(self.parameters[name], DTensor) and not isinstance(parameter, DTensor):
+            raise ConfigError(
+                f"{name} is still gathered, because an error ended an earlier backward pass. zero=3 cannot continue "
+                "after it: continue from the last checkpoint in a new run, or use zero=2, which skips such a batch"
+            )
+        super().check_parameter(name, parameter)
+
     def set_by_user(self) -> dict[str, Tensor]:
         reduced = {name: gradient() for name, (gradient, _) in (self._finished or {}).items()}
         new = [n for n, p in self.parameters.items() if p.grad is not None and p.grad is not reduced.get(n)]

@@ -156,6 +156,11 @@ class ReducedGradients(ABC):
             ConfigError: It is another object, or its dtype, shape or device differs.
         """
         kind = parameter.shape, parameter.dtype, parameter.device
+        if self._kinds[name][2].type == "meta" and kind != self._kinds[name]:
+            raise ConfigError(
+                f"{name} had no data (device meta) when parallelize() applied the plan, so ranks share nothing of it; "
+                "call to_empty() and initialise the model first, and parallelize() after that"
+            )
         if parameter is not self.parameters[name] or kind != self._kinds[name]:
             raise ConfigError(
                 f"{name} was replaced after parallelize(), and its optimizer would not step the new tensor; call "

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import ParallelMesh, ParallelPlan
+from fastfold.parallel import ParallelMesh, ParallelPlan, parallelize
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.units import check_units, gathered_alone, listed_modules
+from tests.helpers.spawn_ranks import launch
 
 
 class _Net(nn.Module):
@@ -164,3 +165,59 @@ def test_inner_units_come_first() -> None:
     )
     units = gathered_alone(outer, [outer[0], outer[0][1]])
     assert units == [outer[0][1], outer[0]]
+
+
+class _Failing(torch.autograd.Function):
+    """The identity; its backward pass fails while ``fails`` is True."""
+
+    fails = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        if _Failing.fails:
+            raise torch.OutOfMemoryError("simulated")
+        return gradient
+
+
+class _FailsInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(_Failing.apply(self.first(x)))
+
+
+def _skip_a_batch(zero: int) -> str:
+    torch.manual_seed(0)
+    parallel = parallelize(_FailsInside(), {"dp": 2, "zero": zero})
+    optimizer = parallel.optimizer(lambda named: torch.optim.SGD(named.values(), lr=0.1))
+    try:
+        for step in range(3):
+            _Failing.fails = step == 1
+            optimizer.zero_grad()
+            try:
+                parallel(torch.ones(2, 4)).sum().backward()
+            except torch.OutOfMemoryError:
+                continue
+            optimizer.step()
+    except ConfigError as error:
+        return str(error)
+    finally:
+        _Failing.fails = False
+    return ""
+
+
+def _skip_batches() -> list[str]:
+    return [_skip_a_batch(zero) for zero in range(4)]
+
+
+def test_after_a_failed_backward_pass_stage_three_says_so_and_others_go_on() -> None:
+    for *others, refused in launch(_skip_batches, 2):
+        assert others == [""] * 3
+        assert "an error ended an earlier backward pass" in refused
+        assert "use zero=2" in refused

@@ -201,3 +201,24 @@ def test_optimizers_that_an_optimizer_is_made_of_step_within_it_alone() -> None:
     for apart, message in launch(_step_by_two, 2):
         assert apart == 0
         assert "parallel.optimizer(" in message
+
+
+def test_an_optimizer_that_steps_by_a_closure_alone_is_refused() -> None:
+    parallel = parallelize(_model(), {"dp": 1})
+    with pytest.raises(ConfigError, match="LBFGS decides by the loss of a closure"):
+        parallel.optimizer(lambda named: torch.optim.LBFGS(named.values()))
+
+
+def test_a_model_without_data_is_named_before_it_trains() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(3, 2)
+    parallel = parallelize(model, {"dp": 1})
+    optimizer = parallel.optimizer(_adam)
+    parallel.module.to_empty(device="cpu")
+    for parameter in parallel.module.parameters():
+        nn.init.ones_(parameter)
+    parallel(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(
+        ConfigError, match=r"had no data \(device meta\).*to_empty\(\) and initialise the model first"
+    ):
+        optimizer.step()
