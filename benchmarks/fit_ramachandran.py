@@ -85,15 +85,15 @@ def density(phi: np.ndarray, psi: np.ndarray, width: float) -> np.ndarray:
 
 def shares(rows: np.ndarray) -> np.ndarray:
     """Return the share of residues in less populated places, ``[6, 180, 180]``, of rows ``[n, 3]``."""
-    found = []
+    grids = []
     for kind, width in enumerate(BANDWIDTHS):
         phi, psi = rows[rows[:, 2] == kind, :2].T
-        if KINDS[kind] == "glycine":  # symmetric, apart from the use that proteins make of it
+        if KINDS[kind] == "glycine":  # without a side chain both hands are alike
             phi, psi = np.concatenate([phi, -phi]), np.concatenate([psi, -psi])
         grid = density(phi, psi, width)
         ranked = np.sort(interpolate(grid[None], phi, psi, 0))
-        found.append(np.searchsorted(ranked, grid) / len(ranked))
-    return np.stack(found)
+        grids.append(np.searchsorted(ranked, grid) / len(ranked))
+    return np.stack(grids)
 
 
 def without_rough_chains(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:

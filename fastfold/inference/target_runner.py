@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastfold.data.msa.find import ChainMsas, target_rows
+from fastfold.data.msa.find import ChainMsas, TargetRows, target_rows
 from fastfold.data.msa.sampling import chains_without_rows, cut_alignments
 from fastfold.data.search.settings import select_rows
 from fastfold.data.targets import Target
@@ -134,23 +134,23 @@ class TargetRunner:
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
         rows = target_rows(self.options.msa_dir, target)
-        alignments = rows.chains  # of whole chains
         if target.is_complex:
-            alignments = select_rows(alignments, self.options.pair_mode)
+            rows = rows._replace(chains=select_rows(rows.chains, self.options.pair_mode))
         results = self.folder.target(target)
         results.rank(self.ranking)
         try:
-            return (yield from self._fold(work, results, alignments))
+            return (yield from self._fold(work, results, rows))
         except Exception:
             with contextlib.suppress(WriteError):  # the error that ended the fold is reported
                 self._renew_archive(results, label)
             raise
 
     def _fold(
-        self, work: TargetWork, results: TargetResults, alignments: Sequence[ChainMsas]
+        self, work: TargetWork, results: TargetResults, rows: TargetRows
     ) -> Generator[Awaited, Any, FoldedTarget]:
         """Fold a target with alignments of its whole chains, and write its results."""
         target, label, cost = work.target, work.label, work.cost
+        alignments = rows.chains
         networks = suitable(self.networks, target)
         templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
         if target.is_cut:

@@ -172,15 +172,15 @@ class FullStateDict:
 
         A parameter that only the plain layer has gets the first number of the cut layer.
         """
-        found = dict(values)
+        numbers = dict(values)
         for path in self._shard_fns:
-            own = _pop_below(path, found)
+            own = _pop_below(path, numbers)
             if own:
                 first = next(iter(own.values()))
                 inside = (name for name in self._plain_names if is_inside(name, path))
-                found |= {name: values.get(name, first) for name in inside}
-        found = {self._plain_names.get(name, name): x for name, x in found.items()}
-        return dict(self.one_by_one(found, scalars=True))
+                numbers |= {name: values.get(name, first) for name in inside}
+        numbers = {self._plain_names.get(name, name): x for name, x in numbers.items()}
+        return dict(self.one_by_one(numbers, scalars=True))
 
     def shard_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         """Convert one number per parameter as :meth:`shard` does.

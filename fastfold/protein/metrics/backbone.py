@@ -119,20 +119,20 @@ def backbone_figures(geometry: BackboneGeometry, aatype: Tensor) -> dict[str, fl
         mean and standard deviation of distances of neighbouring CA atoms in Å.
     """
     counted = (aatype != rc.restype_order["G"]) & ~(geometry.phi + geometry.psi).isnan()
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     if bool(counted.any()):
         phi, psi = geometry.phi[counted], geometry.psi[counted]
-        found["phi_positive"] = float((phi > 0).double().mean())
-        found["alpha_beta"] = float(in_helix_or_strand(phi, psi).double().mean())
+        figures["phi_positive"] = float((phi > 0).double().mean())
+        figures["alpha_beta"] = float(in_helix_or_strand(phi, psi).double().mean())
     omega, c_n, ca_ca = (x[~x.isnan()] for x in (geometry.omega, geometry.c_n, geometry.ca_ca))
     if len(omega):
-        found["omega_off_planar"] = float((off_planar(omega) > PLANAR).double().mean())
+        figures["omega_off_planar"] = float((off_planar(omega) > PLANAR).double().mean())
     if len(c_n):
-        found["c_n_near"] = float(((c_n - PEPTIDE_BOND).abs() <= PEPTIDE_TOLERANCE).double().mean())
-        found |= {"c_n_min": float(c_n.min()), "c_n_max": float(c_n.max())}
+        figures["c_n_near"] = float(((c_n - PEPTIDE_BOND).abs() <= PEPTIDE_TOLERANCE).double().mean())
+        figures |= {"c_n_min": float(c_n.min()), "c_n_max": float(c_n.max())}
     if len(ca_ca):
-        found |= {"ca_ca": float(ca_ca.mean()), "ca_ca_sd": float(ca_ca.std(correction=0))}
-    return found
+        figures |= {"ca_ca": float(ca_ca.mean()), "ca_ca_sd": float(ca_ca.std(correction=0))}
+    return figures
 
 
 def _known(points: Tensor, known: Tensor) -> Tensor:

@@ -38,14 +38,14 @@ class Measured:
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return rows of bonds and of angles: types and slots ``[K, 3]`` or ``[K, 4]``, and means and deviations."""
-    found = []
+    tables = []
     for table, atoms in zip(rc.stereochemistry(), (2, 3), strict=True):
         keys = [
             (rc.restype_order[rc.restype_3to1[row[0]]], *(rc.atom_order[name] for name in row[1 : 1 + atoms]))
             for row in table
         ]
-        found += [np.array(keys), np.array([row[1 + atoms :] for row in table], np.float64)]
-    return tuple(found)  # type: ignore[return-value]
+        tables += [np.array(keys), np.array([row[1 + atoms :] for row in table], np.float64)]
+    return tuple(tables)  # type: ignore[return-value]
 
 
 def measure_bonds(protein: Protein) -> Measured:

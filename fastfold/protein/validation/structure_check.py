@@ -21,7 +21,7 @@ from fastfold.protein.validation.ramachandran import (
     residue_kinds,
 )
 
-_LEAST = 2  #: Number of residues from which a share above its limit is a problem
+_MIN_COUNT = 2  #: Number of residues from which a share above its limit is a problem
 MAX_OUTLIERS = 0.05  #: Largest share of Ramachandran outliers in a physical structure
 MAX_TWISTED = 0.02  #: Largest share of twisted peptide bonds
 MAX_BOND_OUTLIERS = 0.03  #: Largest share of bonds of unusual length
@@ -71,14 +71,14 @@ class StructureCheck:
             (self.angle_outliers, self.angles, MAX_ANGLE_OUTLIERS, "bond angles are unusual"),
             (self.wrong_hands, residues, MAX_WRONG_HANDS, "residues are mirror images"),
         )
-        found = [
+        reasons = [
             f"{100 * count / total:.0f}% of its {what}"
             for count, total, limit, what in shares
-            if count >= _LEAST and count > limit * total
+            if count >= _MIN_COUNT and count > limit * total
         ]
-        if self.clashes >= _LEAST and self.clashes > MAX_CLASHES * residues:
-            found.append(f"{self.clashes:,} pairs of atoms overlap")
-        return tuple(found)
+        if self.clashes >= _MIN_COUNT and self.clashes > MAX_CLASHES * residues:
+            reasons.append(f"{self.clashes:,} pairs of atoms overlap")
+        return tuple(reasons)
 
     @property
     def figures(self) -> dict[str, float | int | None]:
