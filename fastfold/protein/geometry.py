@@ -1,0 +1,66 @@
+"""Dihedral angles, frames and backbone torsions of atoms in the atom37 layout, with NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+
+_N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
+
+
+def dihedrals(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """Return the torsion angles ``[...]`` of four points ``[..., 3]`` each, in degrees from -180 to 180."""
+    axis = c - b
+    first, second = np.cross(b - a, axis), np.cross(axis, d - c)
+    sine = (np.cross(first, second) * axis).sum(-1) / np.maximum(np.linalg.norm(axis, axis=-1), 1e-9)
+    return np.asarray(np.degrees(np.arctan2(sine, (first * second).sum(-1))))
+
+
+def angles(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Return the angles ``[...]`` at ``b`` between three points ``[..., 3]`` each, in degrees."""
+    first, second = a - b, c - b
+    sine = np.linalg.norm(np.cross(first, second), axis=-1)
+    return np.asarray(np.degrees(np.arctan2(sine, (first * second).sum(-1))))
+
+
+def angle_difference(a: np.ndarray, b: np.ndarray | float) -> np.ndarray:
+    """Return the difference of angles in degrees, from -180 to 180."""
+    return (a - b + 180.0) % 360.0 - 180.0
+
+
+def follows(chain_index: np.ndarray, residue_index: np.ndarray) -> np.ndarray:
+    """Return a mask ``[N]`` of residues with the next number after their predecessor, in the same chain."""
+    return np.concatenate([[False], (np.diff(chain_index) == 0) & (np.diff(residue_index) == 1)])
+
+
+def backbone_torsions(positions: np.ndarray, mask: np.ndarray, tied: np.ndarray) -> np.ndarray:
+    """Return phi and psi ``[N, 2]`` in degrees, NaN where undefined.
+
+    Arguments are atom37 positions ``[N, 37, 3]``, their mask ``[N, 37]``, and the residues bonded to their predecessor
+    ``[N]``.
+    """
+    xyz, present = np.asarray(positions, np.float64), np.asarray(mask) > 0.5
+    torsions = np.full((len(xyz), 2), np.nan)
+    whole = np.asarray(present[:, [_N, _CA, _C]].all(-1))
+    after = np.flatnonzero(tied)
+    phi = after[present[after - 1, _C] & whole[after]]
+    torsions[phi, 0] = dihedrals(xyz[phi - 1, _C], xyz[phi, _N], xyz[phi, _CA], xyz[phi, _C])
+    psi = after[whole[after - 1] & present[after, _N]] - 1
+    torsions[psi, 1] = dihedrals(xyz[psi, _N], xyz[psi, _CA], xyz[psi, _C], xyz[psi + 1, _N])
+    return torsions
+
+
+def axis_frames(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rotations ``[..., 3, 3]`` and origins ``c [..., 3]`` of frames with x from ``b`` to ``c``.
+
+    The third point ``a`` is in the x-y plane, at positive y. Columns of the rotation are the axes.
+    """
+    x = _unit(c - b)
+    y = a - b
+    y = _unit(y - (y * x).sum(-1, keepdims=True) * x)
+    return np.stack([x, y, np.cross(x, y)], -1), c
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)

@@ -1,0 +1,179 @@
+"""Place missing side chains on a backbone, by rotamers with the fewest clashes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.geometry import backbone_torsions, follows
+from fastfold.protein.side_chains.assignment import choose
+from fastfold.protein.side_chains.build import BACKBONE, OXYGEN, axis_slots, place_group
+from fastfold.protein.side_chains.candidates import Candidates, side_chain_candidates
+from fastfold.protein.side_chains.clashes import CONTACT_REACH, contact_points, overlap_energies
+from fastfold.protein.side_chains.disulfides import Disulfide, find_disulfides
+
+_N, _CA, _C, _O, _CB, _SG, _OXT = (rc.atom_order[name] for name in ("N", "CA", "C", "O", "CB", "SG", "OXT"))
+_LEAST_BEND = 0.5
+"""Product of two bonds and the sine of their angle in Å², below which N, CA and C are collinear."""
+_FREE_PSI = -45.0  #: Psi in degrees of a residue whose successor's nitrogen is unknown
+_MAX_OWN = 8.0  #: Energy above a residue's best candidate from which others are left out
+
+
+@dataclass(frozen=True)
+class PlacedSideChains:
+    """Structure with all atoms except terminal oxygens, where N, CA and C allow it."""
+
+    positions: np.ndarray  #: ``[N, 37, 3]`` in Å, with the dtype of the input, whose kept atoms are unchanged
+    mask: np.ndarray  #: ``[N, 37]``, with the dtype of the input
+    disulfides: tuple[Disulfide, ...]  #: All disulfide bonds, also those of known sulphurs
+
+
+def place_side_chains(
+    positions: np.ndarray,
+    mask: np.ndarray,
+    aatype: np.ndarray,
+    *,
+    chain_index: np.ndarray,
+    residue_index: np.ndarray,
+    rebuild: np.ndarray | None = None,
+    hints: np.ndarray | None = None,
+) -> PlacedSideChains:
+    """Build the missing heavy atoms of residues that have N, CA and C, except terminal oxygens.
+
+    CB and O have AlphaFold's ideal geometry. Sulphurs of cysteines whose backbones stand as in a disulfide bond are
+    bonded (:func:`~fastfold.protein.side_chains.disulfides.find_disulfides`). All other side chains take rotamers
+    together, with the least sum of their energies by phi and psi and of overlaps. Equal inputs give equal results.
+
+    Args:
+        positions: Atom37 positions ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``, 1 for known atoms, which stay and determine their chi angles.
+        aatype: ``[N]`` residue types; unknown ones are left alone.
+        chain_index: ``[N]`` chain of each residue.
+        residue_index: ``[N]`` residue numbers; consecutive residues of a chain are bonded.
+        rebuild: ``[N]`` bool, residues whose side chains are placed again from CB; None for no residue.
+        hints: Chi angles ``[N, 4]`` in degrees, or NaN, to try besides the rotamers; None for no hints.
+
+    Example:
+        >>> import fastfold, numpy as np
+        >>> from fastfold.protein.side_chains import place_side_chains
+        >>> protein = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).protein
+        >>> placed = place_side_chains(
+        ...     protein.atom_positions,
+        ...     protein.atom_mask,
+        ...     protein.aatype,
+        ...     chain_index=protein.chain_index,
+        ...     residue_index=protein.residue_index,
+        ...     rebuild=np.ones(10, bool),
+        ... )
+        >>> bool((placed.mask == protein.atom_mask).all())
+        True
+    """
+    xyz, known = np.array(positions, np.float64), np.asarray(mask) > 0.5
+    if rebuild is not None:
+        known &= ~np.asarray(rebuild, bool)[:, None] | np.isin(np.arange(rc.atom_type_num), BACKBONE)
+    kept, tied = known.copy(), follows(chain_index, residue_index)
+    torsions = backbone_torsions(xyz, known, tied)
+    has_frame = _has_frame(xyz, known)
+    _add_backbone_atoms(xyz, known, aatype, torsions, has_frame)
+    disulfides = find_disulfides(xyz, known, aatype, torsions)
+    for bond in disulfides:
+        for i, sulphur in zip(bond.residues, bond.sulphurs, strict=True):
+            if not known[i, _SG]:
+                xyz[i, _SG], known[i, _SG] = sulphur, True
+    missing = (rc.restype_atom37_mask[aatype] > 0.5) & ~known
+    candidates = [
+        side_chain_candidates(
+            i,
+            int(aatype[i]),
+            {slot: xyz[i, slot] for slot in np.flatnonzero(known[i]).tolist()},
+            torsions[i],
+            None if hints is None else hints[i],
+        )
+        for i in np.flatnonzero(missing.any(-1) & has_frame).tolist()
+    ]
+    candidates = _with_fixed_atoms(candidates, xyz, known, aatype, tied)
+    choice = choose([one.energies for one in candidates], _pair_energies(candidates, xyz))
+    for one, k in zip(candidates, choice, strict=True):
+        xyz[one.residue, one.slots], known[one.residue, one.slots] = one.points[k, : len(one.slots)], True
+    placed = np.array(positions)
+    added = known & ~kept
+    placed[added] = xyz[added]
+    return PlacedSideChains(placed, known.astype(np.asarray(mask).dtype), disulfides)
+
+
+def _has_frame(xyz: np.ndarray, known: np.ndarray) -> np.ndarray:
+    to_n, to_c = xyz[:, _N] - xyz[:, _CA], xyz[:, _C] - xyz[:, _CA]
+    is_bent = np.linalg.norm(np.cross(to_n, to_c), axis=-1) > _LEAST_BEND
+    return np.asarray(known[:, [_N, _CA, _C]].all(-1) & is_bent)
+
+
+def _add_backbone_atoms(
+    xyz: np.ndarray, known: np.ndarray, aatype: np.ndarray, torsions: np.ndarray, has_frame: np.ndarray
+) -> None:
+    """Build missing CB and O of residues with a frame, in place."""
+    psi = np.where(np.isfinite(torsions[:, 1]), torsions[:, 1], _FREE_PSI)
+    lacking = (rc.restype_atom37_mask[aatype] > 0.5) & ~known & has_frame[:, None]
+    for slot, group in ((_CB, 0), (_O, OXYGEN)):
+        for i in np.flatnonzero(lacking[:, slot]).tolist():
+            axis = xyz[i, axis_slots(int(aatype[i]), group)][None]
+            xyz[i, slot] = place_group(int(aatype[i]), group, [slot], axis, psi[[i]])[0, 0]
+            known[i, slot] = True
+
+
+def _with_fixed_atoms(
+    candidates: list[Candidates], xyz: np.ndarray, known: np.ndarray, aatype: np.ndarray, tied: np.ndarray
+) -> list[Candidates]:
+    """Add the energies with atoms of other residues that stay, and leave out candidates that overlap with them."""
+    points, kinds, residues, slots = _fixed_points(xyz, known, aatype)
+    ends = np.append(tied[1:], False)
+    better = []
+    for one in candidates:
+        i, centre = one.residue, xyz[one.residue, _CB]
+        near = np.linalg.norm(points - centre, axis=-1) < _reach(one, centre) + CONTACT_REACH
+        # Rotamers are fitted with the residue's own backbone and with the atoms next to it.
+        near &= residues != i
+        if tied[i]:
+            near &= ~((residues == i - 1) & (slots == _C))
+        if ends[i]:
+            near &= ~((residues == i + 1) & (slots == _N))
+        energies = (
+            one.energies + overlap_energies(one.points, one.kinds, points[near][None], kinds[near])[:, 0]
+        )
+        better.append(one.select(np.flatnonzero(energies <= energies.min() + _MAX_OWN), energies))
+    return better
+
+
+def _fixed_points(
+    xyz: np.ndarray, known: np.ndarray, aatype: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return positions ``[Q, 3]`` of known atoms and whole rings, their kinds, residues, and slots (-1 for rings)."""
+    points, kinds, residues, slots = [], [], [], []
+    for i in np.flatnonzero(known.any(-1)).tolist():
+        present = np.flatnonzero(known[i]).tolist()
+        atoms, of_atoms = contact_points(int(aatype[i]), present, xyz[i, present][None], {})
+        points.append(atoms[0])
+        kinds.append(of_atoms)
+        residues.append(np.full(len(of_atoms), i))
+        slots.append(np.array(present + [-1] * (len(of_atoms) - len(present))))
+    if not points:
+        return np.zeros((0, 3)), np.zeros(0, int), np.zeros(0, int), np.zeros(0, int)
+    return np.concatenate(points), np.concatenate(kinds), np.concatenate(residues), np.concatenate(slots)
+
+
+def _pair_energies(candidates: list[Candidates], xyz: np.ndarray) -> dict[tuple[int, int], np.ndarray]:
+    centres = np.array([xyz[one.residue, _CB] for one in candidates]).reshape(-1, 3)
+    reach = np.array([_reach(one, centre) for one, centre in zip(candidates, centres, strict=True)])
+    pairs = {}
+    for i, one in enumerate(candidates):
+        distance = np.linalg.norm(centres[i + 1 :] - centres[i], axis=-1)
+        for j in (np.flatnonzero(distance < reach[i] + reach[i + 1 :] + CONTACT_REACH) + i + 1).tolist():
+            energies = overlap_energies(one.points, one.kinds, candidates[j].points, candidates[j].kinds)
+            if energies.any():
+                pairs[i, j] = energies
+    return pairs
+
+
+def _reach(one: Candidates, centre: np.ndarray) -> float:
+    return float(np.linalg.norm(one.points - centre, axis=-1).max())
