@@ -164,7 +164,9 @@ def cysteine_pairs(protein: Protein) -> tuple[list[tuple[float, float, bool, boo
     mask = protein.atom_mask.copy()
     mask[:, _SG] = 0
     torsions = backbone_torsions(protein.atom_positions, mask, bonded(protein))
-    bonds = find_disulfides(protein.atom_positions, mask, protein.aatype, torsions)
+    bonds = find_disulfides(
+        protein.atom_positions, mask, protein.aatype, chain_index=protein.chain_index, torsions=torsions
+    )
     by_backbone = {bond.residues for bond in bonds}
     rows = []
     for place, i in enumerate(cysteines):

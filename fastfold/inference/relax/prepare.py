@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +14,11 @@ from openmm import app, unit
 from pdbfixer import PDBFixer
 
 from fastfold.errors import InputError
-from fastfold.inference.relax.side_chains import add_missing_atoms
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.atom_rows import residue_b_factors
 from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Hydrogens, Protein, check_writable
+from fastfold.protein.side_chains.placement import place_side_chains
 
 _OXT = rc.atom_order["OXT"]
 _SOME_FILE = "ATOM      1  N   GLY A   1       0.000   0.000   0.000  1.00  0.00           N\n"
@@ -39,6 +39,8 @@ class PreparedStructure:
     residue_of: np.ndarray  #: ``[A]`` index of each atom's residue in the protein's arrays
     is_hydrogen: np.ndarray  #: ``[A]`` bool
     atoms_added: int  #: Number of added heavy atoms
+    #: Indices in the protein's arrays of cysteines with bonded sulphurs
+    disulfides: tuple[tuple[int, int], ...]
 
 
 def segments(protein: Protein) -> list[list[int]]:
@@ -84,20 +86,33 @@ def check_relaxable(
         )
 
 
-def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStructure:
+def prepare(
+    protein: Protein, names: AuthorNames | None = None, *, rebuild: Collection[int] = ()
+) -> PreparedStructure:
     """Add missing heavy atoms and hydrogens (pH 7), reproducibly.
 
-    Runs of residues (:func:`segments`) become chains with charged ends. Sulphurs of cysteines within 3 Å are bonded.
-    pdbfixer adds terminal oxygens, the atoms of residues without N, CA or C, and hydrogens;
-    :func:`~fastfold.inference.relax.side_chains.add_missing_atoms` adds all other heavy atoms. Coordinates are first
-    rounded to the 0.001 Å of structure files. Hydrogens are placed in double precision on the Reference platform.
-    Errors are those of :func:`check_relaxable`, and ValueError where atoms coincide or cannot be completed.
+    Runs of residues (:func:`segments`) become chains with charged ends. pdbfixer adds terminal oxygens, the atoms of
+    residues without N, CA or C, and hydrogens;
+    :func:`~fastfold.protein.side_chains.placement.place_side_chains` adds all other heavy atoms, decides on disulfide
+    bonds, and places the side chains of residues in ``rebuild`` again. Coordinates are first rounded to the 0.001 Å of
+    structure files. Hydrogens are placed in double precision on the Reference platform. Errors are those of
+    :func:`check_relaxable`, and ValueError where atoms coincide or cannot be completed.
     """
     check_relaxable(protein, names)
     protein = replace(protein, atom_positions=np.round(protein.atom_positions, 3))
     _check_apart(protein, names)
     present = int((protein.atom_mask > 0.5).sum())
-    topology, heavy, residues = _topology(add_missing_atoms(protein))
+    placed = place_side_chains(
+        protein.atom_positions,
+        protein.atom_mask,
+        protein.aatype,
+        chain_index=protein.chain_index,
+        residue_index=protein.residue_index,
+        rebuild=np.isin(np.arange(len(protein)), list(rebuild)),
+    )
+    disulfides = tuple(bond.residues for bond in placed.disulfides)
+    whole = replace(protein, atom_positions=placed.positions, atom_mask=placed.mask)
+    topology, heavy, residues = _topology(whole)
     reference = openmm.Platform.getPlatformByName("Reference")
     fixer = PDBFixer(pdbfile=io.StringIO(_SOME_FILE), platform=reference)
     fixer.topology, fixer.positions, fixer.sequences = topology, heavy * unit.angstrom, []
@@ -107,6 +122,7 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
     random.seed(0)  # OpenMM places hydrogens by Python's generator
     try:
         fixer.addMissingAtoms(seed=1)
+        fixer.topology, fixer.positions = _with_disulfides(fixer, residues, disulfides)
         fixer.addMissingHydrogens(pH=7.0)
     finally:
         random.setstate(state)
@@ -121,6 +137,7 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
         residue_of=np.array([residues[atom.residue.index] for atom in atoms]),
         is_hydrogen=is_hydrogen,
         atoms_added=int((~is_hydrogen).sum()) - present,
+        disulfides=disulfides,
     )
 
 
@@ -158,8 +175,20 @@ def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:
                 positions.append(protein.atom_positions[i, atom])
     rounded = np.round(np.array(positions, np.float64), 3)
     topology.createStandardBonds()
-    topology.createDisulfideBonds([openmm.Vec3(*row) for row in (rounded / 10).tolist()] * unit.nanometer)
     return topology, rounded, residues
+
+
+def _with_disulfides(
+    fixer: PDBFixer, residues: list[int], disulfides: tuple[tuple[int, int], ...]
+) -> tuple[Any, Any]:
+    """Return topology and positions with these disulfide bonds in place of pdbfixer's, which go by distance alone."""
+    by_distance = [bond for bond in fixer.topology.bonds() if all(atom.name == "SG" for atom in bond)]
+    modeller = app.Modeller(fixer.topology, fixer.positions)
+    modeller.delete(by_distance)
+    sulphurs = {residues[atom.residue.index]: atom for atom in modeller.topology.atoms() if atom.name == "SG"}
+    for i, j in disulfides:
+        modeller.topology.addBond(sulphurs[i], sulphurs[j])
+    return modeller.topology, modeller.positions
 
 
 def to_protein(

@@ -12,7 +12,8 @@ import numpy as np
 
 from fastfold.errors import FastFoldError
 from fastfold.inference.relax.config import RelaxConfig, check_installed
-from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
+from fastfold.inference.relax.result import BondedCysteines, RelaxResult, relaxed_mmcif, relaxed_pdb
+from fastfold.inference.relax.rings import describe_ring, rings_with_bonds, side_chains_to_rebuild
 from fastfold.inference.relax.stereo import (
     Violation,
     chain_breaks,
@@ -21,7 +22,7 @@ from fastfold.inference.relax.stereo import (
     violating_residues,
 )
 from fastfold.protein.io.read import named_protein
-from fastfold.protein.labels import AuthorNames
+from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
 from fastfold.utils.machine import available_cores
 from fastfold.utils.units import clock
@@ -155,18 +156,22 @@ def _rounds(
     names: AuthorNames,
     ticker: _Ticker,
 ) -> RelaxResult:
-    """Minimise until no violation remains, a round fails, or the limit of rounds is reached."""
+    """Minimise until no violation remains, a round fails, or the limit of rounds is reached.
+
+    A side chain with a pierced ring, or with the bond through it, is placed again before the next round.
+    """
     from openmm import OpenMMException
 
     from fastfold.inference.relax.minimize import minimize
     from fastfold.inference.relax.prepare import prepare, to_protein
 
     protein, prepared, freed = done.protein, None, set[int]()
+    rebuild = side_chains_to_rebuild(rings_with_bonds(protein), protein)
     for number in range(1, config.max_rounds + 1):
         if done.rounds:
             freed |= {v.index for v in done.violations if _is_mended_by_freedom(v)}
         try:
-            prepared = prepared or prepare(protein, names)
+            prepared = prepared or prepare(protein, names, rebuild=rebuild)
             tick = ticker.of_round(number)
             found = minimize(prepared, config, platform, free_residues=freed, on_iteration=tick)
             if not (np.isfinite(found.positions).all() and math.isfinite(found.energy_after)):
@@ -181,6 +186,7 @@ def _rounds(
             return replace(done, reason=f"round {number} failed ({what}){where}")
         prepared = replace(prepared, positions=found.positions)
         relaxed, hydrogens = to_protein(prepared, prepared.positions, protein)
+        pierced = rings_with_bonds(relaxed)
         done = replace(
             done,
             protein=relaxed,
@@ -195,8 +201,17 @@ def _rounds(
             iteration_limit_reached=found.limit_reached,
             residues_freed=len(freed),
             atoms_added=prepared.atoms_added,
+            disulfides=tuple(
+                BondedCysteines((i, j), (residue_label(protein, i, names), residue_label(protein, j, names)))
+                for i, j in prepared.disulfides
+            ),
+            side_chains_rebuilt=tuple(residue_label(protein, i, names) for i in sorted(rebuild)),
+            pierced_rings=tuple(describe_ring(ring, protein, names) for ring in pierced),
         )
-        if not any(map(_is_mended_by_freedom, done.violations)):
+        if more := side_chains_to_rebuild(pierced, protein) - rebuild:
+            rebuild |= more
+            prepared = None
+        elif not any(map(_is_mended_by_freedom, done.violations)):
             break
     return done
 
@@ -212,6 +227,8 @@ def _reason(done: RelaxResult) -> str:
         reasons.append(f"the energy stays positive at {energy:,.0f} kJ/mol")
     if done.violations:
         reasons.append(f"violations remain{_named(done.violations)}")
+    if done.pierced_rings:
+        reasons.append(f"bonds pass through rings: {', '.join(done.pierced_rings)}")
     return "; ".join(reasons)
 
 

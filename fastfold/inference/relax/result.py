@@ -15,6 +15,14 @@ from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Hydrogens, Protein
 
 
+@dataclass(frozen=True)
+class BondedCysteines:
+    """Two residues with a disulfide bond."""
+
+    indices: tuple[int, int]  #: Indices in the protein's arrays
+    residues: tuple[str, str]  #: Names, for example ``CYS 3 of chain A``
+
+
 @dataclass(frozen=True, eq=False)
 class RelaxResult:
     """Result of a relaxation.
@@ -49,6 +57,10 @@ class RelaxResult:
     seconds: float  #: Seconds of the relaxation
     #: Pairs of residues with consecutive numbers that are not bonded, with their distance
     chain_breaks: tuple[str, ...] = ()
+    disulfides: tuple[BondedCysteines, ...] = ()  #: Disulfide bonds of the force field
+    #: Residues whose side chains were placed again, because a bond passed through a ring
+    side_chains_rebuilt: tuple[str, ...] = ()
+    pierced_rings: tuple[str, ...] = ()  #: Rings of the result that a bond passes through, with the bond
 
     @property
     def minimized(self) -> bool:
@@ -57,7 +69,7 @@ class RelaxResult:
 
     @property
     def relaxed(self) -> bool:
-        """True if the energy is negative and no violation remains."""
+        """True if the energy is negative, and no violation and no pierced ring remain."""
         return not self.reason
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +90,11 @@ class RelaxResult:
             "residues_freed": self.residues_freed,
             "heavy_atoms_added": self.atoms_added,
             "chain_breaks": list(self.chain_breaks),
+            "disulfides": [
+                {"indices": list(bond.indices), "residues": list(bond.residues)} for bond in self.disulfides
+            ],
+            "side_chains_rebuilt": list(self.side_chains_rebuilt),
+            "pierced_rings": list(self.pierced_rings),
             "seconds": round(self.seconds, 2),
         }
 
@@ -92,6 +109,10 @@ class RelaxResult:
         )
         if self.chain_breaks:
             what += f"; chain broken between {', '.join(self.chain_breaks)}"
+        if self.disulfides:
+            what += f"; disulfide bonds {', '.join(' - '.join(bond.residues) for bond in self.disulfides)}"
+        if self.side_chains_rebuilt:
+            what += f"; side chains placed again to free rings: {', '.join(self.side_chains_rebuilt)}"
         return f"relaxed: {what}" if self.relaxed else f"not relaxed: {self.reason} ({what})"
 
 
@@ -101,7 +122,13 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:
     """Format the structure as a PDB file, whose title tells if it is not relaxed; errors as of :meth:`.to_pdb`."""
-    return to_pdb(result.protein, title=_title(result, title), hydrogens=result.hydrogens, names=names)
+    return to_pdb(
+        result.protein,
+        title=_title(result, title),
+        hydrogens=result.hydrogens,
+        disulfides=[bond.indices for bond in result.disulfides],
+        names=names,
+    )
 
 
 def relaxed_mmcif(

@@ -15,6 +15,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.losses.violation import find_violations
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import gather_atoms, lookup
+from fastfold.protein.geometry import dihedrals, follows
 from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
 
@@ -28,7 +29,7 @@ def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int
     """Return the residues too far from their predecessor, with a description of each break."""
     present = protein.atom_mask > 0.5
     breaks: dict[int, str] = {}
-    for i in np.flatnonzero(follows(protein)).tolist():
+    for i in np.flatnonzero(follows(protein.chain_index, protein.residue_index)).tolist():
         for before, after, limit in (("C", "N", MAX_PEPTIDE_BOND), ("CA", "CA", _MAX_ALPHA_DISTANCE)):
             a, b = (i - 1, rc.atom_order[before]), (i, rc.atom_order[after])
             if present[a] and present[b]:
@@ -42,15 +43,9 @@ def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int
 
 def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
     """Return the structure with residue numbers that are consecutive only between bonded residues."""
-    tied = follows(protein)
+    tied = follows(protein.chain_index, protein.residue_index)
     tied[list(breaks)] = False
     return replace(protein, residue_index=np.cumsum(np.where(tied, 1, 2)))
-
-
-def follows(protein: Protein) -> np.ndarray:
-    """Return a mask ``[N]`` of residues with the next number after their predecessor, in the same chain."""
-    same_chain = np.diff(protein.chain_index) == 0
-    return np.concatenate([[False], same_chain & (np.diff(protein.residue_index) == 1)])
 
 
 CHIRAL_CENTRES = (
@@ -101,7 +96,7 @@ def _hands(protein: Protein, residues: str, centre: str, neighbours: tuple[str, 
 
 def _phi(protein: Protein) -> np.ndarray:
     """Return phi of residues other than glycine in degrees, NaN where it is not defined."""
-    after = np.flatnonzero(follows(protein))
+    after = np.flatnonzero(follows(protein.chain_index, protein.residue_index))
     angles, known = _torsions(protein, (after - 1, "C"), *((after, name) for name in ("N", "CA", "C")))
     known &= protein.aatype[after] != rc.restype_order["G"]
     phi = np.full(len(protein), np.nan)
@@ -117,7 +112,7 @@ def _torsions(protein: Protein, *atoms: tuple[np.ndarray, str]) -> tuple[np.ndar
 
 def twisted_residues(protein: Protein) -> np.ndarray:
     """Return a mask ``[N]`` of residues after a peptide bond with omega far from cis and trans."""
-    after = np.flatnonzero(follows(protein))
+    after = np.flatnonzero(follows(protein.chain_index, protein.residue_index))
     before = after - 1
     omega, known = _torsions(protein, (before, "CA"), (before, "C"), (after, "N"), (after, "CA"))
     off_planar = np.minimum(np.abs(omega), 180.0 - np.abs(omega))
@@ -129,21 +124,13 @@ def stretched_residues(protein: Protein) -> np.ndarray:
     every = np.arange(len(protein))
     found = np.zeros(len(protein), bool)
     bonds = [(every, first, every, second, length) for first, second, length in _BACKBONE_BONDS]
-    after = np.flatnonzero(follows(protein))
+    after = np.flatnonzero(follows(protein.chain_index, protein.residue_index))
     for rows, first, others, second, length in [*bonds, (after - 1, "C", after, "N", _PEPTIDE_BOND)]:
         a, b = (rows, rc.atom_order[first]), (others, rc.atom_order[second])
         known = (protein.atom_mask[a] > 0.5) & (protein.atom_mask[b] > 0.5)
         distance = np.linalg.norm(protein.atom_positions[a] - protein.atom_positions[b], axis=-1)
         found |= _both_ends(rows, others, known & (np.abs(distance - length) > _MAX_STRETCH), len(protein))
     return found
-
-
-def dihedrals(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Return the torsion angles ``[...]`` of four points ``[..., 3]`` each, in degrees from -180 to 180."""
-    axis = c - b
-    first, second = np.cross(b - a, axis), np.cross(axis, d - c)
-    sine = (np.cross(first, second) * axis).sum(-1) / np.maximum(np.linalg.norm(axis, axis=-1), 1e-9)
-    return np.asarray(np.degrees(np.arctan2(sine, (first * second).sum(-1))))
 
 
 def _both_ends(before: np.ndarray, after: np.ndarray, chosen: np.ndarray, count: int) -> np.ndarray:

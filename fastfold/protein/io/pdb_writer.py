@@ -36,6 +36,7 @@ def to_pdb(
     *,
     title: str | None = None,
     hydrogens: Hydrogens | None = None,
+    disulfides: Sequence[tuple[int, int]] = (),
     names: AuthorNames | None = None,
 ) -> str:
     """Write a structure as one model of a PDB file, with the same bytes for equal structures.
@@ -44,12 +45,13 @@ def to_pdb(
         protein: The structure.
         title: Text of the TITLE records; letters outside ASCII are spelled.
         hydrogens: Hydrogens to write.
+        disulfides: Indices of cysteines with bonded sulphurs.
         names: Names of chains and residues; by default chains are A-Z, a-z, 0-9 in order and residues are numbered by
             ``protein.residue_index``. Instead of a chain name of several characters, the first free letter is written,
             and a REMARK 999 record tells it.
 
     Returns:
-        Text in lines of 80 columns: TITLE, REMARK 465 and 999, SEQRES, MODEL, ATOM, TER, ENDMDL, END.
+        Text in lines of 80 columns: TITLE, REMARK 465 and 999, SEQRES, SSBOND, MODEL, ATOM, TER, ENDMDL, END.
 
     Raises:
         OutputError: The structure has no atoms, or a value is not finite.
@@ -76,6 +78,7 @@ def to_pdb(
         *_missing_residue_lines(protein, chain_ids, numbers),
         *_renamed_chain_lines(chain_ids, names),
         *_seqres_lines(protein, chain_ids),
+        *_ssbond_lines(protein, disulfides, chain_ids, numbers),
     ]
     lines.append("MODEL        1")
     serial = 0
@@ -146,6 +149,24 @@ def _check_limits(
         for extreme in (column.min(), column.max()):
             if not low <= extreme <= high:
                 raise PdbLimitError(f"{text.format(extreme)}, only {low} to {high} fit")
+
+
+def _ssbond_lines(
+    protein: Protein,
+    disulfides: Sequence[tuple[int, int]],
+    chain_ids: Sequence[str],
+    numbers: Sequence[tuple[int, str] | None],
+) -> Iterator[str]:
+    sulphur = rc.atom_order["SG"]
+    for serial, pair in enumerate(disulfides, start=1):
+        ends = [
+            f"CYS {chain_ids[protein.chain_index[i]]} {number[0]:>4}{number[1]:1}"
+            for i in pair
+            if (number := numbers[i]) is not None
+        ]
+        length = np.linalg.norm(np.subtract(*protein.atom_positions[list(pair), sulphur].astype(np.float64)))
+        # The serial number has three columns.
+        yield f"SSBOND {serial % 1000:>3} {ends[0]}   {ends[1]}{'':23}{'1555':>6} {'1555':>6} {length:5.2f}"
 
 
 def _title_lines(title: str | None) -> Iterator[str]:

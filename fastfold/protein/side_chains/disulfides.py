@@ -23,8 +23,11 @@ _STEP = 5.0  #: Degrees between the chi angles that are tried
 _LENGTH, _ANGLE, _DIHEDRAL = (2.04, 0.1), (104.0, 6.0), (90.0, 20.0)
 """Mean and tolerance of the bond in Å, of its angles with CB, and of the dihedral angle about it in degrees."""
 _CHI_WIDTH, _MAX_CHI_ENERGY = 10.0, 8.0
-_MAX_ENERGY = 6.0
-"""Energy above which cysteines are not bonded. It accepts 88% of the bonds and 3% of other pairs of near cysteines."""
+_MAX_ENERGY, _MAX_ENERGY_WITH_OTHERS = 5.0, 14.0
+"""Energies above which cysteines are not bonded: in a chain without, and with another disulfide bond.
+
+Cysteines are bonded where a protein is secreted, so one bond makes others probable.
+"""
 _BETA_DISTANCES, _ALPHA_DISTANCES = (3.2, 4.6), (3.8, 6.9)
 """Distances in Å of CB and of CA between bonded cysteines: percentiles 1 and 99 in experimental structures."""
 
@@ -43,18 +46,24 @@ class Disulfide:
 
 
 def find_disulfides(
-    positions: np.ndarray, mask: np.ndarray, aatype: np.ndarray, torsions: np.ndarray
+    positions: np.ndarray,
+    mask: np.ndarray,
+    aatype: np.ndarray,
+    *,
+    chain_index: np.ndarray,
+    torsions: np.ndarray,
 ) -> tuple[Disulfide, ...]:
     """Return the disulfide bonds of a structure, with positions of sulphurs that it lacks.
 
     Two known sulphurs are bonded by their distance. If one or both are missing, the backbones decide: chi angles must
-    exist that give the bond its usual geometry, at distances of CA and CB seen in experimental structures. No cysteine
-    has two bonds; the best ones are taken first.
+    exist that give the bond its usual geometry, at distances of CA and CB seen in experimental structures. A chain with
+    one bond may have others of less usual geometry. No cysteine has two bonds; the best ones are taken first.
 
     Args:
         positions: Atom37 positions ``[N, 37, 3]`` in Å, with CB of every cysteine that counts.
         mask: ``[N, 37]``, 1 for present atoms.
         aatype: ``[N]`` residue types.
+        chain_index: ``[N]`` chain of each residue.
         torsions: ``[N, 2]`` phi and psi in degrees, or NaN.
     """
     xyz, present = np.asarray(positions, np.float64), np.asarray(mask) > 0.5
@@ -70,15 +79,19 @@ def find_disulfides(
             if present[i, _SG] and present[j, _SG]:
                 distance = float(np.linalg.norm(xyz[i, _SG] - xyz[j, _SG]))
                 if distance < BOND_LENGTH or (distance < NEAR_SULPHURS and _is_allowed(xyz, i, j)):
-                    possible.append((distance - 100.0, Disulfide((i, j), xyz[[i, j], _SG])))
+                    possible.append((distance - 10.0, Disulfide((i, j), xyz[[i, j], _SG])))
             elif _is_allowed(xyz, i, j):
                 energy, sulphurs = _best_bond(xyz[i, _CB], *options[i], xyz[j, _CB], *options[j])
-                if energy < _MAX_ENERGY:
+                if energy < _MAX_ENERGY_WITH_OTHERS:
                     possible.append((energy, Disulfide((i, j), sulphurs)))
     bonds: list[Disulfide] = []
-    for _, bond in sorted(possible, key=lambda one: (one[0], one[1].residues)):
-        if not {i for other in bonds for i in other.residues} & set(bond.residues):
+    bonded, chains = set[int](), set[int]()
+    for energy, bond in sorted(possible, key=lambda one: (one[0], one[1].residues)):
+        of_bond = {int(chain_index[i]) for i in bond.residues}
+        if not bonded & set(bond.residues) and (energy < _MAX_ENERGY or chains & of_bond):
             bonds.append(bond)
+            bonded |= set(bond.residues)
+            chains |= of_bond
     return tuple(sorted(bonds, key=lambda bond: bond.residues))
 
 

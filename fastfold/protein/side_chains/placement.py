@@ -77,7 +77,7 @@ def place_side_chains(
     torsions = backbone_torsions(xyz, known, tied)
     has_frame = _has_frame(xyz, known)
     _add_backbone_atoms(xyz, known, aatype, torsions, has_frame)
-    disulfides = find_disulfides(xyz, known, aatype, torsions)
+    disulfides = find_disulfides(xyz, known, aatype, chain_index=chain_index, torsions=torsions)
     for bond in disulfides:
         for i, sulphur in zip(bond.residues, bond.sulphurs, strict=True):
             if not known[i, _SG]:

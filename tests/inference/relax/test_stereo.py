@@ -12,8 +12,9 @@ from fastfold.inference.relax import RelaxConfig, minimize, relax
 from fastfold.inference.relax.minimize import Minimized
 from fastfold.inference.relax.platforms import choose_platform
 from fastfold.inference.relax.prepare import PreparedStructure, prepare, to_protein
-from fastfold.inference.relax.stereo import dihedrals, violating_residues, wrong_hands
+from fastfold.inference.relax.stereo import violating_residues, wrong_hands
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.geometry import dihedrals
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
 from tests.helpers.peptides import helix, twisted

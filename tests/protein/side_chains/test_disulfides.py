@@ -53,7 +53,9 @@ def find(protein: Protein, *missing: int) -> tuple[Disulfide, ...]:
     mask[list(missing), SG] = 0
     tied = follows(protein.chain_index, protein.residue_index)
     torsions = backbone_torsions(protein.atom_positions, mask, tied)
-    return find_disulfides(protein.atom_positions, mask, protein.aatype, torsions)
+    return find_disulfides(
+        protein.atom_positions, mask, protein.aatype, chain_index=protein.chain_index, torsions=torsions
+    )
 
 
 def pairs(protein: Protein, *missing: int) -> list[tuple[int, int]]:
