@@ -10,7 +10,7 @@ import pytest
 
 from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.relax import RelaxConfig, RelaxResult
-from fastfold.inference.relax.result import relaxed_mmcif, relaxed_pdb
+from fastfold.inference.relax.result import BondedCysteines, relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.stereo import Violation, violating_residues
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Hydrogens
@@ -54,6 +54,22 @@ def test_the_record_is_plain_and_names_its_units() -> None:
     assert failed.to_dict()["energy_after_kj_per_mol"] is None
     assert not failed.minimized
     assert str(failed) == "not relaxed on CPU (1 thread): no"
+
+
+def test_the_record_lists_bonds_of_cysteines_and_rings() -> None:
+    bond = BondedCysteines((1, 7), ("CYS 2 of chain A", "CYS 8 of chain A"))
+    found = result(
+        disulfides=(bond,),
+        side_chains_rebuilt=("LYS 3 of chain A",),
+        pierced_rings=("PHE 1 by CA-CB of ALA 9",),
+    )
+    record = json.loads(json.dumps(found.to_dict()))
+    assert record["disulfides"] == [{"indices": [1, 7], "residues": ["CYS 2 of chain A", "CYS 8 of chain A"]}]
+    assert record["side_chains_rebuilt"] == ["LYS 3 of chain A"]
+    assert record["pierced_rings"] == ["PHE 1 by CA-CB of ALA 9"]
+    assert str(found).endswith(
+        "disulfide bonds CYS 2 of chain A - CYS 8 of chain A; side chains placed again to free rings: LYS 3 of chain A"
+    )
 
 
 def test_the_sentence_says_what_happened() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import gemmi
 import numpy as np
 import pytest
 from Bio import SeqIO
@@ -54,6 +55,23 @@ def test_serial_numbers_count_atoms_and_chain_ends_without_a_gap():
     serials = [int(line[6:11]) for line in lines if line.startswith(("ATOM", "TER"))]
     assert serials == list(range(1, len(serials) + 1))
     assert sum(line.startswith("TER") for line in lines) == 3  # the chain without atoms has no end
+
+
+def test_disulfide_bonds_are_records_that_gemmi_reads():
+    protein = make_protein("CAC", "C")
+    sg = rc.atom_order["SG"]
+    protein.atom_positions[0, sg], protein.atom_positions[3, sg] = [0, 0, 0], [0, 0, 2.04]
+    text = to_pdb(protein, disulfides=[(0, 3)])
+    (line,) = (line for line in text.splitlines() if line.startswith("SSBOND"))
+    # The example of the format's description, with other names.
+    expected = "SSBOND   1 CYS A    1    CYS B    1                          1555   1555  2.04"
+    assert line == expected.ljust(80)
+    names = AuthorNames(("H", "L"), ("22", "23", "96A", "-5"))
+    structure = gemmi.read_pdb_string(to_pdb(protein, disulfides=[(0, 2), (0, 3)], names=names))
+    assert [(link.type, str(link.partner1), str(link.partner2)) for link in structure.connections] == [
+        (gemmi.ConnectionType.Disulf, "H/CYS 22/SG", "H/CYS 96A/SG"),
+        (gemmi.ConnectionType.Disulf, "H/CYS 22/SG", "L/CYS -5/SG"),
+    ]
 
 
 def test_no_value_prints_as_minus_zero():
