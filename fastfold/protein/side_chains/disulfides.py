@@ -6,6 +6,7 @@ their distributions.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,9 @@ Cysteines are bonded where a protein is secreted, so one bond makes others proba
 """
 _BETA_DISTANCES, _ALPHA_DISTANCES = (3.2, 4.6), (3.8, 6.9)
 """Distances in Å of CB and of CA between bonded cysteines: percentiles 1 and 99 in experimental structures."""
+
+_MOTIF_STEPS, _SITE_SIZE = (2, 3, 4), 7.0
+"""Steps along the sequence within a metal-binding pair, and largest distance in Å of CB within a site of two pairs."""
 
 BOND_LENGTH = 2.3  #: Distance in Å of two sulphurs up to which they are bonded, whatever their backbones are
 NEAR_SULPHURS = (
@@ -57,7 +61,8 @@ def find_disulfides(
 
     Two known sulphurs are bonded by their distance. If one or both are missing, the backbones decide: chi angles must
     exist that give the bond its usual geometry, at distances of CA and CB seen in experimental structures. A chain with
-    one bond may have others of less usual geometry. No cysteine has two bonds; the best ones are taken first.
+    one bond may have others of less usual geometry. Missing sulphurs of metal sites, which are two near pairs C-x-x-C,
+    are not bonded. No cysteine has two bonds; the best ones are taken first.
 
     Args:
         positions: Atom37 positions ``[N, 37, 3]`` in Å, with CB of every cysteine that counts.
@@ -70,6 +75,7 @@ def find_disulfides(
     axis = axis_slots(_CYSTEINE, _CHI1)
     cysteines = np.flatnonzero((aatype == _CYSTEINE) & present[:, axis].all(-1))
     possible: list[tuple[float, Disulfide]] = []
+    at_metal = _metal_sites(xyz, cysteines, chain_index)
     options = {i: _sulphurs(xyz, present, i, torsions[i]) for i in cysteines.tolist()}
     for place, i in enumerate(cysteines.tolist()):
         near = (
@@ -80,7 +86,7 @@ def find_disulfides(
                 distance = float(np.linalg.norm(xyz[i, _SG] - xyz[j, _SG]))
                 if distance < BOND_LENGTH or (distance < NEAR_SULPHURS and _is_allowed(xyz, i, j)):
                     possible.append((distance - 10.0, Disulfide((i, j), xyz[[i, j], _SG])))
-            elif _is_allowed(xyz, i, j):
+            elif _is_allowed(xyz, i, j) and not {i, j} & at_metal:
                 energy, sulphurs = _best_bond(xyz[i, _CB], *options[i], xyz[j, _CB], *options[j])
                 if energy < _MAX_ENERGY_WITH_OTHERS:
                     possible.append((energy, Disulfide((i, j), sulphurs)))
@@ -93,6 +99,22 @@ def find_disulfides(
             bonded |= set(bond.residues)
             chains |= of_bond
     return tuple(sorted(bonds, key=lambda bond: bond.residues))
+
+
+def _metal_sites(xyz: np.ndarray, cysteines: np.ndarray, chain_index: np.ndarray) -> set[int]:
+    """Return the cysteines of sites that bind a metal, as zinc ribbons and rubredoxins have."""
+    pairs = [
+        (i, j)
+        for i, j in itertools.combinations(cysteines.tolist(), 2)
+        if j - i in _MOTIF_STEPS and chain_index[i] == chain_index[j]
+    ]
+    sites = set[int]()
+    for first, second in itertools.combinations(pairs, 2):
+        site = sorted({*first, *second})
+        beta = xyz[site, _CB]
+        if len(site) == 4 and np.linalg.norm(beta[:, None] - beta, axis=-1).max() < _SITE_SIZE:
+            sites |= set(site)
+    return sites
 
 
 def _is_allowed(xyz: np.ndarray, i: int, j: int) -> bool:

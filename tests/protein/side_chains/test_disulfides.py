@@ -115,6 +115,27 @@ def test_near_sulphurs_are_not_bonded_if_the_backbones_forbid_it() -> None:
         assert (pairs(replace(protein, atom_positions=moved)) == [(1, 4)]) == is_bonded
 
 
+def test_two_pairs_around_a_metal_are_not_bonded() -> None:
+    """The bonds of cysteines next to each other are allowed, and those of pairs C-x-C are not."""
+    first = bonded()
+    apart = first.atom_positions[4, CB] - first.atom_positions[1, CB]
+    aside = np.cross(apart, [1.0, 0.0, 0.0])
+    aside *= 5.0 / np.linalg.norm(aside)
+    chains = (first.atom_positions[:3], first.atom_positions[3:])
+    for step, count in ((2, 0), (1, 2)):
+        xyz = np.zeros((2 * (step + 1), 37, 3), np.float32)
+        mask = np.zeros((2 * (step + 1), 37), np.float32)
+        for number, atoms in enumerate(chains):
+            for place, shift in ((number * (step + 1), 0.0), (number * (step + 1) + step, aside)):
+                xyz[place] = atoms[1] + np.float32(shift)
+                mask[place] = first.atom_mask[1]
+        aatype = np.where(mask.any(-1), rc.restype_order["C"], rc.restype_order["A"])
+        rows = np.repeat([0, 1], step + 1)
+        mask[:, SG] = 0
+        found = find_disulfides(xyz, mask, aatype, chain_index=rows, torsions=np.full((len(xyz), 2), np.nan))
+        assert len(found) == count
+
+
 def test_a_cysteine_has_one_bond_and_known_bonds_come_first() -> None:
     first, other = bonded(), helix("ACA")
     protein = Protein(
