@@ -43,7 +43,14 @@ NEAR_SULPHURS = (
 
 @dataclass(frozen=True)
 class Disulfide:
-    """Bond between the sulphurs of two cysteines."""
+    """Bond between the sulphurs of two cysteines.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.side_chains import Disulfide
+        >>> Disulfide((2, 18), np.array([[0.0, 0.0, 0.0], [2.04, 0.0, 0.0]])).residues
+        (2, 18)
+    """
 
     residues: tuple[int, int]  #: Indices of both residues, in order
     sulphurs: np.ndarray  #: ``[2, 3]`` float64 positions of SG in Å
@@ -70,6 +77,16 @@ def find_disulfides(
         aatype: ``[N]`` residue types.
         chain_index: ``[N]`` chain of each residue.
         torsions: ``[N, 2]`` phi and psi in degrees, or NaN.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.protein.geometry import backbone_torsions, follows
+        >>> from fastfold.protein.side_chains import find_disulfides
+        >>> protein = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).protein
+        >>> atoms = protein.atom_positions, protein.atom_mask
+        >>> torsions = backbone_torsions(*atoms, follows(protein.chain_index, protein.residue_index))
+        >>> find_disulfides(*atoms, protein.aatype, chain_index=protein.chain_index, torsions=torsions)
+        ()
     """
     xyz, present = np.asarray(positions, np.float64), np.asarray(mask) > 0.5
     axis = axis_slots(_CYSTEINE, _CHI1)

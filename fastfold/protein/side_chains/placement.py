@@ -23,7 +23,14 @@ _MAX_OWN = 8.0  #: Energy above a residue's best candidate from which others are
 
 @dataclass(frozen=True)
 class PlacedSideChains:
-    """Structure with all atoms except terminal oxygens, where N, CA and C allow it."""
+    """Structure with all atoms except terminal oxygens, where N, CA and C allow it.
+
+    Example:
+        >>> import numpy as np
+        >>> from fastfold.protein.side_chains import PlacedSideChains
+        >>> PlacedSideChains(np.zeros((1, 37, 3)), np.zeros((1, 37)), disulfides=()).disulfides
+        ()
+    """
 
     positions: np.ndarray  #: ``[N, 37, 3]`` in Å, with the dtype of the input, whose kept atoms are unchanged
     mask: np.ndarray  #: ``[N, 37]``, with the dtype of the input

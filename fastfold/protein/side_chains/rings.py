@@ -30,7 +30,14 @@ Atom = tuple[int, int]
 
 @dataclass(frozen=True)
 class PiercedRing:
-    """Ring with a covalent bond through it."""
+    """Ring with a covalent bond through it.
+
+    Example:
+        >>> from fastfold.protein.side_chains import PiercedRing
+        >>> ring = PiercedRing(7, (5, 14, 13, 20, 12), bond=((3, 1), (3, 3)))  # a histidine, by CA-CB
+        >>> ring.bond[0]
+        (3, 1)
+    """
 
     residue: int  #: Index of the ring's residue
     atoms: tuple[int, ...]  #: Atom37 slots of the ring, in order
@@ -55,6 +62,15 @@ def pierced_rings(
         mask: ``[N, 37]``, 1 for present atoms.
         aatype: ``[N]`` residue types.
         tied: ``[N]``, True for residues bonded to their predecessor.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.protein.geometry import follows
+        >>> from fastfold.protein.side_chains import pierced_rings
+        >>> protein = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).protein
+        >>> tied = follows(protein.chain_index, protein.residue_index)
+        >>> len(pierced_rings(protein.atom_positions, protein.atom_mask, protein.aatype, tied))
+        0
     """
     xyz, present = np.asarray(positions, np.float64), np.asarray(mask) > 0.5
     first, second = _bonds(xyz, present, aatype, tied)

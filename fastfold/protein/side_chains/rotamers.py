@@ -26,6 +26,13 @@ def rotamers(aatype: int, phi: float, psi: float) -> tuple[np.ndarray, np.ndarra
 
     The energy is the negative logarithm of the probability at ``phi`` and ``psi`` in degrees, or at any backbone if one
     is NaN. Missing chi angles are zero. A residue type without chi angles has no rotamers.
+
+    Example:
+        >>> from fastfold.protein.residue_constants import restype_order
+        >>> from fastfold.protein.side_chains import rotamers
+        >>> chi, energies = rotamers(restype_order["V"], -63.0, -43.0)  # in a helix
+        >>> round(float(chi[energies.argmin(), 0]))
+        176
     """
     name = f"{rc.restypes_with_x[aatype]}_chi"
     if name not in load_table():

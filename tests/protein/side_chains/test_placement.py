@@ -113,9 +113,8 @@ def valid_chains(count: int) -> Iterator[Protein]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("share", "count"), [(1.0, 6), (0.3, 6), pytest.param(1.0, 30, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("count", [6, pytest.param(30, marks=pytest.mark.slow)])
 def test_chi1_of_real_chains_is_right_for_three_of_four_and_no_ring_is_pierced(
     share: float, count: int
 ) -> None:
