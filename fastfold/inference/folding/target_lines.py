@@ -128,6 +128,8 @@ def conclusion(records: Sequence[PredictionRecord]) -> str:
     )
     if best.scores.get("has_clash") is True:
         shown += ", its chains overlap"
+    if (geometry := best.scores.get("geometry", "ok")) != "ok":
+        shown += f", not physical ({geometry})"
     count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
     return f"{shown} by {best.key}, best of {count}"
 

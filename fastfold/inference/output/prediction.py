@@ -29,6 +29,7 @@ from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.labels import AuthorNames, default_names, residue_ranges, shifted_numbers
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, check_writable, convert_arrays
+from fastfold.protein.validation import StructureCheck, check_structure
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.transliteration import to_ascii
 
@@ -221,6 +222,11 @@ class Prediction:
         )
         return found if self.no_interface_scores is None else without_scores(found, self.no_interface_scores)
 
+    @cached_property
+    def structure_check(self) -> StructureCheck:
+        """Geometry of the structure against that of proteins."""
+        return check_structure(self.protein)
+
     @property
     def residue_ranges(self) -> list[list[list[int]]]:
         """Per chain, first and last number of its parts."""
@@ -344,6 +350,7 @@ class Prediction:
             "ranking_confidence": score_files.rounded(self.ranking_confidence, 4),
             "max_pae": score_files.rounded(self.max_pae, 4),
             "interfaces": score_files.rounded_tree(self.interface_scores, 4),
+            "geometry": self.structure_check.to_dict(),
             **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
             **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
             **({} if given is None else {"given_structure": score_files.rounded_tree(dict(given), 4)}),

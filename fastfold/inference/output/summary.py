@@ -14,6 +14,7 @@ from typing import Any
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError, PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
+from fastfold.protein.validation import LISTED_GEOMETRY
 from fastfold.utils.atomic_files import output_error, write_atomic
 
 FAILURES = "failures.tsv"  #: Name of the table of failed targets
@@ -21,10 +22,12 @@ FAILURES = "failures.tsv"  #: Name of the table of failed targets
 COLUMNS = (
     *("target", "model", "seed", "rank", "length", "plddt", "ptm", "iptm", "ipsae_max", "clashes"),
     *("has_clash", "relaxed_energy", "seconds", "peak_memory", "files", "sample", "name"),
+    *(*LISTED_GEOMETRY, "geometry"),
 )
 """Columns of the table. ``clashes`` counts pairs of atoms of different chains, ``relaxed_energy`` is in kJ/mol,
 ``peak_memory`` in MiB; ``target`` and ``files`` are the common parts of the file names of a target and of a
-prediction, ``name`` is the target's name in its own letters, ``sample`` method and number of a sample."""
+prediction, ``name`` is the target's name in its own letters, ``sample`` method and number of a sample. ``geometry`` is
+``ok``, or the reasons why the structure is not that of a protein. Figures of geometry are before relaxation."""
 
 
 class _SharedTable:

@@ -27,6 +27,7 @@ from fastfold.inference.output.score_files import (
     scored_names,
 )
 from fastfold.protein.labels import residue_ranges, shifted_numbers
+from fastfold.protein.validation import LISTED_GEOMETRY
 from fastfold.utils.text_files import read_json_object
 
 CLASH_PENALTY = 100.0  #: Penalty on the ranking score of a prediction whose chains clash, as in AlphaFold 3
@@ -102,6 +103,8 @@ def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
         **{key: None if value is None else float(value) for key, value in scores.items()},
         "clashes": interfaces["clashes"],
         "has_clash": interfaces["has_clash"],
+        **{key: prediction.structure_check.figures[key] for key in LISTED_GEOMETRY},
+        "geometry": prediction.structure_check.verdict,
     }
 
 

@@ -16,9 +16,10 @@ from openmm import app, unit
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.platforms import ChosenPlatform
 from fastfold.inference.relax.prepare import PreparedStructure
-from fastfold.inference.relax.stereo import CHIRAL_CENTRES, MAX_TWIST
+from fastfold.inference.relax.stereo import MAX_TWIST
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import dihedrals
+from fastfold.protein.validation.covalent import CHIRAL_CENTRES
 
 _KJ_PER_KCAL = 4.184
 _MOST_ATTEMPTS = 10  #: Attempts for which the minimiser has iterations; four are usual

@@ -18,6 +18,7 @@ from fastfold.protein.all_atom import gather_atoms, lookup
 from fastfold.protein.geometry import dihedrals, follows
 from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
+from fastfold.protein.validation.covalent import CHIRAL_CENTRES, hands, wrong_hands
 
 MAX_PEPTIDE_BOND = 2.5
 """Distance in Å of C and N above which two residues are not bonded; a peptide bond has 1.33."""
@@ -48,12 +49,6 @@ def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
     return replace(protein, residue_index=np.cumsum(np.where(tied, 1, 2)))
 
 
-CHIRAL_CENTRES = (
-    ("ACDEFHIKLMNPQRSTVWY", "CA", ("N", "C", "CB")),
-    ("T", "CB", ("CA", "OG1", "CG2")),
-    ("I", "CB", ("CA", "CG1", "CG2")),
-)
-"""Residue types, chiral atom, and three neighbours whose triple product is positive in L-amino acids."""
 _LEAST_MIRRORED = 3  #: Number of wrong hands from which a chain can be a mirror image
 _LEAST_PHI = 8  #: Number of positive phi angles from which a chain without beta carbons can be a mirror image
 MAX_TWIST = 45.0  #: Largest deviation of omega from cis or trans, in degrees
@@ -63,16 +58,11 @@ _BACKBONE_BONDS = (("N", "CA", 1.458), ("CA", "C", 1.525), ("C", "O", 1.231))
 _PEPTIDE_BOND = 1.33
 
 
-def wrong_hands(protein: Protein) -> np.ndarray:
-    """Return a mask ``[N]`` of residues with a carbon of the wrong hand: CA, and CB of threonine and isoleucine."""
-    return np.logical_or.reduce([_hands(protein, *centre) < 0 for centre in CHIRAL_CENTRES])
-
-
 def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
     """Raise InputError for a chain of mostly D-amino acids, or, without beta carbons, of positive phi angles."""
-    hands, phi = _hands(protein, *CHIRAL_CENTRES[0]), _phi(protein)
+    of_alpha, phi = hands(protein, *CHIRAL_CENTRES[0]), _phi(protein)
     for name, rows in zip(names.chain_ids, protein.chains, strict=True):
-        known = hands[rows][hands[rows] != 0]
+        known = of_alpha[rows][of_alpha[rows] != 0]
         count, least, what = int((known < 0).sum()), _LEAST_MIRRORED, "alpha carbons are of D-amino acids"
         if not len(known):
             known = phi[rows][np.isfinite(phi[rows])]
@@ -82,16 +72,6 @@ def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
                 f"chain {name} is the mirror image of a protein: {count} of {len(known)} {what}; invert the sign of "
                 "one coordinate of all atoms"
             )
-
-
-def _hands(protein: Protein, residues: str, centre: str, neighbours: tuple[str, str, str]) -> np.ndarray:
-    """Return 1 for residues of the right hand, -1 for the other, and 0 if undefined."""
-    slots = [rc.atom_order[name] for name in (centre, *neighbours)]
-    known = np.isin(protein.aatype, [rc.restype_order[letter] for letter in residues])
-    known &= (protein.atom_mask[:, slots] > 0.5).all(-1)
-    atoms = protein.atom_positions[:, slots].astype(np.float64)
-    a, b, c = (atoms[:, k] - atoms[:, 0] for k in (1, 2, 3))
-    return np.where(known, np.sign((np.cross(a, b) * c).sum(-1)), 0.0)
 
 
 def _phi(protein: Protein) -> np.ndarray:

@@ -43,6 +43,7 @@ from fastfold.inference.report.interfaces import (
 )
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.validation.ramachandran import region_map
 from fastfold.utils.atomic_files import write_atomic
 
 _MOST_RESTRAINTS = 2000
@@ -106,7 +107,7 @@ MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results
 _OF_MUTANTS = ("dplddt", "dpae", "strain")  #: Columns of that table that the page lists
 _SCRIPTS = (
     *("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "superpose.js", "scores.js"),
-    *("restraints.js", "design.js", "main.js"),
+    *("geometry.js", "restraints.js", "design.js", "main.js"),
 )
 
 
@@ -227,6 +228,7 @@ def _page(
             "fonts": list(plots.FONTS),
         },
         "atoms": list(rc.atom_types),
+        "ramachandran": ["".join(map(str, column)) for column in region_map().tolist()],
         "residues": {letter: rc.restype_1to3.get(letter, "UNK") for letter in (*rc.restypes, "X")},
     }
     hashes = [script]
@@ -316,6 +318,7 @@ def _detail(
         "plddt": [round(float(value), 1) for value in scores["plddt"]],
         "interfaces": _finite(scores.get("interfaces")),
         **_relaxation(prediction),
+        "geometry": _geometry(scores),
         "templates": _finite(scores.get("templates")),
         "restraints": None,
         "reference": _reference(prediction, say),
@@ -351,6 +354,23 @@ def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[
             chains = " ".join(f"{ours}:{theirs}" for ours, theirs in mapping_of(own, "chain_mapping").items())
             return {"file": str(value.get("reference"))[:200], "chains": chains[:200], **numbers}
     return None
+
+
+def _geometry(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the check of a structure's geometry from its scores; None if it is missing or does not fit them."""
+    geometry = _finite(mapping_of(scores, "geometry"))
+    lists = [geometry.get(key) for key in ("phi", "psi", "regions")]
+    problems = geometry.get("problems")
+    if not (isinstance(problems, list) and all(isinstance(one, str) for one in problems)):
+        return None
+    if not all(isinstance(one, list) and len(one) == len(scores["plddt"]) for one in lists):
+        return None
+    if not all(x is None or is_number(x) for one in lists for x in one):
+        return None
+    figures = {key: x for key, x in geometry.items() if is_number(x)}
+    return {"figures": figures, "problems": [one[:_LONGEST_REASON] for one in problems[:20]]} | dict(
+        zip(("phi", "psi", "regions"), lists, strict=True)
+    )
 
 
 def _failures(folder: Path) -> list[list[str]]:

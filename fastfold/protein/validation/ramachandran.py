@@ -68,6 +68,13 @@ def ramachandran_regions(phi: np.ndarray, psi: np.ndarray, kinds: np.ndarray) ->
     return regions
 
 
+def region_map(cells: int = 72) -> np.ndarray:
+    """Return the regions of general residues at the centres of cells, ``[cells, cells]`` int64: phi, then psi."""
+    centres = (np.arange(cells) + 0.5) * 360.0 / cells - 180.0
+    phi, psi = (x.ravel() for x in np.meshgrid(centres, centres, indexing="ij"))
+    return ramachandran_regions(phi, psi, np.zeros(len(phi), np.int64)).reshape(cells, cells)
+
+
 def rarity(phi: np.ndarray, psi: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """Return ``-log10`` of the share of residues in less populated places, ``[N]``, interpolated in the table."""
     return interpolate(_table(), phi, psi, kinds) / SCALE

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.geometry import follows
 from fastfold.protein.metrics.backbone import PLANAR, measure_backbone, off_planar
 from fastfold.protein.metrics.lddt import count_clashes
 from fastfold.protein.protein import Protein
-from fastfold.protein.validation.geometry import measure_angles, measure_bonds, wrong_hands
+from fastfold.protein.side_chains import pierced_rings
+from fastfold.protein.validation.covalent import measure_angles, measure_bonds, wrong_hands
 from fastfold.protein.validation.ramachandran import (
     ALLOWED,
     FAVOURED,
@@ -30,6 +33,10 @@ MAX_WRONG_HANDS = 0.01  #: Largest share of residues with a mirrored carbon
 MAX_CLASHES = 0.1  #: Largest number of overlapping pairs of atoms a residue
 
 
+LISTED_GEOMETRY = ("ramachandran_favoured", "ramachandran_outliers", "twisted_peptides", "pierced_rings")
+"""Figures of :attr:`StructureCheck.figures` in tables of structures."""
+
+
 @dataclass(frozen=True)
 class StructureCheck:
     """Geometry of a structure of N residues against that of proteins."""
@@ -46,6 +53,7 @@ class StructureCheck:
     angle_outliers: int  #: Those more than 4 standard deviations from Engh and Huber's angles
     wrong_hands: int  #: Residues with a mirrored CA, or CB of threonine or isoleucine
     clashes: int  #: Pairs of heavy atoms of different residues whose radii overlap by more than 1.5 Å
+    pierced_rings: int  #: Rings of side chains with a bond through them
 
     def share(self, region: int) -> float | None:
         """Return the share of residues with phi and psi in a region of the plot; None without such residues."""
@@ -78,11 +86,13 @@ class StructureCheck:
         ]
         if self.clashes >= _MIN_COUNT and self.clashes > MAX_CLASHES * residues:
             reasons.append(f"{self.clashes:,} pairs of atoms overlap")
+        if self.pierced_rings:
+            reasons.append(f"bonds pass through {self.pierced_rings} ring{'s' if self.pierced_rings > 1 else ''}")
         return tuple(reasons)
 
     @property
     def figures(self) -> dict[str, float | int | None]:
-        """Numbers for tables and files, shares from 0 to 1."""
+        """Numbers for tables and files by name, shares from 0 to 1."""
         return {
             "ramachandran_favoured": self.share(FAVOURED),
             "ramachandran_allowed": self.share(ALLOWED),
@@ -93,20 +103,40 @@ class StructureCheck:
             "angle_outliers": self.angle_outliers,
             "wrong_hands": self.wrong_hands,
             "overlaps": self.clashes,
+            "pierced_rings": self.pierced_rings,
+        }
+
+    @property
+    def verdict(self) -> str:
+        """The problems in words, or ``ok``."""
+        return "; ".join(self.problems) or "ok"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return figures, problems, and phi, psi (degrees) and region of each residue, in JSON's types."""
+        phi, psi = (
+            [None if np.isnan(angle) else round(float(angle), 1) for angle in angles]
+            for angles in (self.phi, self.psi)
+        )
+        shares = {key: round(x, 4) if isinstance(x, float) else x for key, x in self.figures.items()}
+        return shares | {
+            "problems": list(self.problems),
+            "phi": phi,
+            "psi": psi,
+            "regions": self.regions.tolist(),
         }
 
 
 def check_structure(protein: Protein) -> StructureCheck:
     """Measure a structure's geometry against that of proteins.
 
-    Ramachandran plot, omega, lengths and angles of bonds, hands, and overlaps of heavy atoms. Atoms that are absent are
-    not counted. Residues with consecutive numbers in a chain count as bonded.
+    The Ramachandran plot, omega, lengths and angles of bonds, hands, overlaps of heavy atoms and pierced rings are
+    checked. Absent atoms are not counted. Residues with consecutive numbers in a chain count as bonded.
 
     Example:
         >>> import fastfold
         >>> from fastfold.protein.validation import check_structure
         >>> prediction = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0)
-        >>> check_structure(prediction.to_protein()).wrong_hands
+        >>> check_structure(prediction.protein).wrong_hands
         0
     """
     tensors = (torch.from_numpy(x) for x in (protein.atom_positions, protein.atom_mask))
@@ -115,8 +145,8 @@ def check_structure(protein: Protein) -> StructureCheck:
     geometry = measure_backbone(positions, mask, numbers, chains)
     phi, psi, omega = (x.numpy() for x in (geometry.phi, geometry.psi, geometry.omega))
     is_proline = protein.aatype == rc.restype_order["P"]
-    follows = np.append((np.diff(protein.residue_index) == 1) & (np.diff(protein.chain_index) == 0), False)
-    before_proline = follows & np.append(is_proline[1:], False)
+    tied = follows(protein.chain_index, protein.residue_index)
+    before_proline = np.append(tied[1:] & is_proline[1:], False)
     known = ~np.isnan(omega)
     twist = off_planar(geometry.omega).numpy()
     bonds, angles = measure_bonds(protein), measure_angles(protein)
@@ -133,4 +163,5 @@ def check_structure(protein: Protein) -> StructureCheck:
         angle_outliers=int(angles.outliers.sum()),
         wrong_hands=int(wrong_hands(protein).sum()),
         clashes=count_clashes(positions, mask, numbers, chains),
+        pierced_rings=len(pierced_rings(protein.atom_positions, protein.atom_mask, protein.aatype, tied)),
     )

@@ -11,7 +11,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.backbone import PLANAR
 from fastfold.protein.protein import Protein
 from fastfold.protein.validation import check_structure
-from fastfold.protein.validation.geometry import measure_angles, measure_bonds
+from fastfold.protein.validation.covalent import measure_angles, measure_bonds
 from tests.helpers.peptides import helix, twisted
 
 SEQUENCE = "MTYKLILNGKTLKGETTTEAVDAATAEK"
@@ -37,6 +37,7 @@ def test_a_helix_of_ideal_residues_has_no_fault() -> None:
         "angle_outliers": 0,
         "wrong_hands": 0,
         "overlaps": found.clashes,
+        "pierced_rings": 0,
     }
     assert found.peptide_bonds == len(SEQUENCE) - 1
     assert (found.regions == -1).tolist() == [True, *[False] * (len(SEQUENCE) - 2), True]

@@ -340,6 +340,7 @@ async function choose(row) {
     },
   });
   drawPairs(prediction);
+  drawGeometry(prediction);
   drawTemplates(prediction);
   drawRestraints(prediction);
   drawDesign(prediction);

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.geometry import angles, follows
 from fastfold.protein.protein import Protein
 
 MAX_DEVIATION = 4.0  #: Standard deviations beyond which a length or an angle is an outlier, as in MolProbity
@@ -74,10 +75,7 @@ def measure_angles(protein: Protein) -> Measured:
     keys, expected = _tables()[2:]
     rows, which = _residues_with(protein, keys)
     a, b, c = (protein.atom_positions[rows, keys[which, k]].astype(np.float64) for k in (1, 2, 3))
-    u, v = a - b, c - b
-    sines = np.linalg.norm(np.cross(u, v), axis=-1)
-    values = np.degrees(np.arctan2(sines, (u * v).sum(-1)))
-    return Measured(rows, values, expected[which, 0], expected[which, 1])
+    return Measured(rows, angles(a, b, c), expected[which, 0], expected[which, 1])
 
 
 def _residues_with(protein: Protein, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +87,7 @@ def _residues_with(protein: Protein, keys: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _bonded_after(protein: Protein) -> np.ndarray:
     """Return residues that follow their predecessor by number, with both atoms of the peptide bond."""
-    after = np.flatnonzero((np.diff(protein.residue_index) == 1) & (np.diff(protein.chain_index) == 0)) + 1
+    after = np.flatnonzero(follows(protein.chain_index, protein.residue_index))
     present = protein.atom_mask > 0.5
     return after[present[after - 1, rc.atom_order["C"]] & present[after, rc.atom_order["N"]]]
 
