@@ -176,6 +176,8 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         check_bounds("trainer", type(self), vars(self))
+        if not self.out.strip():
+            raise ConfigError("trainer.out is empty; name a folder for the run, such as trainer.out=run")
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise ConfigError(
                 f"trainer.keep_every={self.keep_every} must be a multiple of "

@@ -20,7 +20,7 @@ from fastfold.training.report.report import write_report
 from tests.helpers.networks import oracle_arrays
 
 _STEP = {"dropout_rate": 0.05}
-_NETWORK = {
+NETWORK = {
     "data": {"common": {"max_extra_msa": 64}, "eval": {"max_msa_clusters": 32}},
     "model": {
         "embeddings_and_evoformer": {
@@ -55,10 +55,15 @@ _NETWORK = {
 """A small network whose blocks have all of AlphaFold's steps."""
 
 
-def _overrides(tree: Mapping[str, Any], place: str) -> Iterator[str]:
+def overrides(tree: Mapping[str, Any], place: str) -> list[str]:
+    """Settings of the command line for a tree."""
+    return list(_settings(tree, place))
+
+
+def _settings(tree: Mapping[str, Any], place: str) -> Iterator[str]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _overrides(value, f"{place}.{key}")
+            yield from _settings(value, f"{place}.{key}")
         else:
             yield f"{place}.{key}={value}"
 
@@ -77,7 +82,7 @@ TINY = [
     *ADAM,
     "model=model_3_ptm",
     "model.name=mini",
-    *_overrides(_NETWORK, "model.overrides"),
+    *overrides(NETWORK, "model.overrides"),
     "data.max_recycles=1",
     "data.valid_split=null",
     "trainer.device=cpu",
