@@ -54,7 +54,10 @@ BAD_FASTA = {
     "NUL in the sequence": (b">a\nMK\0T\n", "input.fasta:2 (record 'a'): '\\x00' at position 3"),
     "bytes": (b">a\nMK\xe9T\n", "byte 0xE9 at position 3 of the sequence is not ASCII"),
     "letters of another script": (">a\nMKÅT\n".encode(), "input.fasta:2 (record 'a')"),
-    "header of another script": (">ä\nMKT\n".encode(), "input.fasta:1 (record"),
+    "header of another encoding": (
+        ">ä\nMKT\n".encode("latin-1"),
+        "input.fasta:1 (record '\ufffd'): the name is not",
+    ),
     "UTF-16": (">a\nMKT\n".encode("utf-16"), "input.fasta: is text in UTF-16"),
     "empty chain": (b">a\nMKT::AAA\n", "input.fasta:2 (record 'a'): chain 2 of 3 is empty"),
     "gzip by another name": (gzip.compress(b">a\nMKT\n"), "input.fasta: is compressed with gzip"),
