@@ -29,7 +29,6 @@ from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.labels import AuthorNames, default_names, residue_ranges, shifted_numbers
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, check_writable, convert_arrays
-from fastfold.protein.validation import StructureCheck, check_structure
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.transliteration import to_ascii
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from fastfold.inference.notebook.view import InlinePage
     from fastfold.inference.relax.config import RelaxConfig
     from fastfold.inference.relax.protocol import RelaxedPrediction
+    from fastfold.protein.validation import StructureCheck
 
 MAX_CIF_PAE_RESIDUES = 400
 """Longest targets in residues whose mmCIF files have the aligned errors by default; 6 MB a file."""
@@ -225,6 +225,8 @@ class Prediction:
     @cached_property
     def structure_check(self) -> StructureCheck:
         """Geometry of the structure against that of proteins."""
+        from fastfold.protein.validation import check_structure
+
         return check_structure(self.protein)
 
     @property

@@ -24,6 +24,7 @@ from fastfold.inference.relax.stereo import (
 from fastfold.protein.io.read import named_protein
 from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
+from fastfold.protein.validation import check_structure
 from fastfold.utils.machine import available_cores
 from fastfold.utils.units import clock
 
@@ -145,6 +146,8 @@ def relax(
         done,
         protein=replace(done.protein, residue_index=given.residue_index),
         reason=done.reason or _reason(done),
+        geometry_before=check_structure(protein).figures,
+        geometry=check_structure(done.protein).figures if done.minimized else None,
         seconds=time.perf_counter() - started,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,6 +62,10 @@ class RelaxResult:
     #: Residues whose side chains were placed again, because a bond passed through a ring
     side_chains_rebuilt: tuple[str, ...] = ()
     pierced_rings: tuple[str, ...] = ()  #: Rings of the result that a bond passes through, with the bond
+    #: Figures of the input's geometry (:attr:`fastfold.protein.validation.StructureCheck.figures`)
+    geometry_before: Mapping[str, float | int | None] | None = None
+    #: The same of the result; None if the minimiser failed
+    geometry: Mapping[str, float | int | None] | None = None
 
     @property
     def minimized(self) -> bool:
@@ -95,6 +100,8 @@ class RelaxResult:
             ],
             "side_chains_rebuilt": list(self.side_chains_rebuilt),
             "pierced_rings": list(self.pierced_rings),
+            "geometry_before": _rounded_figures(self.geometry_before),
+            "geometry": _rounded_figures(self.geometry),
             "seconds": round(self.seconds, 2),
         }
 
@@ -118,6 +125,14 @@ class RelaxResult:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), digits) + 0.0
+
+
+def _rounded_figures(
+    figures: Mapping[str, float | int | None] | None,
+) -> dict[str, float | int | None] | None:
+    if figures is None:
+        return None
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
 
 
 def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.observed import observed_chain
 from fastfold.protein.metrics.chain_mapping import ChainMap, equal_chains, map_chains
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
-from fastfold.protein.structure import ChainStructure
+from fastfold.protein.structure import ChainStructure, structure_to_protein
+from fastfold.protein.validation import check_structure
 
 
 def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[str, Any]:
@@ -26,9 +28,11 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
     ``composite``, AF2Rank's product of pLDDT (0 to 1), pTM and TM-score; None without pTM. A complex also has
     ``chain_mapping`` of the prediction's chains to the given ones, ``binder_plddt`` of the first chain,
     ``interaction_pae`` in Å, the mean between it and the others, and ``binder_rmsd`` and ``binder_rmsd_on_target`` in
-    Å: of the first chain, superposed on itself and on the others.
+    Å: of the first chain, superposed on itself and on the others. ``geometry`` is the check of the given structure
+    (:meth:`fastfold.protein.validation.StructureCheck.to_dict`).
     """
-    chains = [observed_chain(chain) for chain in given.read().chains]
+    structure = given.read()
+    chains = [observed_chain(chain) for chain in structure.chains]
     predicted, true, mask, mapping = _ca_atoms(prediction, chains)
     scores: dict[str, Any] = {
         "file": given.path.name,
@@ -36,6 +40,7 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
         "tm_score": tm_score(predicted, true, mask, reference_length=len(mask)),
         "rmsd": float(rmsd(predicted, true, mask)),
         "composite": None,
+        "geometry": check_structure(structure_to_protein(replace(structure, chains=tuple(chains)))).to_dict(),
     }
     if prediction.ptm is not None:
         scores["composite"] = prediction.mean_plddt / 100 * float(prediction.ptm) * scores["tm_score"]

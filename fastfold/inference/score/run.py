@@ -22,7 +22,7 @@ from fastfold.data.templates.whole.given import GivenStructure, Use
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import Network, requested_networks
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.output.score_files import read_scores
+from fastfold.inference.output.score_files import mapping_of, read_scores
 from fastfold.inference.output.summary import mean_score, score_table
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
@@ -32,6 +32,7 @@ from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.observed import SCORE, read_observed
 from fastfold.protein.io.read import named_protein, read_objects, structure_name
 from fastfold.protein.structure import Structure
+from fastfold.protein.validation import LISTED_GEOMETRY
 from fastfold.utils.atomic_files import write_atomic
 
 TABLE = "scores.tsv"  #: Table of scored structures in the results folder, the best first
@@ -42,8 +43,9 @@ _MEANS = (
     *("composite", "plddt", "ptm", "iptm", "tm_score", "rmsd", "ipsae_max"),
     *("binder_plddt", "interaction_pae", "binder_rmsd", "binder_rmsd_on_target"),
 )
-COLUMNS = ("name", *_MEANS, "residues", "chains", "predictions", "file")
-"""Columns of the table: means over the predictions of a structure; lengths in Å, pLDDT from 0 to 100."""
+COLUMNS = ("name", *_MEANS, "residues", "chains", "predictions", "file", *LISTED_GEOMETRY, "geometry")
+"""Columns of the table: means over the predictions of a structure; lengths in Å, pLDDT from 0 to 100. The last ones
+are about the geometry of the scored structure itself."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,10 @@ def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> d
     if not found:
         return None
     means = {name: mean_score(one.get(name) for one in found) for name in _MEANS}
-    about = {"name": results.stem, "residues": target.num_residues, "chains": len(target.chains)}
+    geometry = mapping_of(found[0], "geometry")
+    own = {key: geometry.get(key) for key in LISTED_GEOMETRY}
+    own["geometry"] = "; ".join(map(str, geometry.get("problems", []))) or "ok"
+    about = own | {"name": results.stem, "residues": target.num_residues, "chains": len(target.chains)}
     return means | about | {"predictions": len(found), "file": target.source}
 
 

@@ -33,10 +33,6 @@ MAX_WRONG_HANDS = 0.01  #: Largest share of residues with a mirrored carbon
 MAX_CLASHES = 0.1  #: Largest number of overlapping pairs of atoms a residue
 
 
-LISTED_GEOMETRY = ("ramachandran_favoured", "ramachandran_outliers", "twisted_peptides", "pierced_rings")
-"""Figures of :attr:`StructureCheck.figures` in tables of structures."""
-
-
 @dataclass(frozen=True)
 class StructureCheck:
     """Geometry of a structure of N residues against that of proteins."""
@@ -87,7 +83,9 @@ class StructureCheck:
         if self.clashes >= _MIN_COUNT and self.clashes > MAX_CLASHES * residues:
             reasons.append(f"{self.clashes:,} pairs of atoms overlap")
         if self.pierced_rings:
-            reasons.append(f"bonds pass through {self.pierced_rings} ring{'s' if self.pierced_rings > 1 else ''}")
+            reasons.append(
+                f"bonds pass through {self.pierced_rings} ring{'s' if self.pierced_rings > 1 else ''}"
+            )
         return tuple(reasons)
 
     @property
@@ -117,8 +115,8 @@ class StructureCheck:
             [None if np.isnan(angle) else round(float(angle), 1) for angle in angles]
             for angles in (self.phi, self.psi)
         )
-        shares = {key: round(x, 4) if isinstance(x, float) else x for key, x in self.figures.items()}
-        return shares | {
+        figures = {key: round(x, 4) if isinstance(x, float) else x for key, x in self.figures.items()}
+        return figures | {
             "problems": list(self.problems),
             "phi": phi,
             "psi": psi,

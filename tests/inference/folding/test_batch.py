@@ -189,7 +189,7 @@ def test_dropout_is_refused_once_and_folds_alone(mini: AlphaFold) -> None:
 def test_samples_fold_one_by_one_and_are_those_of_single_folds(mini: AlphaFold) -> None:
     sampling = fastfold.Sampling("columns", number=2)
     sequences = {"a": PEPTIDES[0], "b": PEPTIDES[0][::-1]}
-    msas: dict[str, Any] = {name: [sequence] * 2 for name, sequence in sequences.items()}
+    msas: dict[str, Any] = {name: [sequence, "GG" + sequence[2:]] for name, sequence in sequences.items()}
     made = [
         fastfold.predict_many(sequences, mini, msas=msas, batch=batch, num_recycles=0, sample=sampling)
         for batch in (1, 2)

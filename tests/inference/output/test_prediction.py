@@ -22,6 +22,7 @@ from fastfold.inference.output.score_files import pae_json
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import chain_name
+from fastfold.protein.validation import check_structure
 from tests.helpers.structures import assert_same_structure, protein_from_biopython, read_by_biopython
 
 
@@ -96,6 +97,9 @@ def test_all_files_hold_what_was_predicted(tmp_path):
     assert_same_structure(protein_from_biopython(structure, prediction.protein, "AB"), prediction.protein)
     scores = json.loads(paths["scores"].read_text())
     np.testing.assert_allclose(scores.pop("plddt"), prediction.plddt, atol=0.00501)
+    geometry = scores.pop("geometry")
+    assert geometry == check_structure(prediction.protein).to_dict()
+    assert [len(geometry[key]) for key in ("phi", "psi", "regions")] == [len(prediction.aatype)] * 3
     interfaces = scores.pop("interfaces")
     assert interfaces["chains"]["B"]["mean_plddt"] == round(float(prediction.plddt[10:].mean(dtype=float)), 4)
     ipsae = prediction.interface_scores["pairs"]["A-B"]["ipsae"]
