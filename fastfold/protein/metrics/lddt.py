@@ -158,6 +158,8 @@ def lddt_interface(
     Returns:
         The score in [0, 1]; None if no two chains of the reference are under the cutoff.
     """
+    if len(chain_index.unique()) < 2:
+        return None
     score, count = _conserved_distances(
         predicted, reference, mask, aatype, predicted_mask, chain_index, cutoff
     )

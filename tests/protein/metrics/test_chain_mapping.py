@@ -123,4 +123,5 @@ def test_many_copies_are_mapped(missing: int) -> None:
 
 def test_equal_mappings_keep_the_order_of_the_chains() -> None:
     chains = joined(ring(FIRST, 3, 9.0))
-    assert compare_structures(chains, chains).chain_mapping == _names([0, 1, 2])
+    scores = compare_structures(chains, chains)
+    assert scores.chain_mapping == scores.dockq_mapping == _names([0, 1, 2])

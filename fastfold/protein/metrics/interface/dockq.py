@@ -75,7 +75,8 @@ def complex_dockq(
         return sum(interface.dockq for interface in complexes.interfaces(one))
 
     if candidates.count <= _MAX_TRIED:
-        best = max((mapping, *candidates.mappings()), key=total)
+        # Equal sums differ by rounding errors.
+        best = max((mapping, *candidates.mappings()), key=lambda one: round(total(one), 9))
         return ComplexQuality(best, tuple(complexes.interfaces(best)))
     best, improves = mapping, True
     while improves:
