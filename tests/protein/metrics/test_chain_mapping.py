@@ -76,6 +76,30 @@ def test_similar_chains_that_are_left_over_are_compared() -> None:
     assert set(scores.chain_mapping.values()) == {"A", "B"}
 
 
+def test_the_most_similar_of_the_chains_that_are_left_over_is_compared() -> None:
+    distant = FIRST[:13] + SECOND[:17]
+    candidates = chain_candidates([FIRST, FIRST], [FIRST, distant, PARALOG])
+    assert 0.3 * 30 <= candidates.identical[0, 1] < candidates.identical[0, 2]
+    assert {chain for _, chain in candidates.in_order()} == {0, 2}
+
+
+@pytest.mark.parametrize("copies", [3, 6])
+def test_atoms_that_are_not_there_place_no_copy(copies: int) -> None:
+    """Most residues of the reference have any positions; few tell the mapping. Six copies are searched."""
+    reference = joined(perturbed(ring(FIRST, copies, 4.0 * copies), 0.8))
+    order = [2, 0, *range(3, copies), 1]
+    chains = [cut(reference, chain) for chain in reference.chains]
+    prediction = joined([chains[i] for i in order])
+    points = torch.from_numpy(reference.atom_positions[:, 1]).clone()
+    resolved = torch.arange(len(points)) % 30 < 8
+    # Positions of unresolved residues suggest the order of the file.
+    points[~resolved] = torch.from_numpy(prediction.atom_positions[:, 1])[~resolved]
+    candidates = chain_candidates(prediction.sequences, reference.sequences)
+    predicted = torch.from_numpy(prediction.atom_positions[:, 1])
+    found = map_chains(candidates, predicted, points, torch.ones(len(points)), resolved.float())
+    assert dict(found) == dict(enumerate(order))
+
+
 def _tm_score(prediction: Protein, reference: Protein, rows: np.ndarray, *, quick: bool = False) -> float:
     ours, theirs = rows.T
     points = (
