@@ -1,0 +1,106 @@
+"""Ramachandran potential: the negative log density of phi and psi of each residue in experimental structures.
+
+The densities are mixtures of products of von Mises densities. ``ramachandran.json`` was fitted to the training chains
+of ``mini`` by ``examples/fit_ramachandran.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from importlib import resources
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastfold.protein import residue_constants as rc
+
+GRID = 72  #: Points of each axis of :meth:`RamachandranPotential.grid`, 5 degrees apart
+
+_BEFORE_PROLINE, _KINDS = 21, 22
+"""Kinds of residues: the 20 types, 20 for unknown ones, and those before proline."""
+_LEFT_HANDED = 0.005
+"""Factor of components with phi above 0 for residues other than glycine.
+
+A fold of uncertain distances would have many more residues there than experiments.
+"""
+
+
+class _Mixtures(NamedTuple):
+    """Mixtures of the kinds of residues, with ``K`` components each."""
+
+    log_scale: (
+        Tensor  #: ``[kinds, K]``: weights, norms, and the uniform density that energies are relative to
+    )
+    mean: Tensor  #: ``[kinds, K, 2]`` in radians
+    concentration: Tensor  #: ``[kinds, K, 2]``
+
+
+class RamachandranPotential:
+    """Energies of phi and psi of N residues in nats, relative to a uniform density."""
+
+    def __init__(self, aatype: Tensor, bonded: Tensor, like: Tensor) -> None:
+        """Choose the mixture of each residue.
+
+        Args:
+            aatype: ``[N]``.
+            bonded: ``[N - 1]``, True where a residue and the next are neighbours in a chain.
+            like: Tensor with the dtype and the device of the angles.
+        """
+        kinds = aatype.long().clamp(max=rc.unk_restype_index)
+        special = (kinds == rc.restype_order["G"]) | (kinds == rc.restype_order["P"])
+        before = bonded & (aatype[1:] == rc.restype_order["P"]) & ~special[:-1]
+        kinds[:-1] = torch.where(before, _BEFORE_PROLINE, kinds[:-1])
+        self._kinds = kinds
+        self._tables = _Mixtures(*(x.to(like) for x in _mixtures()))
+        self._log_scale, self._mean, self._concentration = (x[kinds] for x in self._tables)
+
+    def slopes(self, torsions: Tensor) -> Tensor:
+        """Return the derivatives ``[N, 2]`` of the energies by phi and psi, ``torsions [N, 2]`` in radians."""
+        turned = torsions[:, None] - self._mean
+        share = (self._log_scale + (self._concentration * turned.cos()).sum(-1)).softmax(-1)
+        return (share[..., None] * self._concentration * turned.sin()).sum(1)
+
+    def energies(self, torsions: Tensor) -> Tensor:
+        """Return the energies ``[N]`` of phi and psi, ``torsions [N, 2]`` in radians."""
+        turned = torsions[:, None] - self._mean
+        return -(self._log_scale + (self._concentration * turned.cos()).sum(-1)).logsumexp(-1)
+
+    def grid(self, rows: slice) -> Tensor:
+        """Return energies ``[n, GRID, GRID]`` of some residues, at phi and psi from -180 degrees on."""
+        chosen, number = self._kinds[rows].unique(return_inverse=True)
+        log_scale, mean, concentration = (x[chosen] for x in self._tables)
+        angle = 2 * math.pi / GRID * torch.arange(GRID, device=mean.device, dtype=mean.dtype) - math.pi
+        turned = angle[:, None, None] - mean[:, None]  # [kinds, GRID, K, 2]
+        factor = (concentration[:, None] * (turned.cos() - 1)).exp()
+        weight = (log_scale + concentration.sum(-1)).exp()
+        density = (factor[..., 0] * weight[:, None]) @ factor[..., 1].mT
+        return -density.log()[number]
+
+
+@functools.cache
+def _mixtures() -> _Mixtures:
+    """Read the table, float64 on the CPU."""
+    text = resources.files("fastfold.evoformer.structure").joinpath("ramachandran.json")
+    groups = json.loads(text.read_text(encoding="utf-8"))
+    components = max(len(group["mean"]) for group in groups.values())
+    weight = torch.zeros(_KINDS, components).double()
+    mean, concentration = torch.zeros(2, _KINDS, components, 2).double()
+    for kind in range(_KINDS):
+        letter = rc.restypes_with_x[kind] if kind < _BEFORE_PROLINE else "*"
+        name = {"G": "glycine", "P": "proline", "*": "before_proline"}.get(letter, "general")
+        group = groups[name]
+        of_types = torch.tensor(list(group["weights"].values())).double()
+        own = group["weights"].get(letter if name == "general" else "*")
+        number = of_types.shape[1]
+        weight[kind, :number] = of_types.mean(0) if own is None else torch.tensor(own).double()
+        mean[kind, :number] = torch.deg2rad(torch.tensor(group["mean"]).double())
+        concentration[kind, :number] = torch.tensor(group["concentration"]).double()
+    left = (mean[..., 0] > 0) & (concentration[..., 0] > 0)
+    left[rc.restype_order["G"]] = False
+    weight = torch.where(left, _LEFT_HANDED * weight, weight).clamp(min=1e-12)
+    # The norm of exp(k cos x) is 2 pi I0(k), so that of a uniform density cancels.
+    norm = torch.special.i0e(concentration).log() + concentration
+    return _Mixtures(weight.log() - norm.sum(-1), mean, concentration)
