@@ -28,6 +28,7 @@ from fastfold.evoformer.heads import (
     PredictedLDDTHead,
 )
 from fastfold.evoformer.primitives import Linear
+from fastfold.evoformer.structure.backbone_energy import bonds
 from fastfold.evoformer.structure.distogram_descent import descend
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
@@ -239,6 +240,8 @@ class AlphaFold(PolicyModule):
             return structure
         head = self.heads["distogram"](representations) if distogram is None else distogram
         found, aatype = structure["final_affines"], features["aatype"]
+        phi_and_psi = structure["sidechains"]["angles_sin_cos"][-1][..., 1:3, :]
+        predicted = torch.atan2(phi_and_psi[..., 0], phi_and_psi[..., 1])
         moved = torch.empty_like(found)
         for sample in itertools.product(*map(range, aatype.shape[:-1])):
             moved[sample] = descend(
@@ -248,11 +251,13 @@ class AlphaFold(PolicyModule):
                 aatype=aatype[sample],
                 residue_index=features["residue_index"][sample],
                 seq_mask=features["seq_mask"][sample],
+                predicted=predicted[sample],
                 config=config,
                 first_row=self._own_rows(aatype.shape[-1]).start,
                 sum_over_ranks=self._sum_over_ranks,
             )
-        return self.structure_module.moved(structure, moved, aatype)
+        bonded = bonds(features["residue_index"], features["seq_mask"] > 0)
+        return self.structure_module.moved(structure, moved, aatype, bonded)
 
     def _sum_over_ranks(self, x: Tensor) -> Tensor:
         """Sum a tensor over the processes that hold other rows of the pair; one process holds all."""

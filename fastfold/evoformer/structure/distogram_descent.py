@@ -4,7 +4,8 @@ A small structure module uses less than the distogram knows. Residues move as ri
 predicted CB distances (Senior et al., Nature 577, 2020) under sterics, and keep the geometry of neighbours in the
 chain. They start from the structure module's fold, and from two mirror images of a fold that the distogram alone
 gives. The start that ends in the lowest energy is taken, where strands that twist as in proteins count as energy, since
-distances do not tell mirror images apart. At last residues move to high expected scores.
+distances do not tell mirror images apart. Then residues move to high expected scores, and at last they get the backbone
+of a protein (:mod:`fastfold.evoformer.structure.backbone_descent`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.execution import LazyRows
+from fastfold.evoformer.structure.backbone_descent import build_backbone
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes, mirror_images
 from fastfold.evoformer.structure.distogram_potential import (
     Distances,
+    Overlaps,
     PointPairs,
     Springs,
     potential_bytes,
@@ -49,6 +52,7 @@ def descend(
     aatype: Tensor,
     residue_index: Tensor,
     seq_mask: Tensor,
+    predicted: Tensor,
     config: Any,
     first_row: int = 0,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda x: x,
@@ -65,13 +69,15 @@ def descend(
         aatype: ``[N]``.
         residue_index: ``[N]``; neighbours in a chain differ by 1.
         seq_mask: ``[N]``, 0 for padding, which does not move.
+        predicted: Phi and psi of the network ``[N, 2]`` in radians.
         config: Config node ``descent`` with ``steps``, ``rate`` in Å per unit of the gradient, ``momentum``,
             ``largest_force`` in 1/Å, ``overlap`` (weight per Å²), ``overlap_distance`` in Å, ``bond`` and ``local``
             (weights per Å²), ``local_start``, the factor of ``local`` in the first step, ``window``, the residues along
             the chain whose distances are kept, and ``last_steps`` with ``lddt`` and ``agreement``, the weights of
             expected scores in them, ``share``, the factor of the potential, and ``stiffness``, that of ``overlap`` and
             ``bond``; ``twist``, the energy of
-            :func:`fastfold.evoformer.structure.distogram_potential.strand_twist` in the choice of the start.
+            :func:`fastfold.evoformer.structure.distogram_potential.strand_twist` in the choice of the start; and
+            ``backbone_steps``, those of the backbone, 0 to leave it as it is.
         first_row: Number of the first row of ``logits``.
         sum_over_ranks: Sums a tensor over the processes that hold other rows.
 
@@ -101,7 +107,19 @@ def descend(
 
         best = min(ends, key=energy)
         distances.add_expected_scores(config.share, config.lddt, config.agreement)
-        return fall.stiffer(config.stiffness).descend(best, config.last_steps, 1.0)
+        end = fall.stiffer(config.stiffness).descend(best, config.last_steps, 1.0)
+        if not config.backbone_steps:
+            return end
+        return build_backbone(
+            end,
+            distances,
+            aatype=aatype,
+            residue_index=residue_index,
+            present=present,
+            predicted=predicted,
+            steps=config.backbone_steps,
+            sum_over_ranks=sum_over_ranks,
+        )
 
 
 def descent_bytes(rows: int, residues: int, bins: int) -> int:
@@ -126,6 +144,7 @@ class _Fall:
         centre = affines[:, 4:]
         self._config, self._distances, self._sum_over_ranks = config, distances, sum_over_ranks
         self._overlap = config.overlap
+        self._overlaps = Overlaps(distances.blocks, config.overlap_distance, len(affines))
         self._shape = _rigid_points(aatype, centre)
         points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
         self._bonds = _peptide_springs(residue_index, present, centre, config.bond)
@@ -138,6 +157,7 @@ class _Fall:
         found = copy.copy(self)
         found._shape = self._shape.repeat(copies, 1, 1)
         found._distances = self._distances.repeated(copies)
+        found._overlaps = Overlaps(found._distances.blocks, self._config.overlap_distance, len(found._shape))
         found._bonds, found._local = self._bonds.repeated(copies), self._local.repeated(copies)
         return found
 
@@ -178,12 +198,10 @@ class _Fall:
 
     def _forces(self, points: Tensor, local: float) -> Tensor:
         """Return the gradient ``[N, 4, 3]`` of the energy, with ``local`` times the local springs."""
-        config, distances = self._config, self._distances
+        distances = self._distances
         gradient = torch.zeros_like(points)
         gradient[:, _POINTS["CB"]] = distances.forces(points[:, _POINTS["CB"]])
-        gradient[:, _POINTS["CA"]] = distances.overlaps(
-            points[:, _POINTS["CA"]], config.overlap_distance, self._overlap
-        )
+        gradient[:, _POINTS["CA"]] = self._overlaps.forces(points[:, _POINTS["CA"]], self._overlap)
         gradient = self._sum_over_ranks(gradient)
         flat = points.flatten(0, 1)
         return gradient + (self._bonds.forces(flat) + local * self._local.forces(flat)).view_as(points)

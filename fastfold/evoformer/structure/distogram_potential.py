@@ -74,6 +74,7 @@ _CLASSES = 40  #: Separations in the chain above this share one reference distri
 _PAIR = 5 * 8  #: Bytes of the numbers of a pair and its separation, and of its places in sums of forces
 _PAIR_STEP = 160  #: Bytes of a pair while its forces are computed
 _BLOCK = 2**18  #: Pairs whose forces are computed at a time
+_SKIN = 4.0  #: Distance in Å beyond that of overlaps up to which pairs are listed
 _LDDT = (0.5, 1.0, 2.0, 4.0)  #: Thresholds of lDDT in Å
 _LDDT_RADIUS = 15.0  #: Distances in Å up to which lDDT counts pairs in the experiment
 _LDDT_WIDTH = 0.3  #: Width in Å of the smooth steps at the thresholds, about that of a bin
@@ -200,14 +201,6 @@ class Distances:
             total += weight * torch.relu(distance - found).square().sum()
         return total
 
-    def overlaps(self, points: Tensor, distance: float, weight: float) -> Tensor:
-        """Return the gradient ``[N, 3]`` of :meth:`overlap` with respect to ``points [N, 3]``."""
-        total = torch.zeros_like(points)
-        for pairs in self.blocks:
-            offset, found = pairs.offsets(points)
-            total += pairs.forces(-2 * weight * torch.relu(distance - found) / found, offset)
-        return total
-
     def _parts(self) -> Iterator[tuple[PointPairs, Tensor]]:
         """Yield blocks of pairs with their energies ``[P, bins]``."""
         return zip(self.blocks, self.energy.split(_BLOCK), strict=True)
@@ -229,6 +222,38 @@ class Distances:
             position - middle,
             inside,
         )
+
+
+class Overlaps:
+    """Pairs of points that push each other apart below a distance, from a list of those that are near.
+
+    Few pairs of a fold are near each other. The list is written again before a pair that it lacks can overlap.
+    """
+
+    def __init__(self, blocks: Sequence[PointPairs], distance: float, points: int) -> None:
+        """Choose among pairs, in blocks whose lengths are computed at a time, of ``points`` in all."""
+        self._blocks, self._distance, self._points = blocks, distance, points
+        self._listed: Tensor | None = None
+        self._near: PointPairs | None = None
+
+    def forces(self, points: Tensor, weight: float) -> Tensor:
+        """Return the gradient ``[N, 3]`` of :meth:`Distances.overlap` with respect to ``points [N, 3]`` in Å."""
+        pairs = self._list(points)
+        offset, distance = pairs.offsets(points)
+        return pairs.forces(-2 * weight * torch.relu(self._distance - distance) / distance, offset)
+
+    def _list(self, points: Tensor) -> PointPairs:
+        if self._near is None or self._listed is None or self._is_outdated(self._listed, points):
+            ends = []
+            for pairs in self._blocks:
+                near = (pairs.offsets(points)[1] < self._distance + _SKIN).nonzero()[:, 0]
+                ends.append((pairs.first[near], pairs.second[near]))
+            first, second = (torch.cat(each) for each in zip(*ends, strict=True))
+            self._listed, self._near = points, PointPairs(first, second, self._points)
+        return self._near
+
+    def _is_outdated(self, listed: Tensor, points: Tensor) -> bool:
+        return bool((points - listed).square().sum(-1).max() > (_SKIN / 2) ** 2)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from fastfold.evoformer.execution import LazyRows, PolicyModule
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.protein.all_atom import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
+from fastfold.protein.metrics.backbone import torsion
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quaternion
 
 
@@ -153,14 +154,27 @@ class StructureModule(PolicyModule):
             "final_atom_mask": lookup("restype_atom37_mask", aatype, atom14) * present,
         }
 
-    def moved(self, structure: dict[str, Any], affines: Tensor, aatype: Tensor) -> dict[str, Any]:
-        """Return a structure with other frames ``affines [*, N, 7]`` and the same torsion angles.
+    def moved(
+        self, structure: dict[str, Any], affines: Tensor, aatype: Tensor, bonded: Tensor
+    ) -> dict[str, Any]:
+        """Return a structure with other frames and the same torsion angles of side chains.
 
-        The frames are quaternions, and CA positions in Å. The iterations in ``structure`` stay as they are.
+        Args:
+            structure: Of :meth:`forward`; its iterations stay as they are.
+            affines: Quaternions and CA positions in Å, ``[*, N, 7]``.
+            aatype: ``[*, N]``.
+            bonded: ``[*, N - 1]``, True where a residue and the next are neighbours in a chain. O is opposite to the N
+                of a neighbour; other residues keep their angle psi.
         """
         backbone = Rigid(quaternion_to_rotation(affines[..., :4]), affines[..., 4:])
-        frames = torsion_angles_to_frames(aatype, backbone, structure["sidechains"]["angles_sin_cos"][-1])
-        atom14 = frames_to_atom14(aatype, frames)
+        angles = structure["sidechains"]["angles_sin_cos"][-1]
+        points = lookup("restype_atom14_rigid_group_positions", aatype, affines)[..., :3, :]
+        n, ca, c = backbone[..., None].apply(points).unbind(-2)
+        psi = torch.deg2rad(torsion(n[..., :-1, :], ca[..., :-1, :], c[..., :-1, :], n[..., 1:, :]))
+        own = torch.stack([psi.sin(), psi.cos()], -1)
+        angles = angles.clone()
+        angles[..., :-1, 2, :] = torch.where(bonded[..., None], own, angles[..., :-1, 2, :])
+        atom14 = frames_to_atom14(aatype, torsion_angles_to_frames(aatype, backbone, angles))
         return structure | {
             "final_affines": affines,
             "final_atom14_positions": atom14,

@@ -16,7 +16,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.structure import distogram_descent, distogram_potential
 from fastfold.evoformer.structure.distogram_descent import descend, descent_bytes
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes
-from fastfold.evoformer.structure.distogram_potential import Distances, PointPairs, Springs, pair_blocks
+from fastfold.evoformer.structure.distogram_potential import Distances, Overlaps, PointPairs, Springs, pair_blocks
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.compactness import near_neighbours
 from fastfold.protein.rigid import quaternion_to_rotation
@@ -67,6 +67,7 @@ def run(affines: Tensor, logits: Tensor, **arguments: object) -> Tensor:
         "aatype": torch.full((length,), rc.restype_order["A"]),
         "residue_index": torch.arange(length),
         "seq_mask": torch.ones(length),
+        "predicted": torch.zeros(length, 2),
         "config": CONFIG,
     }
     return descend(affines, logits, EDGES, **(given | arguments))  # type: ignore[arg-type]
@@ -115,7 +116,11 @@ def test_springs_and_overlaps_are_gradients():
     )
     (gradient,) = torch.autograd.grad(3 * torch.relu(4.0 - found).square().sum(), points)
     distances = potential(first, second, torch.zeros(len(first), 20))
-    torch.testing.assert_close(distances.overlaps(points.detach(), 4.0, 3.0), gradient)
+    overlaps = Overlaps(distances.blocks, 4.0, 9)
+    torch.testing.assert_close(overlaps.forces(points.detach(), 3.0), gradient)
+    moved = points.detach() + 1.5 * torch.randn_like(points)  # farther than the list has room for
+    again = Overlaps(distances.blocks, 4.0, 9).forces(moved, 3.0)
+    assert torch.equal(overlaps.forces(moved, 3.0), again)
     overlap = 3 * torch.relu(4.0 - found.detach()).square().sum()
     torch.testing.assert_close(distances.overlap(points.detach(), 4.0, 3.0), overlap)
 
@@ -207,7 +212,7 @@ def test_blocks_of_rows_on_several_ranks_move_residues_alike(monkeypatch: pytest
     target, start = helix(LENGTH), bent(helix(LENGTH), 30)
     logits = certain(beta(target))
     config = CONFIG.copy_and_resolve_references()
-    config.steps, config.last_steps = 12, 12
+    config.steps, config.last_steps, config.backbone_steps = 12, 12, 12
     whole = run(start, logits, config=config)
     monkeypatch.setattr(distogram_potential, "_BLOCK", 100)
     torch.testing.assert_close(run(start, logits, config=config), whole, rtol=0, atol=1e-3)
@@ -240,7 +245,7 @@ def test_blocks_of_rows_on_several_ranks_move_residues_alike(monkeypatch: pytest
 def test_starts_descend_together_as_each_does_alone(monkeypatch: pytest.MonkeyPatch):
     start, logits = bent(helix(LENGTH), 30), certain(beta(helix(LENGTH))) + torch.randn(LENGTH, LENGTH, 64)
     config = CONFIG.copy_and_resolve_references()
-    config.steps, config.last_steps = 9, 3
+    config.steps, config.last_steps, config.backbone_steps = 9, 3, 0
     together = run(start, logits, config=config)
     monkeypatch.setattr(distogram_descent, "_TOGETHER", 0)
     assert torch.equal(together, run(start, logits, config=config))

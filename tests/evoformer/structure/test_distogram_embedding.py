@@ -112,7 +112,7 @@ def test_the_descent_ends_from_the_start_with_the_lowest_energy(monkeypatch: pyt
     target = bundle()
     logits = certain(beta(target))
     config = CONFIG.copy_and_resolve_references()
-    config.steps, config.last_steps = 30, 0
+    config.steps, config.last_steps, config.backbone_steps = 30, 0, 0
     starts = helix(LENGTH), turned(target, target[:, 4:] * torch.tensor([1.0, 1.0, -1.0])), target
     index, present = torch.arange(LENGTH), torch.ones(LENGTH).bool()
     potential = Distances.from_logits(logits, EDGES, index, present, 0, lambda x: x)

@@ -66,7 +66,7 @@ def test_of_two_mirror_images_the_descent_takes_that_whose_strands_twist_to_the_
     target = turned(pose, sheet(degrees, False))
     images = [target, turned(pose, target[:, 4:] * MIRROR)]
     config = CONFIG.copy_and_resolve_references()
-    config.steps, config.last_steps, config.twist = 0, 0, 1e6
+    config.steps, config.last_steps, config.backbone_steps, config.twist = 0, 0, 0, 1e6
     monkeypatch.setattr(distogram_descent, "mirror_images", lambda *_, **__: images)
     found = run(pose, certain(beta(target)), config=config)
     expected = images[0] if degrees < 0 else images[1]

@@ -1,0 +1,207 @@
+"""Last stage of the descent on the distogram: a fold gets the backbone of a protein at the same distances.
+
+Distances of CB atoms fix neither the hand of a chain nor its peptide planes. So windows with the wrong hand are
+mirrored, peptide planes are placed by dynamic programming, and rigid residues descend on the distances together with
+the energy of a backbone, first with weak bonds and strong torsions, then with strong bonds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fastfold.evoformer.structure.backbone_energy import (
+    BackboneEnergy,
+    BackboneWeights,
+    ChainTorsions,
+    bonds,
+    phi_and_psi,
+)
+from fastfold.evoformer.structure.distogram_potential import Distances
+from fastfold.evoformer.structure.mirrored_windows import mirror_windows
+from fastfold.evoformer.structure.peptide_planes import PlaneWeights, peptide_planes
+from fastfold.evoformer.structure.ramachandran import RamachandranPotential
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
+
+
+class Phase(NamedTuple):
+    """Part of the descent with weights of its own."""
+
+    share: float  #: Of the steps
+    rate: float  #: Move of a residue in the first step in Å
+    weights: BackboneWeights
+
+
+SOFT = Phase(
+    share=0.25,
+    rate=0.06,
+    weights=BackboneWeights(
+        bond=200.0,
+        angle=150.0,
+        ca_ca=100.0,
+        omega=100.0,
+        ramachandran=30.0,
+        hand=80.0,
+        predicted=20.0,
+        overlap=20.0,
+    ),
+)
+HARD = Phase(
+    share=0.5,
+    rate=0.06,
+    weights=BackboneWeights(
+        bond=1500.0,
+        angle=800.0,
+        ca_ca=300.0,
+        omega=300.0,
+        ramachandran=25.0,
+        hand=80.0,
+        predicted=15.0,
+        overlap=20.0,
+    ),
+)
+STIFF = Phase(
+    share=0.25,
+    rate=0.03,
+    weights=BackboneWeights(
+        bond=10000.0,
+        angle=3000.0,
+        ca_ca=600.0,
+        omega=1000.0,
+        ramachandran=20.0,
+        hand=60.0,
+        predicted=10.0,
+        overlap=40.0,
+    ),
+)
+_FREE = PlaneWeights(beta=0.0, predicted=1.0)  #: For planes of a trace whose frames have the wrong hand
+_NEAR = PlaneWeights(beta=1.0, predicted=1.0)  #: For planes that keep the directions of CB
+_CB = 3
+_LAST_RATE = 0.02  #: Move of a residue in the last step of a phase over that in the first
+_TURN = 0.25  #: Turn of a residue over its move, in 1/Å
+_MEAN, _SQUARE = 0.9, 0.98  #: Decay of the averages of gradients and of their squares (Adam)
+_KEEP_FORCES = 3  #: Steps with the same forces of distances, which change slowly and take the most time
+_RELIST = 15  #: Steps between lists of near atoms
+_RAMACHANDRAN_START = 0.3  #: Factor of the Ramachandran term in the first step; it is 1 from the middle on
+
+
+def build_backbone(
+    affines: Tensor,
+    distances: Distances,
+    *,
+    aatype: Tensor,
+    residue_index: Tensor,
+    present: Tensor,
+    predicted: Tensor,
+    steps: int,
+    sum_over_ranks: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Give frames near others the backbone of a protein, without recording gradients.
+
+    Args:
+        affines: Quaternions and CA positions in Å, ``[N, 7]``.
+        distances: Potential of the CB distances of this process' pairs.
+        aatype: ``[N]``.
+        residue_index: ``[N]``; neighbours in a chain differ by 1.
+        present: ``[N]``, False for padding, which does not move.
+        predicted: Phi and psi ``[N, 2]`` of the network, in radians.
+        steps: Steps of all phases together.
+        sum_over_ranks: Sums a tensor over the processes that hold other pairs.
+
+    Returns:
+        Frames ``[N, 7]``.
+    """
+    bonded = bonds(residue_index, present)
+    if not bool(bonded.any()):
+        return affines
+    potential = RamachandranPotential(aatype, bonded, affines)
+    is_glycine = aatype == rc.restype_order["G"]
+    shape = backbone_points(aatype, affines)
+
+    def planes(frames: Tensor, weights: PlaneWeights) -> Tensor:
+        return peptide_planes(frames, bonded, potential, predicted, is_glycine, weights)
+
+    def descended(frames: Tensor, phase: Phase) -> Tensor:
+        energy = BackboneEnergy(
+            aatype, residue_index, present, potential=potential, predicted=predicted, weights=phase.weights
+        )
+        own_steps = round(phase.share * steps)
+        return _descend(frames, own_steps, phase.rate, energy, distances, shape, sum_over_ranks)
+
+    frames = planes(affines, _NEAR)
+    wrong = _has_wrong_hand(frames, shape, bonded) & ~is_glycine
+    frames = torch.cat([frames[:, :4], mirror_windows(frames[:, 4:], wrong, bonded)], -1)
+    frames = descended(planes(frames, _FREE), SOFT)
+    frames = descended(planes(frames, _NEAR), HARD)
+    frames = descended(frames, STIFF)
+    return torch.where(present[:, None], frames, affines)
+
+
+def backbone_points(aatype: Tensor, like: Tensor) -> Tensor:
+    """Return N, CA, C and CB of each residue in its frame, ``[N, 4, 3]`` in Å, by ``aatype [N]``.
+
+    Glycine's CB is its CA; unknown residues are as alanine. Dtype and device are those of ``like``.
+    """
+    table = torch.as_tensor(rc.restype_atom14_rigid_group_positions).to(like)[:, [0, 1, 2, 4]]
+    table[rc.unk_restype_index] = table[rc.restype_order["A"]]
+    table[rc.restype_order["G"], _CB] = 0.0
+    return table[aatype.long().clamp(max=rc.unk_restype_index)]
+
+
+def _has_wrong_hand(affines: Tensor, shape: Tensor, bonded: Tensor) -> Tensor:
+    """Return a mask ``[N]`` of residues between two others whose phi is above 0."""
+    chain = placed(affines, shape)[:, :_CB].flatten(0, 1)
+    phi = phi_and_psi(ChainTorsions.measure(chain).angle.view(-1, 3))[:, 0]
+    return (phi > 0) & pad(bonded[1:] & bonded[:-1], (1, 1))
+
+
+def placed(affines: Tensor, shape: Tensor) -> Tensor:
+    """Return points ``[N, P, 3]`` of frames ``[N, 7]`` from ``shape [N, P, 3]`` in their frame, in Å."""
+    rotation = quaternion_to_rotation(affines[:, :4])
+    return (rotation[:, None] * shape[:, :, None]).sum(-1) + affines[:, None, 4:]
+
+
+def _descend(
+    affines: Tensor,
+    steps: int,
+    rate: float,
+    energy: BackboneEnergy,
+    distances: Distances,
+    shape: Tensor,
+    sum_over_ranks: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Move and turn residues by Adam, with one second moment for each move and one for each turn."""
+    quaternion, centre = affines[:, :4], affines[:, 4:]
+    mean = centre.new_zeros(2, len(centre), 3)
+    square = centre.new_zeros(2, len(centre), 1)
+    size = centre.new_tensor([1.0, _TURN])[:, None, None]
+    far = torch.zeros_like(centre)
+    for step in range(steps):
+        done = step / steps
+        length = rate * (_LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
+        rotation = quaternion_to_rotation(quaternion)
+        arms = (rotation[:, None] * shape[:, :, None]).sum(-1)
+        points = arms + centre[:, None]
+        if step % _RELIST == 0:
+            energy.list_overlaps(points)
+        ramachandran = min(1.0, _RAMACHANDRAN_START + 2 * (1 - _RAMACHANDRAN_START) * done)
+        gradient = energy.gradient(points, ramachandran)
+        if step % _KEEP_FORCES == 0:
+            far = sum_over_ranks(distances.forces(points[:, _CB]))
+        gradient[:, _CB] += far
+        torque = torch.linalg.cross(arms, gradient).sum(1)
+        torque = (rotation.mT * torque[:, None]).sum(-1)  # in the frame of the residue
+        both = torch.stack([gradient.sum(1), torque])
+        mean = torch.lerp(both, mean, _MEAN)
+        square = torch.lerp(both.square().sum(-1, keepdim=True), square, _SQUARE)
+        size_now = (square / (1 - _SQUARE ** (step + 1))).sqrt() + 1e-3
+        move, turn = (length / (1 - _MEAN ** (step + 1)) * size * mean / size_now).unbind(0)
+        centre = centre - move
+        quaternion = update_quaternion(quaternion, -turn)
+    return torch.cat([quaternion, centre], -1)
