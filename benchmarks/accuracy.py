@@ -1,7 +1,7 @@
 """Accuracy of a network on chains of known structure; every figure has a baseline.
 
 Usage: python benchmarks/accuracy.py WEIGHTS DATA [--split valid] [--chains 50 | --names 1igd,1ctf] [--single-sequence]
-                                     [--prior-chains 400] [--plot PNG] [--json OUT]
+                                     [--relax] [--prior-chains 400] [--plot PNG] [--json OUT]
 
 DATA is a folder as for ``fastfold train``. Chains are taken evenly over the split; each is folded with the network's
 own number of recycles. Prints tables in Markdown, by the depth of the alignments:
@@ -9,6 +9,8 @@ own number of recycles. Prints tables in Markdown, by the depth of the alignment
 * lDDT-CA and TM-score, and those of a bundle of helices and of one straight helix, equal for every protein;
 * figures that a collapsed structure cannot pass: radius of gyration over the true one, CA neighbours within 3.8 Å,
   clashing atoms, and *own minus other*: lDDT-CA less that of predictions for longer chains, cut to the same length;
+* figures of the backbone and of side chains next to those of the experiments: phi above 0, alpha and beta, omega, C-N
+  bonds, CA distances, and rings with a bond through them; with ``--relax`` also after relaxation, on one thread;
 * calibration of pLDDT: its bias, and its correlation with the true lDDT-CA over residues;
 * cross-entropy of the distogram by separation in the sequence, and that of a prior that knows only the separation,
   counted in chains of the training split;
@@ -35,6 +37,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from accuracy_tables import Measured, summarise, tables  # noqa: E402
 from no_skill import SeparationPrior, helix_bundle, straight_helix  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 import fastfold  # noqa: E402
 from fastfold.data.features.coevolution import analyse  # noqa: E402
@@ -43,9 +46,13 @@ from fastfold.data.features.transforms import pseudo_beta, to_restype_order  # n
 from fastfold.data.msa.msa import Msa  # noqa: E402
 from fastfold.data.training.dataset import WHOLE_SPLIT, open_dataset  # noqa: E402
 from fastfold.data.training.entry import Entry, read_entry, select_chain  # noqa: E402
+from fastfold.errors import FastFoldError  # noqa: E402
 from fastfold.inference.config import PRECISIONS  # noqa: E402
+from fastfold.inference.relax import RelaxConfig, relax  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
+from fastfold.protein.geometry import follows  # noqa: E402
 from fastfold.protein.io.read import read_structure  # noqa: E402
+from fastfold.protein.metrics.backbone import backbone_figures, measure_backbone  # noqa: E402
 from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration  # noqa: E402
 from fastfold.protein.metrics.contacts import (  # noqa: E402
     CONTACT_SEPARATION,
@@ -56,6 +63,8 @@ from fastfold.protein.metrics.contacts import (  # noqa: E402
 )
 from fastfold.protein.metrics.lddt import count_clashes, lddt  # noqa: E402
 from fastfold.protein.metrics.tm_score import tm_score  # noqa: E402
+from fastfold.protein.protein import Protein  # noqa: E402
+from fastfold.protein.side_chains import pierced_rings  # noqa: E402
 from fastfold.protein.structure import ChainStructure  # noqa: E402
 from fastfold.training.report.plots import calibrate, calibration_png  # noqa: E402
 from fastfold.training.validation import ChainScore, resolved_beta, score_chain  # noqa: E402
@@ -100,7 +109,7 @@ def measure(
         guess = torch.from_numpy(points)
         figures[f"lddt_ca_{name}"] = float(lddt(guess, reference, mask, per_residue=False))
         figures[f"tm_score_{name}"] = tm_score(guess, reference, mask)
-    figures |= geometry(score, chain)
+    figures |= geometry(score, chain) | backbone(score, chain)
     if score.distogram is None:
         return Measured(score, figures)
     beta, resolved = resolved_beta(chain)
@@ -136,6 +145,48 @@ def geometry(score: ChainScore, chain: ChainStructure) -> dict[str, float]:
         "near_neighbours_true": near_neighbours(true, mask),
         "clashes": clashes / len(chain),
     }
+
+
+def backbone(score: ChainScore, chain: ChainStructure) -> dict[str, float]:
+    """Return the figures of a prediction's atoms, and with the suffix ``_true`` those of the experiment."""
+    if score.positions is None or score.atom_mask is None:
+        return {}
+    experiment = torch.as_tensor(chain.positions), torch.as_tensor(chain.mask)
+    predicted = atom_figures(score.positions, score.atom_mask, chain)
+    return predicted | {f"{name}_true": x for name, x in atom_figures(*experiment, chain).items()}
+
+
+def atom_figures(positions: Tensor, mask: Tensor, chain: ChainStructure) -> dict[str, float]:
+    """Return figures of backbone and rings of atoms ``[N, 37, 3]`` with their mask ``[N, 37]``."""
+    numbers, aatype = torch.as_tensor(chain.residue_index), rc.sequence_to_aatype(chain.sequence)
+    geometry = measure_backbone(positions, mask, numbers, torch.zeros_like(numbers))
+    tied = follows(np.zeros(len(chain), np.int64), chain.residue_index)
+    rings = pierced_rings(positions.numpy(), mask.numpy(), aatype, tied)
+    return backbone_figures(geometry, torch.as_tensor(aatype)) | {"pierced": float(len(rings) > 0)}
+
+
+def relaxed(score: ChainScore, chain: ChainStructure) -> dict[str, float]:
+    """Relax a prediction; return whether it succeeds, and figures of its backbone with the suffix ``_relaxed``."""
+    assert score.positions is not None
+    assert score.atom_mask is not None
+    protein = Protein(
+        atom_positions=score.positions.numpy(),
+        atom_mask=score.atom_mask.numpy(),
+        aatype=rc.sequence_to_aatype(chain.sequence),
+        residue_index=chain.residue_index,
+        chain_index=np.zeros(len(chain), np.int64),
+        b_factors=np.zeros((len(chain), rc.atom_type_num)),
+    )
+    try:
+        result = relax(protein, RelaxConfig(platform="CPU", threads=1), continuous=True)
+    except FastFoldError as error:
+        print(f"{score.id}: {error}", flush=True)
+        return {"relaxed": 0.0}
+    if result.reason:
+        print(f"{score.id}: not relaxed: {result.reason}", flush=True)
+    atoms = torch.as_tensor(result.protein.atom_positions), torch.as_tensor(result.protein.atom_mask)
+    figures = {f"{name}_relaxed": x for name, x in atom_figures(*atoms, chain).items()}
+    return {"relaxed": float(result.relaxed)} | figures
 
 
 def add_own_minus_other(measured: Sequence[Measured], chains: Sequence[ChainStructure]) -> None:
@@ -179,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--chains", type=int, default=50, help="0: all (default: 50)")
     parser.add_argument("--names", type=lambda text: text.split(","), help="only chains whose names begin so")
     parser.add_argument("--single-sequence", action="store_true", help="leave the alignments out")
+    parser.add_argument("--relax", action="store_true", help="relax the predictions too")
     parser.add_argument("--recycles", type=int, help="default: the network's own number")
     parser.add_argument(
         "--precision", default="fp32", choices=PRECISIONS, help="precision of the trunk (default fp32)"
@@ -207,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         alignments = () if options.single_sequence else data.alignments
         score = score_chain(model, entry.id, data.chain, alignments, model.config, recycles)
         measured.append(measure(score, data.chain, prior, coevolution(data.chain, alignments)))
+        if options.relax:
+            measured[-1].figures.update(relaxed(score, data.chain))
         chains.append(data.chain)
         figures = measured[-1].figures
         print(

@@ -75,9 +75,10 @@ def summary(measured: Sequence[Measured]) -> dict[str, float]:
     found["above_bundle"] = statistics.fmean(
         m.figures["lddt_ca"] > m.figures["lddt_ca_bundle"] for m in measured
     )
-    ratios = [m.figures["radius_ratio"] for m in measured if "radius_ratio" in m.figures]
-    if ratios:
-        found["radius_ratio_min"] = min(ratios)
+    for name, extreme in (("radius_ratio", min), ("c_n_min", min), ("c_n_max", max)):
+        values = [m.figures[name] for m in measured if name in m.figures]
+        if values:
+            found[name if name.startswith("c_n") else f"{name}_min"] = extreme(values)
     for suffix in ("", "_long"):
         found[f"contact_chains{suffix}"] = sum(f"base_rate{suffix}" in m.figures for m in measured)
     predicted, true = (
@@ -97,8 +98,11 @@ _Table = tuple[str, dict[str, tuple[str, str]]]
 
 
 def tables(groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Return Markdown tables of the groups of :func:`summarise`, one line each, without empty columns."""
-    return "\n".join(_table(heading, columns, groups) for heading, columns in _TABLES)
+    """Return Markdown tables of the groups of :func:`summarise`, one line each, without empty columns and tables."""
+    known = {figure for group in groups.values() for figure in group}
+    return "\n".join(
+        _table(heading, columns, groups) for heading, columns in _TABLES if known & columns.keys()
+    )
 
 
 def _table(
@@ -158,6 +162,33 @@ _TABLES: tuple[_Table, ...] = (
             "near_neighbours": ("near neighbours", ".3f"),
             "near_neighbours_true": ("experiment", ".3f"),
             "clashes": ("clashes", ".3f"),
+        },
+    ),
+    (
+        "Backbones, which experiments have too; of residues, bonds and chains:",
+        {
+            "phi_positive": ("phi above 0", ".1%"),
+            "phi_positive_true": ("experiment", ".1%"),
+            "alpha_beta": ("alpha and beta", ".1%"),
+            "alpha_beta_true": ("experiment", ".1%"),
+            "omega_off_planar": ("omega off by 30", ".2%"),
+            "omega_off_planar_true": ("experiment", ".2%"),
+            "c_n_near": ("C-N within 0.05 Å", ".2%"),
+            "c_n_min": ("shortest", ".2f"),
+            "c_n_max": ("longest", ".2f"),
+            "ca_ca": ("CA-CA", ".2f"),
+            "ca_ca_sd": ("deviation", ".3f"),
+            "pierced": ("with a pierced ring", ".1%"),
+        },
+    ),
+    (
+        "The same after relaxation, and the share of chains without a violation and with a negative energy:",
+        {
+            "relaxed": ("relaxed", ".1%"),
+            "phi_positive_relaxed": ("phi above 0", ".1%"),
+            "alpha_beta_relaxed": ("alpha and beta", ".1%"),
+            "omega_off_planar_relaxed": ("omega off by 30", ".2%"),
+            "pierced_relaxed": ("with a pierced ring", ".1%"),
         },
     ),
     (

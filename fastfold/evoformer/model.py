@@ -30,6 +30,7 @@ from fastfold.evoformer.heads import (
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.backbone_energy import bonds
 from fastfold.evoformer.structure.distogram_descent import descend
+from fastfold.evoformer.structure.side_chains import place_rotamers
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
 
@@ -256,8 +257,9 @@ class AlphaFold(PolicyModule):
                 first_row=self._own_rows(aatype.shape[-1]).start,
                 sum_over_ranks=self._sum_over_ranks,
             )
-        bonded = bonds(features["residue_index"], features["seq_mask"] > 0)
-        return self.structure_module.moved(structure, moved, aatype, bonded)
+        index, mask = features["residue_index"], features["seq_mask"]
+        structure = self.structure_module.moved(structure, moved, aatype, bonds(index, mask > 0))
+        return structure | place_rotamers(structure, aatype, index, mask)
 
     def _sum_over_ranks(self, x: Tensor) -> Tensor:
         """Sum a tensor over the processes that hold other rows of the pair; one process holds all."""

@@ -155,6 +155,9 @@ def test_the_program_prints_tables_and_keeps_everything(
         "near_neighbours",
         "clashes",
         "own_minus_other",
+        "phi_positive",
+        "omega_off_planar_true",
+        "pierced",
     }
 
 
@@ -170,6 +173,27 @@ def test_a_collapsed_structure_is_seen(load: Any):
     assert collapsed["radius_sane"] == 0.0
     assert collapsed["near_neighbours"] > found["near_neighbours"] + 1
     assert collapsed["clashes"] > found["clashes"] + 10
+
+
+def test_backbones_are_compared_with_those_of_experiments(load: Any):
+    chain = chain_structure(residues=28)
+    mask = torch.from_numpy(chain.mask)
+    score = replace(scored(0), positions=torch.from_numpy(chain.positions), atom_mask=mask)
+    found = load("accuracy").backbone(score, chain)
+    assert found["c_n_near"] == found["c_n_near_true"]
+    stretched = replace(score, positions=torch.from_numpy(chain.positions) * 1.2)
+    other = load("accuracy").backbone(stretched, chain)
+    assert other["c_n_max"] == pytest.approx(1.2 * found["c_n_max"], rel=1e-5)
+    assert other["c_n_max_true"] == found["c_n_max"]
+    assert other["phi_positive_true"] == found["phi_positive_true"]
+    assert found["pierced"] == 0.0
+    assert load("accuracy").backbone(scored(0), chain) == {}
+
+
+def test_the_shortest_and_longest_bonds_are_those_of_all_chains(load: Any):
+    chains = [measured(load, 9, c_n_min=1.3, c_n_max=1.4), measured(load, 9, c_n_min=1.2, c_n_max=1.35)]
+    found = load("accuracy_tables").summary(chains)
+    assert (found["c_n_min"], found["c_n_max"]) == (1.2, 1.4)
 
 
 def test_one_answer_for_every_protein_has_no_own_skill(load: Any):

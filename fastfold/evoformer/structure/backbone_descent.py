@@ -35,12 +35,14 @@ class Phase(NamedTuple):
 
     share: float  #: Of the steps
     rate: float  #: Move of a residue in the first step in Å
+    distances: float  #: Factor of the potential of distances
     weights: BackboneWeights
 
 
 SOFT = Phase(
     share=0.25,
     rate=0.06,
+    distances=1.0,
     weights=BackboneWeights(
         bond=200.0,
         angle=150.0,
@@ -55,29 +57,31 @@ SOFT = Phase(
 HARD = Phase(
     share=0.5,
     rate=0.06,
+    distances=1.5,
     weights=BackboneWeights(
         bond=1500.0,
         angle=800.0,
         ca_ca=300.0,
-        omega=300.0,
-        ramachandran=25.0,
-        hand=80.0,
-        predicted=15.0,
-        overlap=20.0,
+        omega=400.0,
+        ramachandran=30.0,
+        hand=90.0,
+        predicted=20.0,
+        overlap=40.0,
     ),
 )
 STIFF = Phase(
     share=0.25,
     rate=0.03,
+    distances=1.5,
     weights=BackboneWeights(
-        bond=10000.0,
-        angle=3000.0,
+        bond=15000.0,
+        angle=4000.0,
         ca_ca=600.0,
-        omega=1000.0,
-        ramachandran=20.0,
-        hand=60.0,
-        predicted=10.0,
-        overlap=40.0,
+        omega=1500.0,
+        ramachandran=27.0,
+        hand=85.0,
+        predicted=15.0,
+        overlap=80.0,
     ),
 )
 _FREE = PlaneWeights(beta=0.0, predicted=1.0)  #: For planes of a trace whose frames have the wrong hand
@@ -132,7 +136,11 @@ def build_backbone(
             aatype, residue_index, present, potential=potential, predicted=predicted, weights=phase.weights
         )
         own_steps = round(phase.share * steps)
-        return _descend(frames, own_steps, phase.rate, energy, distances, shape, sum_over_ranks)
+
+        def pull(points: Tensor) -> Tensor:
+            return phase.distances * sum_over_ranks(distances.forces(points))
+
+        return _descend(frames, own_steps, phase.rate, energy, pull, shape)
 
     frames = planes(affines, _NEAR)
     wrong = _has_wrong_hand(frames, shape, bonded) & ~is_glycine
@@ -172,9 +180,8 @@ def _descend(
     steps: int,
     rate: float,
     energy: BackboneEnergy,
-    distances: Distances,
+    pull: Callable[[Tensor], Tensor],
     shape: Tensor,
-    sum_over_ranks: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Move and turn residues by Adam, with one second moment for each move and one for each turn."""
     quaternion, centre = affines[:, :4], affines[:, 4:]
@@ -193,7 +200,7 @@ def _descend(
         ramachandran = min(1.0, _RAMACHANDRAN_START + 2 * (1 - _RAMACHANDRAN_START) * done)
         gradient = energy.gradient(points, ramachandran)
         if step % _KEEP_FORCES == 0:
-            far = sum_over_ranks(distances.forces(points[:, _CB]))
+            far = pull(points[:, _CB])
         gradient[:, _CB] += far
         torque = torch.linalg.cross(arms, gradient).sum(1)
         torque = (rotation.mT * torque[:, None]).sum(-1)  # in the frame of the residue

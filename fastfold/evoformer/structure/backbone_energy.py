@@ -28,9 +28,9 @@ _PAIRS = (  # of an atom of a residue and one of the next, with their distance i
 _LEFT_HANDED = math.radians(100.0)  #: Phi at which residues other than glycine have the highest energy
 _NEAR = (
     (2.9, 3.1, 3.1, 3.1, 2.75),
-    (3.1, 3.7, 3.5, 3.6, 3.1),
+    (3.1, 4.1, 3.5, 3.9, 3.1),
     (3.1, 3.5, 3.4, 3.5, 3.0),
-    (3.1, 3.6, 3.5, 3.6, 3.1),
+    (3.1, 3.9, 3.5, 4.3, 3.1),
     (2.75, 3.1, 3.0, 3.1, 2.9),
 )
 """Distances in Å of N, CA, C, CB and O from those of another residue below which atoms overlap."""

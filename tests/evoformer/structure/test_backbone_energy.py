@@ -84,7 +84,7 @@ def definition(points: Tensor, weights: BackboneWeights, ramachandran: float = 1
             total = total + weights.predicted * off
             if aatype[i] != rc.restype_order["G"]:
                 total = total + weights.hand * (1 + (phi - math.radians(100)).cos())
-    near = {"N N": 2.9, "N O": 2.75, "O O": 2.9, "CA CA": 3.7, "C CA": 3.5, "CA CB": 3.6, "CB CB": 3.6}
+    near = {"N N": 2.9, "N O": 2.75, "O O": 2.9, "CA CA": 4.1, "C CA": 3.5, "CA CB": 3.9, "CB CB": 4.3}
     near |= {"C C": 3.4, "C CB": 3.5, "C O": 3.0}
     for i in range(last + 1):
         for j in range(i + 1, last + 1):

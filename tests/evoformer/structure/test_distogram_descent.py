@@ -16,7 +16,13 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.structure import distogram_descent, distogram_potential
 from fastfold.evoformer.structure.distogram_descent import descend, descent_bytes
 from fastfold.evoformer.structure.distogram_embedding import embedding_bytes
-from fastfold.evoformer.structure.distogram_potential import Distances, Overlaps, PointPairs, Springs, pair_blocks
+from fastfold.evoformer.structure.distogram_potential import (
+    Distances,
+    Overlaps,
+    PointPairs,
+    Springs,
+    pair_blocks,
+)
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.compactness import near_neighbours
 from fastfold.protein.rigid import quaternion_to_rotation
