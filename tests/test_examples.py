@@ -226,3 +226,21 @@ def test_the_cells_of_the_notebook_run(
     kinds = {kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {})}
     assert "image/png" in kinds
     assert not [o for cell in cells for o in cell["outputs"] if o["output_type"] == "error"]
+
+
+def test_fit_ramachandran(tmp_path: Path) -> None:
+    """Means, concentrations and weights of a known mixture come back; the program writes a table of four groups."""
+    program = runpy.run_path(str(EXAMPLES / "fit_ramachandran.py"))
+    torch.manual_seed(0)
+    means, scale = torch.tensor([[-1.1, -0.7], [-2.1, 2.4]]).double(), 20.0
+    which = (torch.rand(4000) < 0.3).long()
+    known = [torch.distributions.VonMises(x, torch.tensor(scale).double()) for x in means]
+    draws = torch.stack([x.sample((4000,)) for x in known])[which, torch.arange(4000)]
+    logs = torch.stack([x.log_prob(draws).sum(-1) for x in known]) + torch.tensor([[0.7], [0.3]]).log()
+    density, weights, mean, concentration = program["fit"](draws, torch.zeros(4000).long(), 3, 0)
+    assert density == pytest.approx(float(logs.logsumexp(0).mean()), abs=0.02)
+    order = mean[:2, 1].argsort()
+    torch.testing.assert_close(mean[:2][order], means, rtol=0, atol=0.03)
+    torch.testing.assert_close(concentration[:2], torch.full((2, 2), scale).double(), rtol=0.1, atol=0)
+    assert concentration[2].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(weights[0, :2][order], torch.tensor([0.7, 0.3]).double(), rtol=0, atol=0.03)
