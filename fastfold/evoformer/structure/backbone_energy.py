@@ -109,7 +109,7 @@ class BackboneEnergy:
         has[:, _CB] &= ~self._is_glycine
         has[:, _O] &= self._has_oxygen
         near = points.new_tensor(_NEAR)
-        found = [self._springs]
+        lists = [self._springs]
         for rows in number.split(_ROWS):
             apart = (self._residue_index[rows, None] - self._residue_index).abs() >= _APART
             close = (torch.cdist(ca[rows], ca) < _REACH) & apart & (number > rows[:, None])
@@ -121,8 +121,8 @@ class BackboneEnergy:
             length = near[a, b]
             ends = _ATOMS * first[pair] + a, _ATOMS * second[pair] + b
             weight = torch.full_like(length, self._weights.overlap)
-            found.append(_Springs(*ends, length, weight, torch.zeros_like(length)))
-        springs = _Springs(*map(torch.cat, zip(*found, strict=True)))
+            lists.append(_Springs(*ends, length, weight, torch.zeros_like(length)))
+        springs = _Springs(*map(torch.cat, zip(*lists, strict=True)))
         self._pairs = PointPairs(springs.first, springs.second, _ATOMS * len(ca)), springs
 
     def _pair_forces(self, points: Tensor) -> Tensor:

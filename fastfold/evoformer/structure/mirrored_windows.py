@@ -36,7 +36,7 @@ def mirror_windows(ca: Tensor, is_wrong: Tensor, bonded: Tensor) -> Tensor:
 
 def _windows(is_wrong: list[bool], bonded: list[bool]) -> list[tuple[int, int]]:
     """Return half-open ranges of residues, one for each run."""
-    found = []
+    windows = []
     number = 0
     while number < len(is_wrong):
         if not is_wrong[number]:
@@ -51,6 +51,6 @@ def _windows(is_wrong: list[bool], bonded: list[bool]) -> list[tuple[int, int]]:
                 start -= 1
             if stop < len(is_wrong) and bonded[stop - 1]:
                 stop += 1
-        found.append((start, stop))
+        windows.append((start, stop))
         number = last + 1
-    return found
+    return windows

@@ -17,7 +17,7 @@ from fastfold.protein.side_chains import place_side_chains
 def place_rotamers(
     structure: dict[str, Any], aatype: Tensor, residue_index: Tensor, seq_mask: Tensor
 ) -> dict[str, Tensor]:
-    """Place all side chains of a structure module's result again.
+    """Return a structure module's result with rotamers as side chains.
 
     Args:
         structure: With ``final_atom_positions [*, N, 37, 3]`` in Å, whose N, CA, C, O and CB stay, and the angles of
@@ -36,7 +36,7 @@ def place_rotamers(
     placed = torch.empty_like(positions)
     for sample in itertools.product(*map(range, aatype.shape[:-1])):
         length = len(aatype[sample])
-        found = place_side_chains(
+        rotamers = place_side_chains(
             positions[sample].double().cpu().numpy(),
             present[sample].cpu().numpy(),
             aatype[sample].clamp(max=rc.unk_restype_index).cpu().numpy(),
@@ -45,7 +45,7 @@ def place_rotamers(
             rebuild=np.ones(length, bool),
             hints=chi[sample].double().cpu().numpy(),
         )
-        placed[sample] = torch.as_tensor(found.positions).to(placed)
+        placed[sample] = torch.as_tensor(rotamers.positions).to(placed)
     atom14 = gather_atoms(placed, lookup("restype_atom14_to_atom37", aatype))
     atom14 = atom14 * lookup("restype_atom14_mask", aatype, atom14)[..., None]
     return {"final_atom_positions": placed, "final_atom14_positions": atom14}
