@@ -24,7 +24,6 @@ OTHER_PROGRAMS = {
     "--max-template-hits": "use --max-templates N",
     "--model-order": "use --weights with the files in that order",
     "--model-type": "use --weights monomer, monomer_ptm or multimer",
-    "--pdb-hit-file": "put the hits into the folder of alignments, and use --msa-dir DIR with --template-mmcif-dir DIR",
     **dict.fromkeys(
         ("--compile-mode", "--disable-unified-memory", "--recompile-padding", "--use-pallas"),
         "leave it out: nothing is compiled for a length, and folds fit the memory",

@@ -111,19 +111,30 @@ class MmcifFolder:
             self._file_dates[pdb_id] = parse_date(text or self.entry(pdb_id).release_date)
         return self._file_dates[pdb_id]
 
+    def path(self, pdb_id: str) -> Path:
+        """Return the file of an entry.
+
+        Raises:
+            TemplateSkipped: It is missing.
+        """
+        path = self._path(pdb_id)
+        if path is None:
+            raise TemplateSkipped(
+                "missing file", f"{pdb_id}.cif and {pdb_id}.cif.gz are missing in {self.folder}"
+            )
+        return path
+
     def _path(self, pdb_id: str) -> Path | None:
         middle = self.folder / pdb_id[1:3]
         names = [base / f"{pdb_id}.cif{end}" for base in (self.folder, middle) for end in ("", ".gz")]
         return next((path for path in names if path.is_file()), None)
 
     def _read_entry(self, pdb_id: str) -> Entry | TemplateSkipped:
-        path = self._path(pdb_id)
-        if path is None:
-            return TemplateSkipped(
-                "missing file", f"{pdb_id}.cif and {pdb_id}.cif.gz are missing in {self.folder}"
-            )
         try:
+            path = self.path(pdb_id)
             return Entry(_lines(path), path=path, alternatives_count=self.official_errors)
+        except TemplateSkipped as skipped:
+            return skipped
         except InputError as error:
             if error.temporary:
                 raise

@@ -66,6 +66,14 @@ class TemplateOptions:
         **_PATH,
         help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
     )
+    hits: Path | None = option(
+        "--template-hits",
+        "--pdb-hit-file",
+        "--pdb_hit_file",
+        metavar="FILE",
+        **_PATH,
+        help="hits of MMseqs2 (.m8), as colabfold_search writes them; hhsearch aligns the chains of their entries",
+    )
     server: bool = False
     mmcif_dir: Path | None = option(
         "--template-mmcif-dir",
@@ -73,7 +81,7 @@ class TemplateOptions:
         "--local-pdb-path",
         metavar="DIR",
         **_PATH,
-        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
+        help="folder of the PDB's mmCIF files, for --template-db, --template-hits and for hits among the alignments",
     )
     obsolete: Path | None = option(
         "--obsolete-pdbs",
@@ -162,6 +170,14 @@ class TemplateOptions:
         if self.database is not None and self.mmcif_dir is None:
             raise ConfigError(
                 "--template-db needs --template-mmcif-dir DIR, the folder of the PDB's mmCIF files"
+            )
+        if self.hits is not None and self.mmcif_dir is None:
+            raise ConfigError(
+                "--template-hits needs --template-mmcif-dir DIR, the folder of the PDB's mmCIF files"
+            )
+        if self.hits is not None and self.database is not None:
+            raise ConfigError(
+                "--template-hits has the hits that --template-db searches for; give one of the two"
             )
         if self.alignments and not self.structures:
             raise ConfigError("--template-alignment needs --templates, the aligned structures")

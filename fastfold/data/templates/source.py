@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -27,7 +28,8 @@ from fastfold.data.templates.custom import (
     read_custom_chains,
 )
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.hits import TemplateHit, parse_hhr, parse_hmmsearch
+from fastfold.data.templates.hit_table import read_hit_chains, read_hit_table, write_sequence_database
+from fastfold.data.templates.hits import Outcome, TemplateHit, parse_hhr, parse_hmmsearch
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.search import hhsearch, hmmsearch, is_profile_database
 from fastfold.data.templates.select import ChainTemplates, choose_templates
@@ -73,11 +75,17 @@ class TemplateFinder:
         self._entries = None
         if options.mmcif_dir is not None:
             self._entries = MmcifFolder(options.mmcif_dir, obsolete=options.obsolete)
-        if options.server and find_program("hhsearch") is None:
-            raise ConfigError(
-                "--templates without files aligns the MSA server's hits by hhsearch, which is not installed: install "
-                "HH-suite or the Python package colabfold-binaries, or give structures of your own after --templates"
-            )
+        self._hit_ids = [] if options.hits is None else read_hit_table(options.hits)
+        self._hit_chains: tuple[dict[str, str], list[Outcome]] | None = None
+        for is_needed, option in (
+            (options.server, "--templates without files aligns the MSA server's hits"),
+            (options.hits is not None, "--template-hits aligns the entries"),
+        ):
+            if is_needed and find_program("hhsearch") is None:
+                raise ConfigError(
+                    f"{option} by hhsearch, which is not installed: install HH-suite or the Python package "
+                    "colabfold-binaries, or give structures of your own after --templates"
+                )
         if options.database is not None:
             if is_profile_database(options.database):
                 if find_program("hhsearch") is None:
@@ -105,7 +113,7 @@ class TemplateFinder:
             InputError: Hits, the database, or an alignment of the user are invalid.
         """
         files: dict[str, list[Path]] = {}
-        if msa_dir is not None and self.options.mmcif_dir is not None and target.alignments is None:
+        if msa_dir is not None and self.options.mmcif_dir is not None and not target.has_all_alignments:
             files = find_template_hits(msa_dir, target)
         if msa_dir is not None and self.options.server:
             served = find_server_templates(msa_dir, target)
@@ -165,6 +173,14 @@ class TemplateFinder:
                 return own + choose(hits, database=entries, source=files[0].name)
         if self._entries is None or not wanted:
             return own
+        if options.hits is not None:
+            chains, left_out = self._chains_of_hits(self._entries)
+            with TemporaryDirectory(prefix="fastfold-templates-") as folder:
+                write_sequence_database(chains, Path(folder) / DATABASE)
+                text = hhsearch(msa, [Path(folder) / DATABASE]) if chains else ""
+            hits = parse_hhr(text, query, path=options.hits) if chains else []
+            chosen = choose(hits, database=self._entries, source=options.hits.name)
+            return own + replace(chosen, outcomes=(*chosen.outcomes, *left_out))
         if files:
             hits, source = read_hits(files[0], query), files[0].name
         elif options.database is not None:
@@ -172,6 +188,12 @@ class TemplateFinder:
         else:
             return own
         return own + choose(hits, database=self._entries, source=source)
+
+    def _chains_of_hits(self, entries: MmcifFolder) -> tuple[dict[str, str], list[Outcome]]:
+        """Return the chains of the listed entries, read once."""
+        if self._hit_chains is None:
+            self._hit_chains = read_hit_chains(self._hit_ids, entries)
+        return self._hit_chains
 
     def _search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
         if is_profile_database(database):

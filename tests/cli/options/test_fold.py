@@ -89,6 +89,10 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             )
         },
     ),
+    "hits of ColabFold": (
+        "--templates --pdb-hit-file h.m8 --local-pdb-path d",
+        {"templates": TemplateOptions(hits=Path("h.m8"), mmcif_dir=Path("d"))},
+    ),
     "complexes": (
         "--cross-chain-templates a.pdb a.pdb --superpose-chains b.pdb --template-chains c.csv --clash-overlap 0.9 "
         "--template-min-plddt 50",

@@ -17,7 +17,6 @@ from tests.helpers.command_line import CommandLine
         (["infer", "a.fasta", "--out", "x", "--data", "/d"], "--data: use --weights"),
         (["infer", "a.fasta", "--out", "x", "--max-seq", "128"], "--max-seq: use --max-msa CLUSTERS:EXTRA"),
         (["infer", "a.fasta", "--out", "x", "--calc-extra-ptm"], "--calc-extra-ptm: leave it out: scores of"),
-        (["screen", "a.fasta", "--out", "x", "--pdb_hit_file=h.m8"], "--pdb_hit_file: put the hits into"),
         (["infer", "--fasta_paths=a.fasta", "--output_dir=x"], "--output_dir: use --out DIR"),
         (["infer", "a.fasta", "--out", "x", "--num-recycels", "3"], "did you mean --num-recycles?"),
         (["infer", "a.fasta", "--out", "x", "--num_recycles", "3"], "did you mean --num-recycles?"),
