@@ -103,13 +103,24 @@ class Target:
     record: str
     warnings: tuple[str, ...]  #: Changes of the input, one sentence each
     #: Per chain, the alignments in the input (unpaired, and paired with other chains'), as expected by
-    #: :func:`fastfold.data.features.pipeline.featurize`; None if the input has none
-    alignments: Sequence[ChainMsas] | None = field(default=None, compare=False, repr=False)
+    #: :func:`fastfold.data.features.pipeline.featurize`, or None for a chain without any; None if the input has none
+    alignments: Sequence[ChainMsas | None] | None = field(default=None, compare=False, repr=False)
     #: Names of the files of ``alignments`` by chain; None for the target's own file
     alignment_files: Mapping[str, Sequence[str]] | None = field(default=None, compare=False, repr=False)
     given: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
     #: Per chain, raw template features that replace a search; None for a search
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
+    #: Random seeds that the input names; empty for none
+    seeds: tuple[int, ...] = field(default=(), compare=False)
+
+    def has_alignment(self, index: int) -> bool:
+        """Return True if the input decides on the alignment of a chain, by number from 0, which may be empty."""
+        return self.alignments is not None and self.alignments[index] is not None
+
+    @property
+    def has_all_alignments(self) -> bool:
+        """True if the input decides on the alignment of every chain."""
+        return all(map(self.has_alignment, range(len(self.chains))))
 
     @property
     def shown_name(self) -> str:

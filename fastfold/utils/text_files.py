@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import os
 import sys
 import zlib
@@ -18,6 +19,9 @@ PathLike = str | os.PathLike[str]
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 STDIN_NAME: Final = "stdin"  #: Name of the standard input in messages, in place of a file's name
+_XZ_MAGIC: Final = b"\xfd7zXZ\x00"
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_XZ_MEMORY = 1 << 28  #: Largest memory of the decoder in bytes; the usual presets need up to 65 MiB
 _PIECE = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -70,6 +74,32 @@ def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
     elif data.startswith(GZIP_MAGIC):
         raise InputError("is compressed with gzip; unpack it, or let its name end in .gz", path=path)
     return _checked(data, path, limit)
+
+
+def read_file_bytes(path: PathLike, *, limit: int) -> bytes:
+    """Read a file of any kind unchanged, or raise InputError: missing, a folder, unreadable, or too large."""
+    data = _read(path, limit)
+    if len(data) > limit:
+        raise InputError(f"is larger than {limit:,} bytes, the most that is read from one file", path=path)
+    return data
+
+
+def read_packed_text(path: PathLike, *, limit: int) -> str:
+    """Read a text file that may be packed by gzip or xz under any name, as recognised by its content.
+
+    ``limit`` is the maximum size in bytes, after unpacking. Bytes other than UTF-8 are replaced.
+
+    Raises:
+        InputError: See :func:`read_text_bytes`; or the file is packed by zstd, or damaged.
+    """
+    data = _read(path, limit)
+    if data.startswith(GZIP_MAGIC):
+        data = _unpack(data, path, limit)
+    elif data.startswith(_XZ_MAGIC):
+        data = _unpack_xz(data, path, limit)
+    elif data.startswith(_ZSTD_MAGIC):
+        raise InputError("is packed by zstd; unpack it with unzstd, or pack it with gzip or xz", path=path)
+    return _checked(data, path, limit).decode("utf-8", "replace")
 
 
 def check_listed(path: Path) -> None:
@@ -174,3 +204,15 @@ def _unpack(data: bytes, path: PathLike, limit: int) -> bytes:
             return _read_up_to(file, limit + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"is a damaged gzip file ({error}); download or copy it again", path=path) from None
+
+
+def _unpack_xz(data: bytes, path: PathLike, limit: int) -> bytes:
+    """Unpack at most ``limit + 1`` bytes."""
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    try:
+        content = decoder.decompress(data, limit + 1)
+    except lzma.LZMAError as error:
+        raise InputError(f"is a damaged xz file ({error}); download or copy it again", path=path) from None
+    if not decoder.eof and len(content) <= limit:
+        raise InputError("is a damaged xz file (its end is missing); download or copy it again", path=path)
+    return content

@@ -36,6 +36,8 @@ for _letter, _id in rc.hhblits_letter_to_id.items():
 _UNIPROT_ENTRY = re.compile(
     r"(?:tr|sp)\|[A-Za-z0-9]{6,10}(?:_\d)?\|[A-Za-z0-9]+_(?P<species>[A-Za-z0-9]{1,5})(?:_\d+)?"
 )
+# Protenix' names: UniRef100_ accession _ number of the taxon.
+_PROTENIX_ENTRY = re.compile(r"UniRef100_[^_]+_(?P<species>[^_]+)")
 
 
 def alignment_ids(rows: Sequence[str]) -> np.ndarray:
@@ -67,12 +69,13 @@ def alignment_ids(rows: Sequence[str]) -> np.ndarray:
 
 
 def species_identifier(description: str) -> str:
-    """Return the UniProt species code of a description, or an empty string.
+    """Return the UniProt species code of a description, Protenix' number of its taxon, or an empty string.
 
-    For ``tr|A0A0K0ME10|A0A0K0ME10_9STAP/1-51 ...`` it is ``9STAP``.
+    For ``tr|A0A0K0ME10|A0A0K0ME10_9STAP/1-51 ...`` it is ``9STAP``, for ``UniRef100_A0A0K0ME10_1280/ ...`` 1280.
     """
     words = description.split(maxsplit=1)
-    match = _UNIPROT_ENTRY.fullmatch(words[0].partition("/")[0]) if words else None
+    name = words[0].partition("/")[0] if words else ""
+    match = _UNIPROT_ENTRY.fullmatch(name) or _PROTENIX_ENTRY.fullmatch(name)
     return match["species"] if match else ""
 
 

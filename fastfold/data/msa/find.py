@@ -8,10 +8,13 @@ The alignments of a target ``ID`` are at these places, in order of preference (:
 - a whole complex: the places of one chain, with an alignment for its only sequence, or ColabFold's alignment of all
   chains; ``colabfold_pairs.a3m`` in such a folder has rows that pair the chains alone.
 
+In place of ``ID.a3m`` there may be a table of Boltz, ``ID.csv``, or aligned FASTA, ``ID.fasta``
+(:mod:`fastfold.data.msa.other_files`); and for any chain ``<SHA-256 of its sequence>.aligned.pqt`` (Chai).
+
 Such a folder may also have alignments in a folder ``a3m``, and template hits in ``hhr`` (OpenProteinSet). Every file
 may end in ``.gz``. Chains with equal sequences share the files of the first of them. AlphaFold's searches have
 AlphaFold's names (``uniref90_hits.sto``, ``bfd_uniref_hits.a3m``, ``mgnify_hits.sto``, ``uniprot_hits.sto``), order,
-and limits of rows (:data:`MAX_ROWS`).
+and limits of rows (:data:`MAX_ROWS`). Protenix' ``pairing.a3m`` is paired, and also used for the chain alone.
 """
 
 from __future__ import annotations
@@ -27,7 +30,15 @@ from unicodedata import normalize
 
 from fastfold.data.msa.choose import ChosenFiles, PlaceFiles, Rows, choose_files
 from fastfold.data.msa.formats import ChainPart, parse_colabfold, parse_stockholm
+from fastfold.data.msa.keyed import pair_by_keys
 from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header, parse_a3m
+from fastfold.data.msa.other_files import (
+    OTHER_ENDINGS,
+    chai_file,
+    is_other_alignment,
+    named_like,
+    parse_other_file,
+)
 from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
 from fastfold.utils.text_files import FileSlice, PathLike, check_listed, read_text_bytes
@@ -36,8 +47,9 @@ MAX_ALIGNMENT_BYTES = 1 << 32
 
 _EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
 # UniRef90, BFD (searched with UniClust30 or UniRef30, or in its small form), MGnify.
-_ORDER = ("uniref90",), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
+_ORDER = ("uniref90", "pairing"), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
 _PAIRING, _COMPLEX_PAIRS = "uniprot_hits", "colabfold_pairs"
+_PROTENIX_PAIRING = "pairing"
 _RAW_ALIGNMENTS, _RAW_HITS = "a3m", "hhr"
 TEMPLATE_HITS = (
     ("pdb_hits", ".sto"),
@@ -98,10 +110,14 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
 
 
 def read_hits(path: PathLike, *, query: str) -> Msa:
-    """Read an alignment of a sequence, with AlphaFold's limits of rows for its searches.
+    """Read an alignment of a sequence, also of other programs, with AlphaFold's limits of rows for its searches.
 
     The name of the file identifies the search; ``query`` and errors are those of :func:`read_msa`.
     """
+    if os.fspath(path).lower().endswith(OTHER_ENDINGS):
+        msa = parse_other_file(path, limit=MAX_ALIGNMENT_BYTES)
+        check_query(msa, query, path=path)
+        return msa
     msa = read_msa(path, query=query)
     limit = MAX_ROWS.get(os.path.basename(os.fspath(path)).split(".")[0])
     if limit is None or len(msa.sequences) <= limit:
@@ -142,24 +158,33 @@ class TargetRows(NamedTuple):
 
 def target_rows(msa_dir: PathLike | None, target: Target) -> TargetRows:
     """Return the alignments of :func:`target_alignments` with the files that they are from; errors are the same."""
-    if target.alignments is not None:
-        source = [Path(target.source).name] if target.source else []
-        files = {
-            chain.id: source if own or paired else []
-            for chain, (own, paired) in zip(target.chains, target.alignments, strict=True)
-        }
-        return TargetRows(target.alignments, target.alignment_files or files)
-    if msa_dir is None:
-        return TargetRows([([], []) for _ in target.chains], {chain.id: [] for chain in target.chains})
+    rows: list[ChainMsas] = [([], []) for _ in target.chains]
+    names: dict[str, Sequence[str]] = {chain.id: [] for chain in target.chains}
     whole = target.uncut
-    chosen = chosen_files(msa_dir, whole)
-    names = {
-        chain.id: [
-            os.path.relpath(path, msa_dir).replace(os.sep, "/") for path in chosen.files(chain.sequence)
-        ]
-        for chain in whole.chains
-    }
-    return TargetRows(read_chosen(chosen, whole), names)
+    if msa_dir is not None and not target.has_all_alignments:
+        chosen = chosen_files(msa_dir, whole)
+        rows = read_chosen(chosen, whole)
+        for chain in whole.chains:
+            paths = chosen.files(chain.sequence)
+            names[chain.id] = [os.path.relpath(path, msa_dir).replace(os.sep, "/") for path in paths]
+    source = [Path(target.source).name] if target.source else []
+    for index, (chain, own) in enumerate(zip(target.chains, target.alignments or (), strict=False)):
+        if own is not None:
+            rows[index] = own
+            names[chain.id] = (target.alignment_files or {}).get(chain.id, source if any(own) else [])
+    return TargetRows(pair_by_keys([chain.sequence for chain in whole.chains], rows), names)
+
+
+def unread_files(msa_dir: PathLike, target: Target, chain: Chain) -> list[Path]:
+    """Return files named like a chain without an alignment that no reader takes, without the target's own file."""
+    names = [target.record, target.name]
+    places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
+    if not target.is_complex or chain.record:
+        places += _places(Path(msa_dir), names, None)
+    own = os.path.realpath(target.source) if target.source else ""
+    with _searching(msa_dir, "alignments"):
+        paths = [path for place in dict.fromkeys(places) for path in named_like(place)]
+    return [path for path in dict.fromkeys(paths) if os.path.realpath(path) != own]
 
 
 def count_rows(msa_dir: PathLike | None, target: Target) -> int:
@@ -200,6 +225,10 @@ def chosen_files(msa_dir: PathLike, target: Target) -> ChosenFiles:
             for place in _places(folder, names, chain):
                 chains[chain.sequence] += _place_files(place, is_home=place == home)
         whole = [files for place in _places(folder, names, None) for files in _place_files(place)]
+        for chain in target.chains:
+            files = [PlaceFiles(own=(path,)) for path in chai_file(folder, chain)]
+            chains[chain.sequence] += files if target.is_complex else []
+            whole += [] if target.is_complex else files
         return choose_files(chains, whole, is_complex=target.is_complex, is_joined=_is_joined)
 
 
@@ -221,7 +250,16 @@ def read_chosen(chosen: ChosenFiles, target: Target) -> list[ChainMsas]:
     for sequence, own in chosen.own.items():
         pairs = chosen.pairs[sequence] if target.is_complex else Rows()
         msas[sequence] = read(sequence, own, 0), read(sequence, pairs, 1)
-    return [msas[chain.sequence] for chain in target.chains]
+    sequences = [chain.sequence for chain in target.chains]
+    return pair_by_keys(sequences, [msas[sequence] for sequence in sequences])
+
+
+def read_alignments(sequence: str, files: ChainAlignments) -> ChainMsas:
+    """Read the alignments of a chain; errors are those of :func:`read_msa`."""
+    unpaired, paired = (
+        [read_hits(path, query=sequence) for path in group] for group in (files.unpaired, files.paired)
+    )
+    return unpaired, paired
 
 
 def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path]]:
@@ -278,8 +316,8 @@ def _searching(msa_dir: PathLike, wanted: str) -> Iterator[None]:
 def _read_complex(path: Path, target: Target) -> dict[str, ChainPart]:
     """Read ColabFold's alignment of a complex: the part of each sequence."""
     sequences = {chain.sequence for chain in target.chains}
-    is_stockholm, text = _is_stockholm(path), _read_text(path)
-    if is_stockholm or colabfold_header(text, path=path) is None:
+    text = _read_text(path) if _is_a3m(path) else ""
+    if colabfold_header(text, path=path) is None:
         names = ", ".join(f"{target.name}_{chain.id}.a3m" for chain in target.chains)
         message = f"one alignment for {len(sequences)} different chains; give separate ones: {names}"
         raise InputError(message, path=path, record=target.record)
@@ -300,7 +338,11 @@ def _read_complex(path: Path, target: Target) -> dict[str, ChainPart]:
 
 
 def _is_joined(path: Path) -> bool:
-    return not _is_stockholm(path) and colabfold_header(_read_text(path), path=path) is not None
+    return _is_a3m(path) and colabfold_header(_read_text(path), path=path) is not None
+
+
+def _is_a3m(path: PathLike) -> bool:
+    return os.fspath(path).lower().removesuffix(".gz").endswith(".a3m")
 
 
 def _is_stockholm(path: PathLike) -> bool:
@@ -340,7 +382,7 @@ def _place_files(place: Path, *, is_home: bool = False) -> Iterator[PlaceFiles]:
     if (file := _file_at(place)) is not None:
         yield PlaceFiles((file,))
     if place.is_dir():
-        files = _files_in(place)
+        files = alignments_of_folder(place)
         groups = (files.unpaired, files.paired, files.complex_pairs)
         own, paired, pairs = (tuple(Path(path) for path in group) for group in groups)
         yield PlaceFiles(own, paired, pairs, is_home, None if own else place)
@@ -387,7 +429,7 @@ def _lookup_stems(names: list[str]) -> list[str]:
 def _files_at(place: Path) -> ChainAlignments:
     """Return the alignment file of a place, or those in the folder of that name."""
     file = _file_at(place)
-    return _files_in(place) if file is None else ChainAlignments([file], [])
+    return alignments_of_folder(place) if file is None else ChainAlignments([file], [])
 
 
 def _file_at(place: Path) -> Path | None:
@@ -397,11 +439,13 @@ def _file_at(place: Path) -> Path | None:
         if os.path.lexists(file):
             check_listed(file)
             return file
-    return None
+    others = (place.parent / (place.name + ending) for ending in OTHER_ENDINGS)
+    readable = (one for one in others if one.is_file() and is_other_alignment(one, limit=MAX_ALIGNMENT_BYTES))
+    return next(readable, None)
 
 
-def _files_in(place: Path) -> ChainAlignments:
-    """Return the alignments in the folder of a place."""
+def alignments_of_folder(place: Path) -> ChainAlignments:
+    """Return the alignments in a folder of one chain; empty without any, and without the folder."""
     if not place.is_dir():
         return ChainAlignments()
     files: dict[str, AlignmentFile] = {}
@@ -415,17 +459,17 @@ def _files_in(place: Path) -> ChainAlignments:
 
 def sorted_alignments(files: Iterable[AlignmentFile]) -> ChainAlignments:
     """Sort a chain's alignments by name; template hits and other files are left out."""
-    named = {file.name.removesuffix(".gz"): file for file in files if file.name.endswith(_EXTENSIONS)}
-    found = ChainAlignments()
-    for name in sorted(named, key=_order):
-        stem = name.rsplit(".", 1)[0]
-        if stem == _PAIRING:
-            found.paired.append(named[name])
-        elif stem == _COMPLEX_PAIRS:
-            found.complex_pairs.append(named[name])
-        elif stem not in {name for name, _ in TEMPLATE_HITS}:
-            found.unpaired.append(named[name])
-    return found
+    named = {os.fspath(file).removesuffix(".gz"): file for file in files if file.name.endswith(_EXTENSIONS)}
+    unpaired, paired, complex_pairs = [], [], []
+    for path in sorted(named, key=lambda path: _order(os.path.basename(path))):
+        stem = os.path.basename(path).rsplit(".", 1)[0]
+        if stem in (_PAIRING, _PROTENIX_PAIRING):
+            paired.append(named[path])
+        if stem == _COMPLEX_PAIRS:
+            complex_pairs.append(named[path])
+        elif stem != _PAIRING and stem not in {name for name, _ in TEMPLATE_HITS}:
+            unpaired.append(named[path])
+    return ChainAlignments(unpaired, paired, complex_pairs)
 
 
 def sorted_hits(files: Iterable[AlignmentFile]) -> list[AlignmentFile]:

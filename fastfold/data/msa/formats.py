@@ -1,4 +1,4 @@
-"""Read Stockholm alignments, as written by jackhmmer and hmmsearch, and ColabFold's alignments of complexes.
+"""Read Stockholm alignments, as written by jackhmmer and hmmsearch, aligned FASTA, and ColabFold's complexes.
 
 The latter are one A3M whose rows span all different chains. The first line, ``#12,10<tab>1,1``, has the chains' lengths
 and copy numbers. A row with residues in only one chain is an unpaired row of that chain; one with residues in several
@@ -24,7 +24,9 @@ from fastfold.data.msa.msa import (
     colabfold_header,
     illegal_character,
     insertions,
+    parse_rows,
     say_stops,
+    split_records,
 )
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
@@ -257,3 +259,48 @@ def _encode(name: str, row: _Row, path: PathLike | None) -> bytes:
             if piece.encode("ascii", "replace").translate(None, _LETTERS + b"-.*"):
                 raise illegal_character([piece], line, name, path)
     return raw.translate(_TO_COLUMNS)
+
+
+def is_aligned_fasta(text: str) -> bool:
+    """Return True if a text has several FASTA records of equal length, and at least one gap."""
+    _, records = split_records(text)
+    rows = ["".join("".join(record.lines).split()) for record in records]
+    return (
+        len(rows) > 1
+        and len({len(row) for row in rows}) == 1
+        and any("-" in row or "." in row for row in rows)
+    )
+
+
+def parse_aligned_fasta(text: str, *, path: PathLike | None = None) -> Msa:
+    r"""Parse an alignment in FASTA, whose rows have equal lengths and whose first row is the query.
+
+    Columns where the query has a gap are insertions of the other rows, as in :func:`parse_stockholm`.
+
+    Raises:
+        InputError: The rows have different lengths, or the text is not an alignment of a query.
+
+    Example:
+        >>> from fastfold.data.msa.formats import parse_aligned_fasta
+        >>> msa = parse_aligned_fasta(">query\nMT-YK\n>homolog\nMSAYK\n")
+        >>> msa.sequences, msa.deletions.tolist()
+        (('MTYK', 'MSYK'), [[0, 0, 0, 0], [0, 0, 1, 0]])
+    """
+    _, records = split_records(text)
+    rows = ["".join("".join(record.lines).split()) for record in records]
+    for record, row in zip(records, rows, strict=True):
+        if len(row) != len(rows[0]):
+            raise InputError(
+                f"expected {len(rows[0])} columns as in the first row, found {len(row)}; align the rows again",
+                path=path,
+                line=record.line,
+                record=record.header,
+            )
+    query = rows[0] if rows else ""
+    columns = [letter not in "-." for letter in query]
+    aligned = []
+    for record, row in zip(records, rows, strict=True):
+        pairs = zip(row.upper().replace(".", "-"), columns, strict=True)
+        letters = (letter if is_column else letter.lower().replace("-", "") for letter, is_column in pairs)
+        aligned.append((record.line, record.header, "".join(letters)))
+    return parse_rows(aligned, path=path)

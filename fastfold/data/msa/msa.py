@@ -59,6 +59,9 @@ class Msa:
     #: True to use the rows unchanged, as ColabFold does: repeated rows are kept, the query need not be among them, and
     #: if rows are paired with other chains' rows, row i is paired with row i
     as_is: bool = False
+    #: Per row, the text that it shares with rows of other chains to pair with, empty for none; empty if no row has one
+    #: (:func:`fastfold.data.msa.keyed.pair_by_keys`)
+    keys: tuple[str, ...] = ()
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Msa:
         """Return some rows, by number from 0, in the given order."""
@@ -67,6 +70,7 @@ class Msa:
             np.asarray(self.deletions)[rows],
             tuple(self.descriptions[row] for row in rows),
             self.as_is,
+            tuple(self.keys[row] for row in rows) if self.keys else (),
         )
 
 
@@ -120,6 +124,26 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
             deletions[i] = insertions(row)
         sequences.append(aligned.decode("ascii"))
     return Msa(tuple(sequences), deletions, tuple(record.header for record in records))
+
+
+def parse_rows(rows: Sequence[tuple[int, str, str]], *, path: PathLike | None = None) -> Msa:
+    """Parse the rows of an A3M from another kind of file: the line, name and letters of each.
+
+    Raises:
+        InputError: As of :func:`parse_a3m`, with the row's own line.
+    """
+    letters = ["".join(text.split()) for _, _, text in rows]
+    for (line, name, _), row in zip(rows, letters, strict=True):
+        if row.startswith((">", "#")):
+            raise illegal_character([row], line, name, path)
+    text = "\n".join(f">{name}\n{row}" for (_, name, _), row in zip(rows, letters, strict=True))
+    try:
+        return parse_a3m(text)
+    except InputError as error:
+        if error.line is None:
+            raise InputError(str(error), path=path) from None
+        line, name, _ = rows[(error.line - 1) // 2]
+        raise InputError(str(error).partition(": ")[2], path=path, line=line, record=name) from None
 
 
 def colabfold_header(text: str, *, path: PathLike | None = None) -> ColabFoldHeader | None:

@@ -1,4 +1,4 @@
-"""A3M files, tables, and inputs of AlphaFold 3 and Boltz as queries.
+"""A3M files and tables as queries.
 
 An A3M is one target, whose sequence is the first row, with its alignment. ColabFold's first line ``#12,10<tab>2,1``
 makes it a complex: chains of 12 and 10 residues, two copies of the first. Rows are used as in ColabFold 1.6.3: repeated
@@ -6,28 +6,19 @@ rows are kept.
 
 A table is CSV or TSV with the columns ``id`` and ``sequence``, and ``a3mpath`` for alignments. ``:`` in a sequence
 joins the chains of a complex. Other columns are ignored.
-
-Inputs of AlphaFold 3 and Boltz are JSON and YAML files that list the molecules of one complex. Those with only protein
-chains are read. Ligands, nucleic acids, modified residues, bonds, constraints and templates are refused, because a fold
-without them would answer another question.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from fastfold.data.msa.formats import parse_colabfold
 from fastfold.data.msa.msa import ChainMsas, a3m_records, colabfold_header, parse_a3m
 from fastfold.data.queries.records import QueryFile, Record
+from fastfold.data.tables import table_cells, table_delimiter, table_rows
 from fastfold.data.targets import mask_unknown, parse_sequence
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
@@ -103,7 +94,6 @@ def _check_query(text: str, path: PathLike) -> None:
         )
 
 
-_DELIMITERS = (",", "\t", ";")
 _COLUMNS = ("id", "sequence")
 _ALIGNMENT = "a3mpath"
 
@@ -134,41 +124,6 @@ def parse_table(file: QueryFile) -> Iterator[Record | InputError]:
             yield error
 
 
-def table_delimiter(text: str) -> str:
-    """Return the separator of a table, the one that splits its first line into the most columns.
-
-    Spreadsheets write ``;`` or tabs into ``.csv`` files.
-    """
-    first = next((line for line in split_lines(text) if line.strip()), "")
-    return max(_DELIMITERS, key=first.count)
-
-
-def table_rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, list[str]]]:
-    """Return the rows that are not blank, with the line where each begins."""
-    reader = csv.reader((line + "\n" for line in split_lines(text)), delimiter=delimiter, strict=True)
-    rows = []
-    line = 1
-    try:
-        for cells in reader:
-            if any(cell.strip() for cell in cells):
-                rows.append((line, cells))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise InputError(f"is not a table: {error}; check the quotes", path=path, line=line) from None
-    return rows
-
-
-def table_cells(header: Sequence[str], cells: Sequence[str], *, path: PathLike, line: int) -> dict[str, str]:
-    """Return the cells of a row by the column's name; refuse another number of cells than of columns."""
-    if len(cells) != len(header):
-        raise InputError(
-            f"has {len(cells)} columns, the first line names {len(header)}; quote cells that contain the separator",
-            path=path,
-            line=line,
-        )
-    return dict(zip(header, cells, strict=True))
-
-
 def _record(file: QueryFile, number: int, line: int, header: Sequence[str], cells: Sequence[str]) -> Record:
     """Parse the ``number``-th row of a file."""
     row = table_cells(header, cells, path=file.path, line=line)
@@ -185,108 +140,3 @@ def _record(file: QueryFile, number: int, line: int, header: Sequence[str], cell
     record = Record(name, line, sequences, warnings, is_named=bool(identifier))
     place = row.get(_ALIGNMENT, "").strip()
     return add_alignments(record, file.path, place) if place else record
-
-
-ENTITY_ENDINGS = (".json", ".yaml", ".yml")
-
-_PROTEINS = ("protein", "proteinChain")
-_MEANINGFUL = ("bondedAtomPairs", "userCCD", "userCCDPath", "constraints", "templates", "properties")
-"""Keys that change the meaning of a file."""
-_OF_CHAIN = ("modifications", "templates", "cyclic", "glycans")
-_ALIGNMENTS = ("msa", "unpairedMsa", "pairedMsa", "unpairedMsaPath", "pairedMsaPath")
-_MAX_COPIES = 1000
-
-
-def parse_entities(file: QueryFile) -> Iterator[Record | InputError]:
-    """Yield each complex of a JSON or YAML file of AlphaFold 3, its server, or Boltz, or its error.
-
-    Most files have one, those of AlphaFold's server several.
-
-    Raises:
-        InputError: The content is neither JSON nor YAML, or not such an input.
-    """
-    tree = _parsed(file)
-    jobs = tree if isinstance(tree, list) else [tree]
-    if not jobs:
-        raise InputError("the list contains no complex; add one", path=file.path)
-    for number, job in enumerate(jobs, 1):
-        if not isinstance(job, Mapping) or not isinstance(job.get("sequences"), list) or not job["sequences"]:
-            raise InputError(
-                "expected an input of AlphaFold 3 or Boltz with a list 'sequences', found other content; FASTA files "
-                "end in .fasta, tables in .csv",
-                path=file.path,
-            )
-        given = str(job.get("name") or "").strip()
-        name = given or file.stem + (f"_{number}" if len(jobs) > 1 else "")
-        try:
-            yield _complex_record(job, name, file.path)._replace(is_named=bool(given))
-        except InputError as error:
-            yield error
-
-
-def _parsed(file: QueryFile) -> Any:
-    try:
-        text = file.data.decode("utf-8-sig")
-        if Path(str(file.path).removesuffix(".gz")).suffix.lower() == ".json":
-            return json.loads(text)
-        return yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"cannot be read: {message}; check the file's syntax", path=file.path) from None
-
-
-def _complex_record(job: Mapping[str, Any], name: str, path: PathLike) -> Record:
-    fail = partial(InputError, path=path, record=name)
-    _refuse(job, _MEANINGFUL, fail)
-    sequences: list[str] = []
-    chains: list[str] = []
-    warnings = []
-    if job.get("modelSeeds"):
-        warnings.append("the seeds of the file are ignored; give them with --seeds")
-    for number, entity in enumerate(job["sequences"], 1):
-        content = _protein(entity, number, fail)
-        (sequence, *more), doubts = parse_sequence(split_lines(content["sequence"]), path=path, record=name)
-        if more:
-            raise fail(f"entry {number} has ':' in its sequence; list each chain")
-        if any(content.get(key) not in (None, "", "empty") for key in _ALIGNMENTS):
-            doubts.append("alignments named in the file are ignored; give them with --msa-dir")
-        names = _copies(content, number, fail)
-        sequences += [sequence] * len(names)
-        chains += names
-        warnings += [doubt for doubt in doubts if doubt not in warnings]
-    return Record(name, 1, sequences, warnings, chains)
-
-
-def _protein(entity: Any, number: int, fail: Callable[[str], InputError]) -> Mapping[str, Any]:
-    """Return the content of an entity that is a protein."""
-    if not isinstance(entity, Mapping) or len(entity) != 1:
-        raise fail(f"entry {number} of 'sequences' must have a single kind of molecule")
-    ((kind, content),) = entity.items()
-    if kind not in _PROTEINS:
-        raise fail(
-            f"expected only proteins, found {str(kind)[:40]!r} as entry {number}; FastFold folds proteins: remove it "
-            "from the file"
-        )
-    if not isinstance(content, Mapping) or not isinstance(content.get("sequence"), str):
-        raise fail(f"entry {number} lacks a text 'sequence'")
-    _refuse(content, _OF_CHAIN, fail)
-    return content
-
-
-def _copies(content: Mapping[str, Any], number: int, fail: Callable[[str], InputError]) -> list[str]:
-    """Return the name of each copy of a protein, empty for copies without names."""
-    given = content.get("id", content.get("count", 1))
-    count = given if isinstance(given, int) else len(given) if isinstance(given, list) else 1
-    if not 1 <= count <= _MAX_COPIES:
-        raise fail(f"entry {number} has {count} copies, expected 1 to {_MAX_COPIES}")
-    if isinstance(given, list):
-        return [str(copy) for copy in given]
-    return [""] * count if isinstance(given, int) else [str(given)]
-
-
-def _refuse(content: Mapping[str, Any], keys: tuple[str, ...], fail: Callable[[str], InputError]) -> None:
-    for key in keys:
-        if content.get(key):
-            raise fail(
-                f"has {key!r}, which FastFold does not support in such files; remove it to fold only the chains"
-            )

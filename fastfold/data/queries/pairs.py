@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES
-from fastfold.data.queries.formats import table_cells, table_delimiter, table_rows
 from fastfold.data.queries.read import TABLE_ENDINGS, file_ending, read_targets
 from fastfold.data.queries.records import check_identifier
+from fastfold.data.tables import table_cells, table_delimiter, table_rows
 from fastfold.data.targets import (
     Chain,
     FoundTarget,
@@ -46,12 +46,14 @@ def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
     targets, errors = read_targets([path])
     usable = []
     for target in targets:
-        if target.alignments is None:
-            usable.append(target)
+        if target.alignments is None and target.templates is None:
+            doubt = ("the seeds of its input are not used",) if target.seeds else ()
+            usable.append(replace(target, warnings=(*target.warnings, *doubt)))
             continue
+        kind = "templates, which" if target.alignments is None else "an alignment, which"
         message = (
-            "has an alignment, which cannot be used for a complex from a list; put the alignment into the folder of "
-            "alignments and the sequence into a FASTA file"
+            f"has {kind} cannot be used for a complex from a list; put the alignment into the folder of alignments and "
+            "the sequence into a FASTA file"
         )
         errors.append(InputError(message, path=target.source, record=target.record))
     return usable, errors

@@ -1,8 +1,8 @@
 """Read queries in all formats: FASTA, A3M, CSV, JSON, YAML, folders of these, and standard input.
 
 The suffix determines the format: ``.a3m`` is one target with its alignment, ``.csv`` and ``.tsv`` are tables, ``.json``
-and ``.yaml`` are inputs of AlphaFold 3 and Boltz, all others are FASTA; ``.gz`` may follow. The format of standard
-input is detected from its beginning. JSON and YAML files must be named; those in folders are ignored.
+and ``.yaml`` are inputs of AlphaFold 3, Boltz and others, and the rest is FASTA; ``.gz`` may follow. The format of
+standard input is detected from its beginning. JSON and YAML files must be named; those in folders are ignored.
 """
 
 from __future__ import annotations
@@ -13,14 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fastfold.data.queries.entities import ENTITY_ENDINGS, MAX_ENTITY_BYTES, parse_entities
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES, parse_fasta
-from fastfold.data.queries.formats import (
-    ENTITY_ENDINGS,
-    MAX_A3M_BYTES,
-    parse_a3m_query,
-    parse_entities,
-    parse_table,
-)
+from fastfold.data.queries.formats import MAX_A3M_BYTES, parse_a3m_query, parse_table
 from fastfold.data.queries.records import QueryFile, Record, file_stem, targets_of_records
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
@@ -125,7 +120,8 @@ def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> lis
         ending = _ending_of_content(file.data)
     else:
         ending = file_ending(path)
-        limit = MAX_A3M_BYTES if ending == A3M_ENDING else MAX_FASTA_BYTES
+        limits = {A3M_ENDING: MAX_A3M_BYTES, **dict.fromkeys(ENTITY_ENDINGS, MAX_ENTITY_BYTES)}
+        limit = limits.get(ending, MAX_FASTA_BYTES)
         file = QueryFile(path, read_text_bytes(path, limit=limit))
     records: Iterable[Record | InputError]
     if ending in TABLE_ENDINGS:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.data.msa.find import ChainMsas
+from fastfold.data.msa.find import ChainMsas, unread_files
+from fastfold.data.msa.other_files import READABLE
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import InputError
 from fastfold.inference.config import InferConfig, OutputFormat
@@ -24,6 +25,7 @@ from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from fastfold.utils.atomic_files import write_atomic
 
 SCHEMA_VERSION = 1
+_SHOWN = 3  #: Number of files that are named
 _ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")
 
 
@@ -88,12 +90,16 @@ def announce(
     """Report the inputs of a target, named ``label``, its networks, and chains without an alignment in ``msa_dir``."""
     say, warn = progress.line, partial(progress.line, important=True)
     rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
-    for chain, count in zip(target.chains, rows, strict=True):
-        if msa_dir is not None and target.alignments is None and not count:
+    for index, (chain, count) in enumerate(zip(target.chains, rows, strict=True)):
+        if msa_dir is not None and not target.has_alignment(index) and not count:
             what = repr(chain.record or target.record)
             if target.is_complex and not chain.record:
                 what = f"chain {chain.id}"
-            warn(f"warning: {target.name}: no alignment of {what} in {msa_dir}; only its sequence is used")
+            unread = [path.name for path in unread_files(msa_dir, target, chain)]
+            warn(
+                f"warning: {target.name}: no alignment of {what} in {msa_dir}; only its sequence is used"
+                + (f". Not read: {', '.join(unread[:_SHOWN])}; {READABLE}" if unread else "")
+            )
     evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
     is_fold = config.embed is None
     if is_fold and config.pae is None and not keeps_pae(target.num_residues, None):
@@ -106,6 +112,10 @@ def announce(
         )
     names = ", ".join(network.name for network in networks)
     seeds = f", {len(config.seeds)} seeds" if len(config.seeds) > 1 else ""
+    if target.seeds:
+        seeds = (
+            f", seed{'s' if len(target.seeds) > 1 else ''} {', '.join(map(str, target.seeds))} of the input"
+        )
     if config.sample is not None:
         seeds += f", samples by {config.sample.method}"
     say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")

@@ -96,11 +96,14 @@ def test_without_alignments_the_query_stands_alone() -> None:
         ("tr|A0A146SKV9|A0A146SKV9_TOOLONG", ""),
         ("UniRef90_A0A141BHY3/1-51 DNA-binding protein", ""),
         ("xx|P0C2L1|A3X1_LOXLA", ""),
+        # Protenix' examples/7wux/msa/1/pairing.a3m, whose own pattern finds the taxon.
+        ("UniRef100_UPI000B1A43EC_1463901/\t204\t0.926", "1463901"),
+        ("UniRef100_A0A141BHY3", ""),
         ("query", ""),
         ("", ""),
     ],
 )
-def test_species_comes_from_uniprot_names_only(description: str, species: str) -> None:
+def test_species_comes_from_uniprot_names_and_protenix_alone(description: str, species: str) -> None:
     assert species_identifier(description) == species
 
 
