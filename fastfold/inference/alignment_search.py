@@ -102,7 +102,7 @@ class AlignmentSearch:
         if isinstance(self.engines, Sequence):
             self.search_databases(usable, needed_alone=needed_alone)
             return usable, errors
-        wanted = [target for target in usable if not (needed_alone and target.alignments is not None)]
+        wanted = [target for target in usable if not (needed_alone and target.has_all_alignments)]
         failures = search_colabfold(wanted, self.engines, self.out, say=_print)
         failed = {id(target) for target, _ in failures}
         complete = [target for target in usable if id(target) not in failed]
@@ -114,7 +114,7 @@ class AlignmentSearch:
         Raises:
             InputError: An alignment cannot be used, with ``check``.
         """
-        if needed_alone and target.alignments is not None:
+        if needed_alone and target.has_all_alignments:
             return (
                 f"{target.name}: uses the alignment in {target.source}; not searched" if target.source else ""
             )
@@ -138,7 +138,7 @@ class AlignmentSearch:
             if not needed_alone:
                 return False
             kinds = len({chain.sequence for chain in target.uncut.chains})
-            return target.alignments is not None or (engine.name == PAIRING and kinds == 1)
+            return target.has_all_alignments or (engine.name == PAIRING and kinds == 1)
 
         plan = SearchPlan(targets, engines, self.out, skip=skip)
         interval_s = 0.5 if sys.stderr.isatty() else 10.0

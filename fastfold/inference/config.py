@@ -29,6 +29,7 @@ RelaxWhich = Literal["none", "best", "all"]  #: Predictions of a target that are
 OutputFormat = Literal["fastfold", "colabfold"]  #: Styles of file names and scores files
 FolderFormat = Literal["fastfold", "colabfold", "embeddings"]
 """Kinds of results folders: predictions in a style, or embeddings."""
+DEFAULT_SEEDS = (0,)  #: Seeds where neither the settings nor an input name others
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 """``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
 
@@ -54,7 +55,7 @@ class InferConfig:
     #: Random seeds; each network makes one prediction per seed. Equal seeds give equal predictions.
     seeds: tuple[int, ...] = option(
         "--seeds",
-        default=(0,),
+        default=DEFAULT_SEEDS,
         parse=parse_seeds,
         group="sampling",
         metavar="LIST",

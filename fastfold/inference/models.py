@@ -195,7 +195,7 @@ def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
 def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
     """Estimate the work of a target: cubic in its length, plus a constant."""
     own = (apply_settings(config, network.info.config).model for network in suitable(networks, target))
-    passes = sum(model.num_recycle + 1 for model in own) * len(config.seeds)
+    passes = sum(model.num_recycle + 1 for model in own) * len(target.seeds or config.seeds)
     if config.sample is not None:
         passes *= config.sample.number or 1
     n = target.num_residues

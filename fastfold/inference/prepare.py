@@ -15,7 +15,7 @@ from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder, open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.precision import choose_precision
-from fastfold.inference.config import InferConfig
+from fastfold.inference.config import DEFAULT_SEEDS, InferConfig
 from fastfold.inference.folding.target_lines import find_reference
 from fastfold.inference.models import (
     Network,
@@ -91,6 +91,7 @@ def prepare(
         f"warning: {name} was trained on single chains only: complexes get no interface scores"
         for name in untrained_networks(networks, targets)
     ]
+    targets = [choose_seeds(target, request) for target in targets]
     if config.restraints is not None:
         targets, refused = _with_restraints(config.restraints, targets)
         errors = [*errors, *refused]
@@ -99,10 +100,22 @@ def prepare(
     if options.sort == "length":
         targets = sorted(targets, key=lambda target: target.num_residues)
     searches = options.msa_dir is not None or options.sources.wanted
-    if not searches and any(target.alignments is None for target in targets):
+    if not searches and any(not target.has_all_alignments for target in targets):
         notes.append(WITHOUT_ALIGNMENT)
     notes += [chosen] if chosen else []
     return InferJob(request, list(networks), targets, errors, finder, warnings, notes)
+
+
+def choose_seeds(target: Target, request: InferRequest) -> Target:
+    """Return a target without the seeds of its input, and with a warning, if the request has others."""
+    config = request.config
+    has_others = request.has_seeds or config.seeds != DEFAULT_SEEDS
+    takes_one = config.embed is not None and config.embed.file_format == "bioemu" and len(target.seeds) > 1
+    if not target.seeds or not (has_others or takes_one):
+        return target
+    theirs, ours = (", ".join(map(str, seeds)) for seeds in (target.seeds, config.seeds))
+    doubt = f"the seeds of the input ({theirs}) are not used, but those of the command ({ours})"
+    return replace(target, seeds=(), warnings=(*target.warnings, doubt))
 
 
 def _with_restraints(path: Path, targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:

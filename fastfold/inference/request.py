@@ -188,6 +188,8 @@ class InferRequest:
     )
     config: InferConfig = field(default_factory=InferConfig)  #: Settings of the fold
     options: RunOptions = field(default_factory=RunOptions)  #: Options of the run other than the model's
+    #: True if the seeds of ``config`` replace those that an input names, also if they are the default
+    has_seeds: bool = False
 
     def read_targets(self) -> tuple[list[Target], list[InputError]]:
         """Read the targets; return them, and the errors of others."""

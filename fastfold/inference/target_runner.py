@@ -150,6 +150,7 @@ class TargetRunner:
     ) -> Generator[Awaited, Any, FoldedTarget]:
         """Fold a target with alignments of its whole chains, and write its results."""
         target, label, cost = work.target, work.label, work.cost
+        config = replace(self.config, seeds=target.seeds) if target.seeds else self.config
         alignments = rows.chains
         networks = suitable(self.networks, target)
         templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
@@ -167,12 +168,12 @@ class TargetRunner:
             alignments,
             networks=networks,
             templates=templates,
-            config=self.config,
+            config=config,
             device=self.device,
             alignment_files=rows.files,
         )
         share = cost / len(jobs)
-        prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))
+        prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label, config))
         done, in_progress = False, 0
         for number, job in enumerate(jobs):
             with results.claimed(job.id) as mine:
@@ -274,13 +275,12 @@ class TargetRunner:
         templates: TargetTemplates | None,
         jobs: Sequence[PredictionJob],
         label: str,
+        config: InferConfig,
     ) -> _Prepared:
         """Check the networks and plan the target's fold by each of them."""
         self._check_networks()
         networks = [n for n in dict.fromkeys(job.network for job in jobs) if n in self.networks]
-        announce(
-            self.progress, target, label, alignments, networks, self.config, msa_dir=self.options.msa_dir
-        )
+        announce(self.progress, target, label, alignments, networks, config, msa_dir=self.options.msa_dir)
         if beyond := left_out_depths(self.config.sample, [job.sample for job in jobs]):
             depths = ", ".join(f"{depth:,}" for depth in beyond)
             self.progress.line(f"{label}: no sample of {depths} rows, because the alignment has fewer")
@@ -291,7 +291,7 @@ class TargetRunner:
             target,
             [network.load(self.config.precision) for network in networks],
             alignments,
-            self.config,
+            config,
             device=self.device,
             templates=templates,
             say=partial(self.progress.line, important=True),
@@ -306,7 +306,7 @@ class TargetRunner:
         """Make and write one prediction; with the first, write the files about the target's coverage."""
         model = job.network.load(self.config.precision)
         work = f"{prepared.label} {model.name}"
-        if len(self.config.seeds) > 1 or job.sample is not None:
+        if len(prepared.predictor.config.seeds) > 1 or job.sample is not None:
             work += f" {job.label}"
         num_recycles = prepared.predictor.num_recycles(model)
         with (

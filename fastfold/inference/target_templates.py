@@ -72,13 +72,16 @@ def find_templates(
 
     The result has only lines if no templates are used; None without either.
     """
-    own = target.templates if target.given is None else target.given.templates()
-    if own is not None:  # brought by the target
+    if target.given is not None and (own := target.given.templates()) is not None:
         return given_features(target, own)
+    if target.templates is not None and finder is None:
+        return _own_templates(target, target.templates, networks)
     are_whole = finder is not None and bool(finder.complexes) and not finder.options.has_single_chains
     takers = [n for n in networks if takes_templates(n.info.config, target, are_whole=are_whole)]
     nothing: tuple[None, ...] = (None,) * len(target.chains)
     unused = _unused_hits(finder, target, msa_dir) if takers else []
+    if target.templates is not None:
+        unused.append("the templates of the input are not used, but those of the command")
     if finder is None:
         return TargetTemplates(nothing, lines=tuple(unused)) if unused else None
     if not takers:
@@ -95,7 +98,7 @@ def find_templates(
 
 def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | None) -> list[str]:
     """Return a line about unused hits among the target's alignments."""
-    if msa_dir is None or target.alignments is not None:
+    if msa_dir is None or target.has_all_alignments:
         return []
     if finder is not None and finder.options.mmcif_dir is not None:
         return []
@@ -106,6 +109,20 @@ def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | 
         f"unused hits of a template search: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF files, "
         "makes them templates"
     ]
+
+
+def _own_templates(
+    target: Target, features: Sequence[Features | None], networks: Sequence[Network]
+) -> TargetTemplates:
+    """Return the templates of a target's input, with a line about them and networks that use none."""
+    templates = given_features(target, features)
+    names = {one["chain"]: [used["name"] for used in one["used"]] for one in templates.report}
+    lines = [f"templates of chain {chain}: {', '.join(own)}" for chain, own in names.items() if own]
+    others = [n.name for n in networks if not takes_templates(n.info.config, target)]
+    if others:
+        kind = " for a complex" if target.is_complex else ""
+        lines.append(f"without templates, which these networks do not use{kind}: {', '.join(others)}")
+    return replace(templates, lines=tuple(lines))
 
 
 def given_features(target: Target, features: Sequence[Features | None]) -> TargetTemplates:

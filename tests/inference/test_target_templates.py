@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,6 +165,29 @@ def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msa
         "templates of chain A",
         "templates of chain B",
     ]
+
+
+def test_templates_of_an_input_give_way_to_those_of_the_command(tmp_path: Path) -> None:
+    """A line says so; without others they are used, by networks that take them."""
+    from fastfold.data.templates.source import TemplateFinder
+
+    (tmp_path / "own.cif").write_text(entry({"A": HOMOLOGUE}))
+    shown = TemplateFinder(TemplateOptions(structures=(tmp_path / "own.cif",)))
+    target, nothing = target_from_sequence(f"{QUERY}:{HOMOLOGUE}"), [([], []), ([], [])]
+    own = shown.find(target, nothing)[0].features()
+    target = replace(target, templates=(own, None))
+    networks = [_network(name) for name in ("model_1", "model_1_multimer_v3")]
+    found = find_templates(None, target, nothing, networks, None)
+    assert found is not None
+    assert (found.features, found.number) == ((own, None), 1)
+    assert found.lines == (
+        "templates of chain A: own_A",
+        "without templates, which these networks do not use for a complex: model_1",
+    )
+    found = find_templates(shown, target, nothing, networks[1:], None)
+    assert found is not None
+    assert found.features[1] is not None
+    assert "the templates of the input are not used, but those of the command" in found.lines
 
 
 def test_python_takes_files(tmp_path: Path):

@@ -81,13 +81,15 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
     _check_sampling(options)
+    is_served = options.templates == [] and options.template_hits is None
     settings = _seeds(options) | _outputs_left_out(options)
     found = found_databases(options)
+    has_seeds = any(one is not None for one in (options.seeds, options.seed, options.num_seeds))
     more = {
-        InferRequest: {"inputs": options.inputs, "output": options.out},
+        InferRequest: {"inputs": options.inputs, "output": options.out, "has_seeds": has_seeds},
         InferConfig: settings,
         SearchSources: found[SearchSources],
-        TemplateOptions: found[TemplateOptions] | {"server": options.templates == []},
+        TemplateOptions: found[TemplateOptions] | {"server": is_served},
     }
     if options.sample is not None:
         settings["sample"] = from_options(Sampling, options)
@@ -108,7 +110,9 @@ def found_databases(options: argparse.Namespace, *, has_templates: bool = True) 
     templates: dict[str, Any] = {}
     if has_templates and found.template_database is not None and options.template_db is None:
         mmcif_dir = options.template_mmcif_dir or found.mmcif_dir
-        templates = {"database": found.template_database, "mmcif_dir": mmcif_dir, "is_optional": True}
+        templates = {"mmcif_dir": mmcif_dir}
+        if options.template_hits is None:
+            templates |= {"database": found.template_database, "is_optional": True}
     return {
         SearchSources: {"databases": (*(options.db or ()), *found.sequences)},
         TemplateOptions: templates,

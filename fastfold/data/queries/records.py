@@ -16,6 +16,7 @@ from fastfold.utils.text_files import PathLike
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
+    from fastfold.data.templates.whole.given import Features
 
 
 class QueryFile(NamedTuple):
@@ -39,10 +40,13 @@ class Record(NamedTuple):
     warnings: list[str]  #: Changes of the input, one sentence each
     #: Per chain, the name of its own record; None if they share one
     chain_records: Sequence[str] | None = None
-    #: Per chain, the alignments of the input; None if it has none
-    alignments: Sequence[ChainMsas] | None = None
+    #: Per chain, the alignments of the input, or None; None if it has none
+    alignments: Sequence[ChainMsas | None] | None = None
     #: True if the file names the record; otherwise its identifier comes from the file's name
     is_named: bool = True
+    #: Per chain, raw template features of the input, or None; None if it has none
+    templates: tuple[Features | None, ...] | None = None
+    seeds: tuple[int, ...] = ()  #: Random seeds of the input
 
 
 def targets_of_records(
@@ -103,6 +107,8 @@ def _target(record: Record, path: PathLike) -> Target:
         record=record.identifier,
         warnings=tuple(record.warnings),
         alignments=record.alignments,
+        templates=record.templates,
+        seeds=record.seeds,
     )
 
 

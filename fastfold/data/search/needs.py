@@ -75,7 +75,7 @@ class SearchNeeds:
 
 
 def find_needs(out: Path, target: Target, *, by_colabfold: bool) -> SearchNeeds:
-    """Find the chains of a target without an alignment in a folder, which may not exist.
+    """Find the chains of a target without an alignment in its input or in a folder, which may not exist.
 
     ``by_colabfold`` is True for MSA servers and MMseqs2, and False for databases on this machine.
 
@@ -96,8 +96,9 @@ def find_needs(out: Path, target: Target, *, by_colabfold: bool) -> SearchNeeds:
             return {sequence: one if one.is_given(repeats) else Rows() for sequence, one in rows.items()}
 
         files = ChosenFiles(select(chosen.own), select(chosen.pairs))
-    own = frozenset(sequence for sequence in sequences if not files.own[sequence].files)
-    unpaired = frozenset(sequence for sequence in sequences if not files.pairs[sequence].files)
+    decided = {chain.sequence for index, chain in enumerate(whole.chains) if target.has_alignment(index)}
+    own = frozenset(s for s in sequences - decided if not files.own[s].files)
+    unpaired = frozenset(s for s in sequences - decided if not files.pairs[s].files)
     # UniProt's hits of a single kind of chain are of no use next to an alignment that is there.
     return SearchNeeds(whole, own, unpaired if len(sequences) > 1 else unpaired & own, files)
 

@@ -83,10 +83,12 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
         if errors:
             raise errors[0]
     alignments, files = target_rows(msa_dir, target)
-    templates, warnings = None, list(target.warnings)
-    if msa_dir is not None and target.alignments is None:
-        for chain, groups in zip(target.chains, alignments, strict=True):
-            if not any(msa.sequences for group in groups for msa in group):
+    templates, warnings = target.templates, list(target.warnings)
+    if msa_dir is not None:
+        for index, (chain, groups) in enumerate(zip(target.chains, alignments, strict=True)):
+            if not target.has_alignment(index) and not any(
+                msa.sequences for group in groups for msa in group
+            ):
                 warnings.append(f"no alignment of chain {chain.id} in {msa_dir}; only its sequence is used")
     if options.templates.wanted:
         networks = requested_networks(request.weights, options.num_models)

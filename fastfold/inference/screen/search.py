@@ -119,7 +119,7 @@ def search_jobs(
 
 def _queries(target: Target, out: Path) -> list[ChainQuery]:
     """Return the distinct sequences of a target to search for, as given."""
-    if target.alignments is not None:
+    if target.has_all_alignments:
         return []
     try:
         needs = find_needs(out, target, by_colabfold=False)

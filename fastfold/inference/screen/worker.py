@@ -75,7 +75,7 @@ class FoldWorker:
         works: dict[int, TargetWork] = {}
         for index, target in enumerate(targets):
             try:
-                if self.search is not None and target.alignments is None:
+                if self.search is not None and not target.has_all_alignments:
                     self.search.publish(target)
                 works[index] = TargetWork(target, target.name, 1.0)
             except Exception as error:

@@ -63,7 +63,9 @@ class Admission:
         check_takers(options.templates, networks)
         if open_templates(options.templates) is not None:  # refuses invalid structures
             shown = options.templates.max_templates
-        rows = sum(len(m.sequences) for pair in target.alignments or () for group in pair for m in group)
+        rows = sum(
+            len(m.sequences) for pair in target.alignments or () for group in pair or () for m in group
+        )
         if self.memory is None:
             return
         for network in networks:

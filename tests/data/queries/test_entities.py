@@ -1,4 +1,4 @@
-"""Inputs of AlphaFold 3 and Boltz: their proteins are read, and nothing else in them is left out in silence."""
+"""Inputs of other programs: their proteins are read, and nothing else in them is left out in silence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fastfold.data.queries.jobs import UNUSED_HITS
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
@@ -40,10 +41,10 @@ def test_copies_and_names_of_alphafold_3(tmp_path: Path) -> None:
         ("B", "MKT"),
         ("A", "MKT"),
     ]
-    assert target.warnings == (
-        "the seeds of the file are ignored; give them with --seeds",
-        "alignments named in the file are ignored; give them with --msa-dir",
-    )
+    assert target.warnings == ()
+    assert target.seeds == (1, 2)
+    assert target.alignments is not None
+    assert [[msa.sequences for msa in own] for own, _ in target.alignments] == [[("MKT",)]] * 3  # type: ignore[misc]
 
 
 def test_jobs_of_the_server(tmp_path: Path) -> None:
@@ -70,6 +71,7 @@ def test_yaml_of_boltz(tmp_path: Path) -> None:
         ({"sequences": [{"dna": {"id": "D", "sequence": "ACGT"}}]}, "found 'dna' as entry 1"),
         ({"constraints": [{"bond": {}}]}, "has 'constraints'"),
         ({"bondedAtomPairs": [[1, 2]]}, "has 'bondedAtomPairs'"),
+        ({"covalent_bonds": [{}]}, "has 'covalent_bonds'"),
         (
             {
                 "sequences": [
@@ -97,6 +99,52 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, text: str) -> None:
     targets, (error,) = read(tmp_path, text, name)
     assert not targets
     assert str(error).startswith(str(tmp_path / name))
+
+
+def test_an_alias_of_yaml_is_refused(tmp_path: Path) -> None:
+    """A few of them stand for a file of any size."""
+    text = "a: &x [1, 2]\nb: *x\nsequences: []\n"
+    _, (error,) = read(tmp_path, text, "x.yaml")
+    assert "has an alias" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "expected", "warned"),
+    [
+        ([1, 2, 1], (1, 2), False),
+        (["7", "4273000000"], (7, 4273000000 - 2**31), True),
+        ([], (), False),
+        (None, (), False),
+    ],
+)
+def test_seeds_are_numbers_or_texts(
+    tmp_path: Path, seeds: Any, expected: tuple[int, ...], *, warned: bool
+) -> None:
+    """The server writes texts, and seeds of 32 bits."""
+    (target,), errors = read(tmp_path, {"name": "x", "modelSeeds": seeds, "sequences": [PROTEIN]})
+    assert not errors
+    assert target.seeds == expected
+    assert bool(target.warnings) is warned
+
+
+@pytest.mark.parametrize("seeds", [5, [-1], [1.5], [True], [2**32], ["x"], [[1]]])
+def test_wrong_seeds_are_refused(tmp_path: Path, seeds: Any) -> None:
+    _, (error,) = read(tmp_path, {"name": "x", "modelSeeds": seeds, "sequences": [PROTEIN]})
+    assert "'modelSeeds': expected" in str(error)
+
+
+def test_fields_that_are_not_used_are_named(tmp_path: Path) -> None:
+    """Those of the format that mean nothing here come with a remedy; comments are comments."""
+    protein = {"id": "A", "sequence": "MKT", "description": "x", "weird": 1, "empty": None}
+    served = {"sequence": "MKT", "count": 1, "maxTemplateDate": "2021-01-01", "templatesPath": "hits.a3m"}
+    tree = {"name": "x", "foo": 1, "sequences": [{"protein": protein}, {"proteinChain": served}]}
+    (target,), _ = read(tmp_path, tree)
+    assert target.warnings == (
+        "the file: 'foo' is not used",
+        "entry 1: 'weird' is not used",
+        "entry 2: 'maxTemplateDate' is not used; give the date with --max-template-date",
+        f"entry 2: 'templatesPath' is not used; {UNUSED_HITS}",
+    )
 
 
 def test_a_folder_of_queries_may_hold_other_json_files(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from fastfold.data.features.assembly import multimer_features
 from fastfold.data.msa.formats import parse_colabfold
 from fastfold.data.msa.msa import parse_a3m
+from fastfold.data.queries.entities import parse_entities
 from fastfold.data.queries.fasta import parse_fasta
-from fastfold.data.queries.formats import parse_a3m_query, parse_entities, parse_table
+from fastfold.data.queries.formats import parse_a3m_query, parse_table
 from fastfold.data.queries.records import QueryFile, Record, targets_of_records
 from fastfold.data.targets import Target, unique_targets
 from fastfold.errors import FastFoldError, InputError
