@@ -54,7 +54,8 @@ def backbone_torsions(positions: np.ndarray, mask: np.ndarray, tied: np.ndarray)
 def axis_frames(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return rotations ``[..., 3, 3]`` and origins ``c [..., 3]`` of frames with x from ``b`` to ``c``.
 
-    The third point ``a`` is in the x-y plane, at positive y. Columns of the rotation are the axes.
+    The third point ``a`` is in the x-y plane, at positive y. Columns of the rotation are the axes; if the points are
+    collinear, the y and z axes are zero.
     """
     x = _unit(c - b)
     y = a - b
@@ -63,4 +64,4 @@ def axis_frames(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9))

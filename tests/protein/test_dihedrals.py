@@ -47,6 +47,8 @@ def test_frames_have_their_axes_through_the_points() -> None:
     assert (local_b[:, 0] < 0).all()
     assert (local_a[:, 1] > 0).all()
     np.testing.assert_allclose(local_a[:, 2], 0, atol=1e-12)
+    collinear, _ = axis_frames(*np.array([[0.0, 0, 0], [1, 0, 0], [2, 0, 0]]))
+    assert collinear.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
 def test_torsions_are_undefined_at_ends_gaps_and_missing_atoms() -> None:
