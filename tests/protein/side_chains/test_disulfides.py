@@ -96,6 +96,18 @@ def test_no_bond_where_the_backbones_forbid_it() -> None:
     assert pairs(serine, 1, 4) == []
 
 
+@pytest.mark.parametrize(("turn", "is_bonded"), [(0.0, True), (-10.0, True), (-30.0, False)])
+def test_the_angle_at_either_sulphur_counts(turn: float, is_bonded: bool) -> None:
+    protein = bonded()
+    xyz = protein.atom_positions.astype(np.float64)
+    axis = np.cross(xyz[4, CB] - xyz[4, SG], xyz[1, SG] - xyz[4, SG])
+    xyz[3:] = about(axis, xyz[4, SG], turn, xyz[3:])
+    turned = replace(protein, atom_positions=xyz)
+    assert pairs(turned, 1) == [(1, 4)] * is_bonded
+    mirrored = replace(protein, atom_positions=np.concatenate([xyz[3:], xyz[:3]]))
+    assert pairs(mirrored, 4) == [(1, 4)] * is_bonded
+
+
 def test_known_sulphurs_are_bonded_by_their_distance() -> None:
     assert pairs(bonded()) == [(1, 4)]
     assert pairs(bonded(dihedral=5.0)) == [(1, 4)]

@@ -86,6 +86,7 @@ def test_peptide_and_disulfide_bonds_count_and_long_distances_do_not() -> None:
         ((1, c), (2, n), 0.66, True),
         ((3, SG), (4, SG), 1.02, True),
         ((1, c), (2, n), 1.5, False),
+        ((2, c), (3, n), 0.66, False),  # of two chains
     ):
         xyz, mask = protein.atom_positions.copy(), protein.atom_mask.copy()
         mask[1:] = 0
