@@ -26,7 +26,7 @@ from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction_jobs import PredictionJob, prediction_jobs
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule, Start
-from fastfold.inference.folding.target_lines import announce, conclusion, count_of
+from fastfold.inference.folding.target_lines import announce, conclusion, count_of, report_geometry
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction
@@ -201,6 +201,7 @@ class TargetRunner:
             records = results.records()
             what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
             line = f"{what} in {results.folder}"
+            report_geometry(self.progress, target.name, records)
         self.progress.line(f"{label}: {line}")
         return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
 

@@ -15,7 +15,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.embedders.relative_position import ring_offset
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding import background
-from fastfold.inference.folding.prediction import initial_positions
+from fastfold.inference.folding.prediction import initial_structure
 from fastfold.inference.output.summary import aligned_table, read_summary
 from fastfold.inference.output.writer import ranking_scores
 from fastfold.inference.relax.config import PLATFORMS
@@ -124,7 +124,14 @@ def test_one_bad_weights_file_can_be_left_out(cli: CommandLine):
 
 def test_quiet_says_what_matters_alone(cli: CommandLine):
     done = cli.infer(cli.fasta({"T1": SEQUENCE, "T2": "GSHMAWLPEB"}), "--quiet")
-    assert done.err.splitlines() == ["warning: T2: B at 10 read as X (unknown residue)"]
+    lines = done.err.splitlines()
+    # Random networks write no proteins, which matters too.
+    assert {line.partition(":")[0] for line in lines} == {"warning"}
+    not_proteins = [line for line in lines if "is not physical" in line]
+    assert [line.split(":")[1].strip() for line in not_proteins] == ["T1", "T2"]
+    assert [line for line in lines if line not in not_proteins] == [
+        "warning: T2: B at 10 read as X (unknown residue)"
+    ]
 
 
 def test_short_targets_first(cli: CommandLine):
@@ -239,10 +246,10 @@ class TestSettingsOfTheNetwork:
         path = tmp_path / "guess.pdb"
         lines = [*chain_lines(("ALA", 7), ("HSE", 8)), atom_line("ND1", "HSE", 8), atom_line("NE2", "HSE", 8)]
         path.write_text("\n".join(lines))
-        guess = initial_positions(path, target_from_sequence("AH"))
+        guess, _ = initial_structure(path, target_from_sequence("AH"))
         assert np.allclose(guess[1, rc.atom_order["CA"]], [3.8, 0.0, 0.0])
         with pytest.raises(InputError, match="HSE 8 of its chain 'A' is H, where the target has S"):
-            initial_positions(path, target_from_sequence("AS"))
+            initial_structure(path, target_from_sequence("AS"))
 
     def test_a_ring_is_not_an_open_chain(self, model: fastfold.AlphaFold, plain: np.ndarray):
         assert not np.array_equal(plain, positions(model, cyclic=True))

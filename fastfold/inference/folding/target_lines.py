@@ -138,10 +138,17 @@ def conclusion(records: Sequence[PredictionRecord]) -> str:
     )
     if best.scores.get("has_clash") is True:
         shown += ", its chains overlap"
-    if (geometry := best.scores.get("geometry", "ok")) != "ok":
-        shown += f", not physical ({geometry})"
     count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
     return f"{shown} by {best.key}, best of {count}"
+
+
+def report_geometry(progress: Progress, label: str, records: Sequence[PredictionRecord]) -> None:
+    """Warn if the best structure of a target, as predicted, is not that of a protein."""
+    geometry = records[0].scores.get("geometry", "ok")
+    if geometry != "ok":
+        progress.line(
+            f"warning: {label}: the structure of {records[0].key} is not physical: {geometry}", important=True
+        )
 
 
 def report_comparison(

@@ -35,7 +35,14 @@ MAX_CLASHES = 0.1  #: Largest number of overlapping pairs of atoms a residue
 
 @dataclass(frozen=True)
 class StructureCheck:
-    """Geometry of a structure of N residues against that of proteins."""
+    """Geometry of a structure of N residues against that of proteins.
+
+    Example:
+        >>> import fastfold
+        >>> check = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).structure_check
+        >>> check.wrong_hands, check.pierced_rings, len(check.phi)
+        (0, 0, 10)
+    """
 
     phi: np.ndarray  #: ``[N]`` in degrees, NaN where undefined
     psi: np.ndarray  #: ``[N]`` in degrees, NaN where undefined

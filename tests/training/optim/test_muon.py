@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -101,9 +102,9 @@ def test_a_restored_state_steps_on_as_if_never_saved() -> None:
     steps(model, optimizer, 2, 1)
     saved, state = model.state_dict(), optimizer.state_dict()
     saved = {name: x.clone() for name, x in saved.items()}
-    state = {name: {key: x.clone() for key, x in of_one.items()} for name, of_one in state.items()}
-    assert set(state["evoformer.0.weight"]) == {"momentum_buffer"}
-    assert set(state["embedder.weight"]) == {"step", "exp_avg", "exp_avg_sq"}
+    state = copy.deepcopy(state)
+    assert set(state["state"]["evoformer.0.weight"]) == {"momentum_buffer"}
+    assert set(state["state"]["embedder.weight"]) == {"step", "exp_avg", "exp_avg_sq"}
     steps(model, optimizer, 2, 2)
     other, resumed = fresh()
     other.load_state_dict(saved)
