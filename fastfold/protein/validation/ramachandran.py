@@ -2,7 +2,7 @@
 
 The regions are those of Lovell et al. 2003 (doi:10.1002/prot.10286). They are drawn at shares of the residues of good
 experimental structures: 98% are in the favoured region, and 1 of 2,000 (general) to 1 of 500 (cis-proline) outside of
-the allowed one. ``benchmarks/fit_ramachandran.py`` made the table from chains of the Protein Data Bank.
+the allowed one. ``benchmarks/fit_ramachandran_plot.py`` made the table from chains of the Protein Data Bank.
 """
 
 from __future__ import annotations

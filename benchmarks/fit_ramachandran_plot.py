@@ -1,6 +1,6 @@
 """Fit the table of the Ramachandran plot to experimental chains.
 
-    python benchmarks/fit_ramachandran.py DATA fastfold/protein/validation/ramachandran.npz
+    python benchmarks/fit_ramachandran_plot.py DATA fastfold/protein/validation/ramachandran.npz
 
 ``DATA`` is a folder of PDB or mmCIF files. Residues whose backbone or CB has a B-factor above 30 Å² are left out. The
 density of phi and psi is smoothed by von Mises kernels, which are narrow where residues are many. A first table finds
