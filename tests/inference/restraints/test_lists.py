@@ -11,6 +11,7 @@ import pytest
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
 from fastfold.inference.restraints.file import read_restraints
+from fastfold.inference.restraints.lists import list_columns
 from fastfold.inference.restraints.restraint import Restraint
 
 CHAIN = "HLEGSIGILLKKHEIVFDGCHDFGRTYIWQMSD"  # of CASP's example
@@ -195,3 +196,20 @@ def test_other_lists_are_refused(tmp_path: Path, text: str, message: str) -> Non
         read(tmp_path, text)
     assert "links.csv: " in str(error.value)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("cells", "number", "has_header"),
+    [
+        (["residueFrom", "residueTo", "FDR"], 3, True),
+        (["4", "9", "0.05"], 3, False),
+        (["4", "A", "9", "B", "0.2"], 5, False),
+        (["4", "9", "12.0", "2.5", "normal"], 5, False),
+        (["PFRMAT", "RR"], 5, False),
+    ],
+)
+def test_lists_are_told_by_their_first_row(cells: list[str], number: int, has_header: bool) -> None:
+    columns = list_columns(cells)
+    assert columns is not None
+    assert (len(columns.names), columns.has_header) == (number, has_header)
+    assert list_columns(["chain1", "residue1", "chain2", "residue2"]) is None

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, ParallelOptimizer, parallelize
+from fastfold.parallel.data_parallel.param_groups import named_groups
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import make_gpt, make_parallel
 
@@ -149,6 +150,9 @@ def test_groups_name_the_plain_model_s_parameters() -> None:
     assert (weights["lr"], biases["lr"], weights["initial_lr"]) == (1e-2, 2e-2, 1e-2)
     assert weights["betas"] == (0.9, 0.999)
     assert (weights["weight_decay"], biases["weight_decay"]) == (0.1, 0.0)
+    names = {parameter: name for name, parameter in run.parallel.module.named_parameters()}
+    groups = named_groups(run.optimizer.param_groups, names, run.parallel._full_state)
+    assert groups == run.optimizer.state_dict()["param_groups"]
 
 
 def test_options_reach_a_rate_that_is_a_tensor_and_lists_become_tuples() -> None:
