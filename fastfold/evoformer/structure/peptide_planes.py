@@ -80,7 +80,7 @@ def peptide_planes(
     c, n = _turned_planes(ca)
     beta = quaternion_to_rotation(affines[:, :4]) @ ca.new_tensor([-0.36, -0.53, -0.77])
     beta = beta.masked_fill(is_glycine[:, None], 0.0)
-    best = _cheapest(ca, c, n, beta, bonded, potential, predicted, weights)
+    best = _cheapest(_Planes(ca, c, n, beta), bonded, potential, predicted, weights)
     plane = torch.arange(len(best), device=best.device)
     c, n = c[plane, best], n[plane, best]
     has_next, has_previous = _padded(bonded, 1), _padded(bonded, 0)
@@ -112,22 +112,29 @@ def _turned_planes(ca: Tensor) -> tuple[Tensor, Tensor]:
     return start + _C[0] * stretch + _C[1] * across, start + _N[0] * stretch + _N[1] * across
 
 
+class _Planes(NamedTuple):
+    """Atoms of a trace with all turns of its peptide planes, in Å."""
+
+    ca: Tensor  #: ``[N, 3]``
+    c: Tensor  #: ``[N - 1, turns, 3]`` C of each residue but the last
+    n: Tensor  #: ``[N - 1, turns, 3]`` N of each residue but the first
+    beta: Tensor  #: ``[N, 3]`` direction of CB, zero of glycine
+
+
 def _cheapest(
-    ca: Tensor,
-    c: Tensor,
-    n: Tensor,
-    beta: Tensor,
+    planes: _Planes,
     bonded: Tensor,
     potential: RamachandranPotential,
     predicted: Tensor,
     weights: PlaneWeights,
 ) -> Tensor:
     """Return the turn ``[N - 1]`` of each plane in the path of the lowest total cost."""
+    ca = planes.ca
     total = torch.zeros(_TURNS, dtype=ca.dtype)
     choices = []
     for begin in range(1, len(ca) - 1, _ROWS):
         rows = slice(begin, min(begin + _ROWS, len(ca) - 1))
-        cost = _costs(ca, c, n, beta, potential, predicted, weights, rows)
+        cost = _costs(planes, potential, predicted, weights, rows)
         inside = (bonded[begin - 1 : rows.stop - 1] & bonded[rows])[:, None, None]
         for each in torch.where(inside, cost, 0.0).cpu():
             total, choice = (total[:, None] + each).min(0)
@@ -141,16 +148,14 @@ def _cheapest(
 
 
 def _costs(
-    ca: Tensor,
-    c: Tensor,
-    n: Tensor,
-    beta: Tensor,
+    planes: _Planes,
     potential: RamachandranPotential,
     predicted: Tensor,
     weights: PlaneWeights,
     rows: slice,
 ) -> Tensor:
     """Return costs ``[n, turns, turns]`` of some residues, by the turns of the planes before and after them."""
+    ca, c, n, beta = planes
     here = ca[rows, None]
     before, after = slice(rows.start - 1, rows.stop - 1), rows
     to_n, to_c = n[before] - here, c[after] - here

@@ -67,7 +67,7 @@ def test_the_path_is_the_best_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS", 2)
     ca = torch.zeros(length, 3)
     weights = PlaneWeights(0.0, 0.0)
-    found = module._cheapest(ca, ca, ca, ca, bonded, None, ca, weights)  # type: ignore[arg-type]
+    found = module._cheapest(module._Planes(ca, ca, ca, ca), bonded, None, ca, weights)  # type: ignore[arg-type]
 
     def total(path: tuple[int, ...]) -> float:
         return float(costs[0, path[0], path[1]])  # residues 2 and 3 have a break on one side
@@ -75,7 +75,7 @@ def test_the_path_is_the_best_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     best = min(total(path) for path in itertools.product(range(turns), repeat=length - 1))
     assert total(tuple(found.tolist())) == pytest.approx(best)
     bonded[2] = True
-    found = module._cheapest(ca, ca, ca, ca, bonded, None, ca, weights)  # type: ignore[arg-type]
+    found = module._cheapest(module._Planes(ca, ca, ca, ca), bonded, None, ca, weights)  # type: ignore[arg-type]
 
     def whole(path: tuple[int, ...]) -> float:
         return sum(float(costs[i, path[i], path[i + 1]]) for i in range(length - 2))
@@ -94,7 +94,7 @@ def test_costs_are_those_of_the_atoms() -> None:
     potential = RamachandranPotential(aatype, torch.ones(2).bool(), ca)
     predicted = torch.full((3, 2), 0.5).double()
     weights = PlaneWeights(beta=0.0, predicted=3.0)
-    costs = module._costs(ca, c, n, 0 * ca, potential, predicted, weights, slice(1, 2))[0]
+    costs = module._costs(module._Planes(ca, c, n, 0 * ca), potential, predicted, weights, slice(1, 2))[0]
     for a, b in ((0, 0), (7, 30), (20, 11)):
         positions, mask = torch.zeros(3, 37, 3).double(), torch.ones(3, 37)
         place = {name: rc.atom_order[name] for name in ("N", "CA", "C")}
