@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from fastfold.protein.side_chains.rotamers import rotamers
 _N, _CD = (rc.atom_order[name] for name in ("N", "CD"))
 _KNOWN_WIDTH, _MAX_KNOWN = 20.0, 9.0
 """Tolerance in degrees of a rotamer's angle against that of known atoms, and the largest energy of the difference."""
+_ROTAMER_WIDTH = 12.0  #: Usual deviation in degrees of an angle from its rotamer's
 _HINT_GAIN = 1.0  #: Energy by which a hint is better than the most probable rotamer
 _CLOSURE, _CLOSURE_STIFFNESS = 1.47, 100.0
 """Length in Å of the bond that closes proline's ring, and the stiffness of its energy in 1/Å²."""
@@ -47,6 +49,8 @@ def side_chain_candidates(
     atoms: dict[int, np.ndarray],
     torsions: np.ndarray,
     hint: np.ndarray | None = None,
+    *,
+    deviations: Sequence[float] = (0.0,),
 ) -> Candidates:
     """Return the positions of a residue's missing side-chain atoms in each of its rotamers.
 
@@ -58,12 +62,14 @@ def side_chain_candidates(
         atoms: Positions ``[3]`` in Å of known atoms by atom37 slot, with N, CA, C and CB.
         torsions: Phi and psi in degrees, or NaN.
         hint: Further chi angles ``[4]`` to try, in degrees. NaN where unknown; they count if all are known.
+        deviations: Degrees from a rotamer's first two angles; a candidate for each pair, instead of the rotamer alone.
     """
     chi, energies = rotamers(aatype, *torsions)
     energies = energies - energies.min()
     groups = side_chain_groups(aatype)
     if hint is not None and np.isfinite(hint[: len(groups)]).all():
         chi, energies = np.concatenate([chi, hint[None]]), np.append(energies, -_HINT_GAIN)
+    chi, energies = _with_deviations(chi, energies, len(groups), deviations)
     points = {slot: np.broadcast_to(atom, (len(chi), 3)) for slot, atom in atoms.items()}
     slots: list[int] = []
     for number, group in enumerate(groups):
@@ -86,6 +92,18 @@ def side_chain_candidates(
         energies = energies + _CLOSURE_STIFFNESS * (length - _CLOSURE) ** 2
     contacts, kinds = contact_points(aatype, slots, np.stack([points[slot] for slot in slots], 1), atoms)
     return Candidates(residue, slots, contacts, kinds, energies)
+
+
+def _with_deviations(
+    chi: np.ndarray, energies: np.ndarray, angles: int, deviations: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return chi angles ``[K, 4]`` and energies ``[K]`` with all deviations of the first two of ``angles``."""
+    for number in range(min(angles, 2)):
+        turns = np.tile(deviations, len(chi))
+        chi, energies = np.repeat(chi, len(deviations), 0), np.repeat(energies, len(deviations))
+        chi[:, number] += turns
+        energies = energies + 0.5 * (turns / _ROTAMER_WIDTH) ** 2
+    return chi, energies
 
 
 def _of_known(angles: np.ndarray, measured: float, is_periodic: bool) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +12,17 @@ from fastfold.protein.geometry import backbone_torsions, follows
 from fastfold.protein.side_chains.assignment import choose
 from fastfold.protein.side_chains.build import BACKBONE, OXYGEN, axis_slots, place_group
 from fastfold.protein.side_chains.candidates import Candidates, side_chain_candidates
-from fastfold.protein.side_chains.clashes import CONTACT_REACH, contact_points, overlap_energies
 from fastfold.protein.side_chains.disulfides import Disulfide, find_disulfides
+from fastfold.protein.side_chains.overlaps import pair_energies, with_fixed_atoms
+from fastfold.protein.side_chains.unpierced import place_unpierced
 
 _N, _CA, _C, _O, _CB, _SG, _OXT = (rc.atom_order[name] for name in ("N", "CA", "C", "O", "CB", "SG", "OXT"))
 _LEAST_BEND = 0.5
 """Product of two bonds and the sine of their angle in Å², below which N, CA and C are collinear."""
 _FREE_PSI = -45.0  #: Psi in degrees of a residue whose successor's nitrogen is unknown
-_MAX_OWN = 8.0  #: Energy above a residue's best candidate from which others are left out
+_MAX_ENERGY = 8.0  #: Energy above a residue's best candidate from which others are left out
+_DEVIATIONS = (-30.0, -15.0, 0.0, 15.0, 30.0)
+"""Degrees from a rotamer's first two angles that are tried for residues of pierced rings."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ def place_side_chains(
 
     CB and O have AlphaFold's ideal geometry. Sulphurs of cysteines whose backbones stand as in a disulfide bond are
     bonded (:func:`~fastfold.protein.side_chains.disulfides.find_disulfides`). All other side chains take rotamers
-    together, with the least sum of their energies by phi and psi and of overlaps. Equal inputs give equal results.
+    together, with the least sum of their energies by phi and psi and of overlaps. Where bonds would pass through rings,
+    other rotamers and angles between them are tried. Equal inputs give equal results.
 
     Args:
         positions: Atom37 positions ``[N, 37, 3]`` in Å.
@@ -90,20 +95,33 @@ def place_side_chains(
             if not known[i, _SG]:
                 xyz[i, _SG], known[i, _SG] = sulphur, True
     missing = (rc.restype_atom37_mask[aatype] > 0.5) & ~known
-    candidates = [
-        side_chain_candidates(
-            i,
-            int(aatype[i]),
-            {slot: xyz[i, slot] for slot in np.flatnonzero(known[i]).tolist()},
-            torsions[i],
-            None if hints is None else hints[i],
-        )
-        for i in np.flatnonzero(missing.any(-1) & has_frame).tolist()
-    ]
-    candidates = _with_fixed_atoms(candidates, xyz, known, aatype, tied)
-    choice = choose([one.energies for one in candidates], _pair_energies(candidates, xyz))
+    movable = missing.any(-1) & has_frame
+
+    def candidates_of(
+        residues: list[int], deviations: Sequence[float], max_energy: float
+    ) -> list[Candidates]:
+        fixed = known.copy()
+        fixed[residues] &= ~missing[residues]
+        candidates = [
+            side_chain_candidates(
+                i,
+                int(aatype[i]),
+                {slot: xyz[i, slot] for slot in np.flatnonzero(fixed[i]).tolist()},
+                torsions[i],
+                None if hints is None else hints[i],
+                deviations=deviations,
+            )
+            for i in residues
+        ]
+        return with_fixed_atoms(candidates, xyz, fixed, aatype, tied, max_energy)
+
+    candidates = candidates_of(np.flatnonzero(movable).tolist(), [0.0], _MAX_ENERGY)
+    choice = choose([one.energies for one in candidates], pair_energies(candidates, xyz))
     for one, k in zip(candidates, choice, strict=True):
         xyz[one.residue, one.slots], known[one.residue, one.slots] = one.points[k, : len(one.slots)], True
+    xyz = place_unpierced(
+        xyz, known, aatype, tied, movable, lambda residues: candidates_of(residues, _DEVIATIONS, np.inf)
+    )
     placed = np.array(positions)
     added = known & ~kept
     placed[added] = xyz[added]
@@ -127,60 +145,3 @@ def _add_backbone_atoms(
             axis = xyz[i, axis_slots(int(aatype[i]), group)][None]
             xyz[i, slot] = place_group(int(aatype[i]), group, [slot], axis, psi[[i]])[0, 0]
             known[i, slot] = True
-
-
-def _with_fixed_atoms(
-    candidates: list[Candidates], xyz: np.ndarray, known: np.ndarray, aatype: np.ndarray, tied: np.ndarray
-) -> list[Candidates]:
-    """Add the energies with atoms of other residues that stay, and leave out candidates that overlap with them."""
-    points, kinds, residues, slots = _fixed_points(xyz, known, aatype)
-    ends = np.append(tied[1:], False)
-    better = []
-    for one in candidates:
-        i, centre = one.residue, xyz[one.residue, _CB]
-        near = np.linalg.norm(points - centre, axis=-1) < _reach(one, centre) + CONTACT_REACH
-        # Rotamers are fitted with the residue's own backbone and with the atoms next to it.
-        near &= residues != i
-        if tied[i]:
-            near &= ~((residues == i - 1) & (slots == _C))
-        if ends[i]:
-            near &= ~((residues == i + 1) & (slots == _N))
-        energies = (
-            one.energies + overlap_energies(one.points, one.kinds, points[near][None], kinds[near])[:, 0]
-        )
-        better.append(one.select(np.flatnonzero(energies <= energies.min() + _MAX_OWN), energies))
-    return better
-
-
-def _fixed_points(
-    xyz: np.ndarray, known: np.ndarray, aatype: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return positions ``[Q, 3]`` of known atoms and whole rings, their kinds, residues, and slots (-1 for rings)."""
-    points, kinds, residues, slots = [], [], [], []
-    for i in np.flatnonzero(known.any(-1)).tolist():
-        present = np.flatnonzero(known[i]).tolist()
-        atoms, of_atoms = contact_points(int(aatype[i]), present, xyz[i, present][None], {})
-        points.append(atoms[0])
-        kinds.append(of_atoms)
-        residues.append(np.full(len(of_atoms), i))
-        slots.append(np.array(present + [-1] * (len(of_atoms) - len(present))))
-    if not points:
-        return np.zeros((0, 3)), np.zeros(0, int), np.zeros(0, int), np.zeros(0, int)
-    return np.concatenate(points), np.concatenate(kinds), np.concatenate(residues), np.concatenate(slots)
-
-
-def _pair_energies(candidates: list[Candidates], xyz: np.ndarray) -> dict[tuple[int, int], np.ndarray]:
-    centres = np.array([xyz[one.residue, _CB] for one in candidates]).reshape(-1, 3)
-    reach = np.array([_reach(one, centre) for one, centre in zip(candidates, centres, strict=True)])
-    pairs = {}
-    for i, one in enumerate(candidates):
-        distance = np.linalg.norm(centres[i + 1 :] - centres[i], axis=-1)
-        for j in (np.flatnonzero(distance < reach[i] + reach[i + 1 :] + CONTACT_REACH) + i + 1).tolist():
-            energies = overlap_energies(one.points, one.kinds, candidates[j].points, candidates[j].kinds)
-            if energies.any():
-                pairs[i, j] = energies
-    return pairs
-
-
-def _reach(one: Candidates, centre: np.ndarray) -> float:
-    return float(np.linalg.norm(one.points - centre, axis=-1).max())

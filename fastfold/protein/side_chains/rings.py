@@ -85,14 +85,14 @@ def pierced_rings(
             for side in (first, second):
                 near &= ~((side[:, 0] == residue) & np.isin(side[:, 1], slots))
             rows = np.flatnonzero(near)
-            for row in rows[_crosses(ring, starts[rows], ends[rows])].tolist():
+            for row in rows[crosses(ring, starts[rows], ends[rows])].tolist():
                 bond = tuple(first[row].tolist()), tuple(second[row].tolist())
                 pierced.append(PiercedRing(residue, tuple(slots), bond))
     return tuple(pierced)
 
 
-def _crosses(ring: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return True for segments ``[B, 3]`` that intersect a triangle of ``ring [R, 3]`` and its centre."""
+def crosses(ring: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return a mask ``[B]`` of segments ``[B, 3]`` that intersect a triangle of ``ring [R, 3]`` and its centre."""
     centre = ring.mean(0)
     first, second = ring - centre, np.roll(ring, -1, 0) - centre
     direction = (ends - starts)[:, None]

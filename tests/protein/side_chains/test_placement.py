@@ -9,17 +9,20 @@ from dataclasses import replace
 import gemmi
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import follows
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import Protein
+from fastfold.protein.side_chains import placement
 from fastfold.protein.side_chains.placement import PlacedSideChains, place_side_chains
 from fastfold.protein.side_chains.rings import pierced_rings
 from fastfold.protein.structure import structure_to_protein
 from tests.conftest import require_shared
 from tests.helpers.peptides import helix
 
+CA = rc.atom_order["CA"]
 KEPT = [rc.atom_order[name] for name in ("N", "CA", "C", "O", "CB", "OXT")]
 
 
@@ -110,6 +113,38 @@ def valid_chains(count: int) -> Iterator[Protein]:
         yield structure_to_protein(
             read_structure(require_shared("data", "structures", "valid", f"{name}.pdb.gz"))
         )
+
+
+def close_pair(first: str, second: str, seed: int) -> Protein:
+    """Return two residues between alanines, 5 to 8 Å apart and turned at random."""
+    protein = helix(f"A{first}A", f"A{second}A")
+    generator = np.random.default_rng(seed)
+    xyz = protein.atom_positions.astype(np.float64)
+    for part in (slice(0, 3), slice(3, 6)):
+        turn = Rotation.random(random_state=generator)
+        xyz[part] = turn.apply((xyz[part] - xyz[part][1, CA]).reshape(-1, 3)).reshape(3, -1, 3)
+    direction = generator.normal(size=3)
+    xyz[3:] += direction / np.linalg.norm(direction) * generator.uniform(5.0, 8.0)
+    return replace(protein, atom_positions=xyz.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("residues", "seed", "rebuild"),
+    [("FK", 149, [1, 4]), ("FK", 149, [1]), ("WR", 149, [1, 4]), ("PL", 197, [1, 4]), ("WV", 1166, [4])],
+)
+def test_residues_whose_rotamers_all_pierce_a_ring_get_angles_between_them(
+    monkeypatch: pytest.MonkeyPatch, residues: str, seed: int, rebuild: list[int]
+) -> None:
+    protein = close_pair(residues[0], residues[1], seed)
+    tied = follows(protein.chain_index, protein.residue_index)
+    is_rebuilt = np.isin(np.arange(6), rebuild)
+    placed = place(protein, is_rebuilt)
+    assert not pierced_rings(placed.positions, placed.mask, protein.aatype, tied)
+    assert placed.positions[:, KEPT].tobytes() == protein.atom_positions[:, KEPT].tobytes()
+    assert placed.positions[~is_rebuilt].tobytes() == protein.atom_positions[~is_rebuilt].tobytes()
+    monkeypatch.setattr(placement, "place_unpierced", lambda xyz, *_: xyz)
+    rotamers_alone = place(protein, is_rebuilt)
+    assert pierced_rings(rotamers_alone.positions, rotamers_alone.mask, protein.aatype, tied)
 
 
 @pytest.mark.long
