@@ -33,8 +33,9 @@ _force_field = cache(app.ForceField)
 
 _LEAST_VOLUME = 1.0
 """Triple product of a chiral carbon's bonds in Å³ below which it is pulled back; 2.6 is usual, 0 is flat."""
-_TWIST_OF_FREE, _TWIST_OF_HELD = 30.0, 90.0
-"""Degrees from cis or trans within which peptide bonds of free and of other residues are force-free."""
+_MAX_PLANAR = 30.0  #: Degrees from cis or trans up to which an initial peptide bond counts as planar
+_TWIST_OF_PLANAR, _TWIST_OF_FREE, _TWIST_OF_HELD = 25.0, 30.0, 90.0
+"""Degrees from cis or trans within which peptide bonds are force-free: planar ones, of free and of other residues."""
 _PLANE_STIFFNESS = 1000.0  #: Force constant of springs on peptide bonds, in kJ/mol/rad²
 _HAND_STIFFNESS = 500.0  #: Force constant of the pull on chiral carbons, in kJ/mol/Å⁶
 
@@ -173,21 +174,28 @@ def _hands(prepared: PreparedStructure) -> Any:
 
 
 def _peptides(prepared: PreparedStructure, free_residues: Collection[int]) -> Any:
-    """Return springs that keep trans peptide bonds trans, and untwist bonds of free residues."""
+    """Return springs that keep planar peptide bonds planar and trans ones trans, and untwist those of free residues."""
     force = openmm.CustomTorsionForce(
-        f"{_PLANE_STIFFNESS}*max(0, twist-most)^2; twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
+        f"{_PLANE_STIFFNESS}*max(0, twist-tolerance)^2; twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
     )
-    for name in ("is_cis", "most"):
+    for name in ("is_cis", "tolerance"):
         force.addPerTorsionParameter(name)
     for chain in prepared.topology.chains():
         for before, after in itertools.pairwise(chain.residues()):
             first, second = ({atom.name: atom.index for atom in r.atoms()} for r in (before, after))
             atoms = [first["CA"], first["C"], second["N"], second["CA"]]
-            is_cis = abs(float(dihedrals(*prepared.positions[atoms]))) < MAX_TWIST
+            omega = abs(float(dihedrals(*prepared.positions[atoms])))
+            is_cis = omega < MAX_TWIST
             is_free = {int(i) for i in prepared.residue_of[atoms]} <= set(free_residues)
-            if is_free or not is_cis:
-                most = math.radians(_TWIST_OF_FREE if is_free else _TWIST_OF_HELD)
-                force.addTorsion(*atoms, [float(is_cis), most])
+            if min(omega, 180.0 - omega) < _MAX_PLANAR:
+                tolerance = _TWIST_OF_PLANAR
+            elif is_free:
+                tolerance = _TWIST_OF_FREE
+            elif not is_cis:
+                tolerance = _TWIST_OF_HELD
+            else:
+                continue
+            force.addTorsion(*atoms, [float(is_cis), math.radians(tolerance)])
     force.setForceGroup(_GUARDS)
     return force
 

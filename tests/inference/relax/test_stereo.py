@@ -96,6 +96,24 @@ def test_a_twisted_peptide_is_turned_to_trans(monkeypatch: pytest.MonkeyPatch) -
     assert abs(omega(left.protein, 3)) < 135.0
 
 
+def test_a_clash_does_not_twist_a_planar_peptide(monkeypatch: pytest.MonkeyPatch) -> None:
+    protein = helix("AAAAAAA", "AAA")
+    xyz = protein.atom_positions.copy()
+    bond = xyz[3, rc.atom_order["O"]] - xyz[3, rc.atom_order["C"]]
+    xyz[7:] += xyz[3, rc.atom_order["O"]] + 0.5 * bond / np.linalg.norm(bond) - xyz[8, CB]
+    clashing = replace(protein, atom_positions=xyz)
+    prepared = prepare(clashing)
+
+    def largest_twist() -> float:
+        found = minimize.minimize(prepared, RelaxConfig(), choose_platform("CPU"))
+        after = to_protein(prepared, found.positions, clashing)[0]
+        return max(180.0 - abs(omega(after, i)) for i in (*range(1, 7), 8, 9))
+
+    assert largest_twist() < 30.0
+    monkeypatch.setattr(minimize, "_TWIST_OF_PLANAR", 90.0)
+    assert largest_twist() > 40.0
+
+
 def omega(protein: Protein, residue: int) -> float:
     """Return the torsion angle of the peptide bond before a residue, in degrees."""
     ca, c, n = (rc.atom_order[name] for name in ("CA", "C", "N"))
