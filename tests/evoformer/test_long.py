@@ -209,7 +209,7 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("record", "recycles"),
-    [("1igd", 1), *(pytest.param(x, 3, marks=pytest.mark.slow) for x in ("1igd", "1ten"))],
+    [("1igd", 1), *(pytest.param(x, 3, marks=pytest.mark.slow) for x in ("1igd", "1tig"))],
 )
 def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record: str, recycles: int) -> None:
     """As near as bfloat16 in whole tensors, and within 3e-2 while distances do not change their bins.

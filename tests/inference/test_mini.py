@@ -32,6 +32,8 @@ EXAMPLES = {
     )
 }
 """By name the lDDT-CA, TM-score and predicted lDDT-CA that docs/mini.md gives for a fold from the sequence alone."""
+UNSEEN = {"1i2t"}
+"""Examples that are validation chains."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def score(mini: AlphaFold, name: str, split: str = "train") -> tuple[ChainScore,
 
 def check_example(mini: AlphaFold, name: str) -> None:
     """The figures are those of the documents, with room for another processor's rounding."""
-    found = score(mini, name)[0]
+    found = score(mini, name, "valid" if name in UNSEEN else "train")[0]
     assert [found.lddt_ca, found.tm_score, found.mean_plddt] == pytest.approx(EXAMPLES[name], abs=0.005)
 
 
@@ -144,10 +146,12 @@ def test_the_file_is_small_enough_to_ship():
     assert one_weights_file("mini").stat().st_size <= 25e6
 
 
-def test_the_examples_are_five_known_proteins(mini: AlphaFold):
+def test_the_examples_are_four_known_proteins_and_one_unseen(mini: AlphaFold):
     assert mini.name == "mini"
     names = [target.name for target in read_fasta(REPOSITORY / "examples" / "proteins.fasta")]
     assert sorted(names) == sorted(EXAMPLES)
+    assert len(names) == 5
+    assert set(names) > UNSEEN
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ from fastfold.inference.verify.data import (
 
 RECORD = Path(__file__).with_name("mini_record.npz")  #: File of the record
 
-SEQUENCE = "EDFKAVFGMTRSAFANLPLWKQQNLKKEKGLF"
-"""Sequence of the record, most of the headpiece of villin: the fold of an invented sequence may change by rounding."""
+SEQUENCE = "RPRTAFSSEQLARLKREFNENRYLTERRRQQLSSELGL"
+"""Sequence of the record, two helices of the engrailed homeodomain: folds of most sequences may change by rounding."""
 
 
 def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.ndarray]:

@@ -53,7 +53,7 @@ def test_a_prediction_s_relaxed_files_carry_its_confidences(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["1igd", "1ctf", "1ail", "1tig", "1ten"])
+@pytest.mark.parametrize("name", ["1igd", "1ctf", "1ail", "1tig", "1i2t"])
 def test_predictions_of_the_examples_come_to_a_negative_energy(name: str) -> None:
     """What stays violated is not called relaxed."""
     found = relax_prediction(predicted(sequence_of(name), 3), CPU).result
