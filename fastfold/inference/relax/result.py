@@ -62,7 +62,7 @@ class RelaxResult:
     #: Residues whose side chains were placed again, because a bond passed through a ring
     side_chains_rebuilt: tuple[str, ...] = ()
     pierced_rings: tuple[str, ...] = ()  #: Rings of the result that a bond passes through, with the bond
-    #: Figures of the input's geometry (:attr:`fastfold.protein.validation.StructureCheck.figures`)
+    #: Figures of the check of the input's geometry by name
     geometry_before: Mapping[str, float | int | None] | None = None
     #: The same of the result; None if the minimiser failed
     geometry: Mapping[str, float | int | None] | None = None
