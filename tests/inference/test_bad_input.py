@@ -131,7 +131,9 @@ def test_harmless_oddities_are_accepted_and_doubtful_ones_are_told(cli: CommandL
     assert done.code == 0, done.err
     for number, (case, (_, folded, warning)) in enumerate(ODDITIES.items()):
         assert cli.scores(f"a{number}")["sequences"] == [folded], case
-        assert (f"warning: a{number}: " in done.err) == (warning is not None), case
+        # A random network writes no proteins, which is said of each.
+        lines = [line for line in done.err.splitlines() if "is not physical" not in line]
+        assert any(f"warning: a{number}: " in line for line in lines) == (warning is not None), case
         assert warning is None or f"warning: a{number}: {warning}" in done.err
 
 
