@@ -9,6 +9,7 @@ from typing import Any
 
 from fastfold._version import __version__
 from fastfold.errors import OutputError
+from fastfold.inference.output.score_files import rounded_tree
 from fastfold.inference.relax.stereo import Violation
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import to_pdb
@@ -100,8 +101,8 @@ class RelaxResult:
             ],
             "side_chains_rebuilt": list(self.side_chains_rebuilt),
             "pierced_rings": list(self.pierced_rings),
-            "geometry_before": _rounded_figures(self.geometry_before),
-            "geometry": _rounded_figures(self.geometry),
+            "geometry_before": rounded_tree(self.geometry_before, 4),
+            "geometry": rounded_tree(self.geometry, 4),
             "seconds": round(self.seconds, 2),
         }
 
@@ -125,14 +126,6 @@ class RelaxResult:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), digits) + 0.0
-
-
-def _rounded_figures(
-    figures: Mapping[str, float | int | None] | None,
-) -> dict[str, float | int | None] | None:
-    if figures is None:
-        return None
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
 
 
 def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:
