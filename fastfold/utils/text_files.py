@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import lzma
 import os
 import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from fastfold.errors import InputError
 
@@ -106,34 +105,6 @@ def check_listed(path: Path) -> None:
     """Raise InputError if a file found in a folder is a pipe or device; a missing one is left to the reader."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError("is not a regular file; remove it from the folder", path=path)
-
-
-def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any]:
-    """Read a JSON object from a file as for :func:`read_text_bytes`, or raise InputError."""
-    try:
-        table = json.loads(read_text_bytes(path, limit=limit))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"is not valid JSON ({error.msg}); make it again", path=path, line=error.lineno
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError("is not text in UTF-8; make it again", path=path) from None
-    except RecursionError:
-        raise InputError("is nested too deeply to be such a table; make it again", path=path) from None
-    except ValueError:  # Python does not read integers of more than 4,300 digits
-        raise InputError("has a number that is too long; make it again", path=path) from None
-    if not isinstance(table, dict):
-        raise InputError(f"must map {holds}; make it again", path=path)
-    return table
-
-
-def json_object_or_none(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object of a regular file; None if it is missing, damaged, or holds anything else."""
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def read_stdin_bytes(*, limit: int) -> bytes:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import ConfigError, suggest
+from fastfold.errors import ConfigError, InputError, suggest
+from fastfold.utils.foreign_text import parse_yaml, read_settings_text, shown
 
 CONFIG = "--config"
+_MAX_BYTES = 1 << 20
 _OWN = frozenset(("help", "help_all", "config", "print_config"))
 
 
@@ -29,9 +31,12 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) -> list[str]:
-    """Return the arguments of a command and those of its file, or raise ConfigError.
+    """Return the arguments of a command and those of its file.
 
     Options that the command has itself are left out.
+
+    Raises:
+        ConfigError: The file cannot be read, is not YAML, or has an unknown option or a value that no option takes.
     """
     given = {text.partition("=")[0] for text in arguments}
     path = _config_path(arguments)
@@ -45,14 +50,14 @@ def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) 
         action = known.get(name)
         if action is None or action.dest in _OWN:
             hint = suggest(name, known, otherwise="fastfold infer --help-all lists them")
-            raise ConfigError(f"{path}: no option {key!r}; {hint}")
+            raise ConfigError(f"{path}: no option {shown(key)}; {hint}")
         if not action.option_strings:
             inputs += _texts(value, path, name)
         elif not given & set(action.option_strings) and value is not None and value is not False:
             more += [action.option_strings[0]]
             if value is not True:
                 if action.nargs == 0:
-                    raise ConfigError(f"{path}: {name}: expected true or false, found {value!r}")
+                    raise ConfigError(f"{path}: {name}: expected true or false, found {shown(value)}")
                 more += _texts(value, path, name)
     return [*inputs, *arguments, *more]
 
@@ -97,16 +102,10 @@ def _names(action: argparse.Action) -> list[str]:
 
 
 def _read(path: Path) -> dict[Any, Any]:
-    import yaml
-
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{CONFIG} {path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}" if place is not None else ""
-        raise ConfigError(f"{path}{where}: is not YAML; write lines such as 'num-recycles: 3'") from None
+        values = parse_yaml(read_settings_text(path, limit=_MAX_BYTES), path)
+    except InputError as error:
+        raise ConfigError(f"{error}; write lines such as 'num-recycles: 3'") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected lines such as 'num-recycles: 3', found {type(values).__name__}")
     return values
@@ -116,7 +115,9 @@ def _texts(value: Any, path: Path, name: str) -> list[str]:
     """Return a value as arguments."""
     values = value if isinstance(value, list) else [value]
     if not values or any(isinstance(one, dict | list | bool) or one is None for one in values):
-        raise ConfigError(f"{path}: {name}: expected a number, a text or a list of them, found {value!r}")
+        raise ConfigError(
+            f"{path}: {name}: expected a number, a text or a list of them, found {shown(value)}"
+        )
     return [str(one) for one in values]
 
 

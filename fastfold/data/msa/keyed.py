@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from fastfold.data.msa.msa import ChainMsas, Msa, parse_rows
-from fastfold.data.tables import table_cells, table_delimiter, table_rows
 from fastfold.errors import InputError
+from fastfold.utils.foreign_text import table_cells, table_delimiter, table_rows
 from fastfold.utils.packages import is_installed, missing
 from fastfold.utils.text_files import PathLike, read_file_bytes, split_lines
 

@@ -10,8 +10,8 @@ import functools
 import os
 from pathlib import Path
 
+from fastfold.utils.foreign_text import json_object_or_none
 from fastfold.utils.hashing import file_digest
-from fastfold.utils.text_files import json_object_or_none
 
 LISTING = "search.json"
 

@@ -7,12 +7,9 @@ because a fold without them would answer another question.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fastfold.data.queries.jobs import (
     UNUSED_HITS,
@@ -28,10 +25,10 @@ from fastfold.data.queries.named_templates import boltz_templates, entity_templa
 from fastfold.data.queries.openfold3 import QUERIES, parse_openfold3
 from fastfold.data.queries.records import QueryFile, Record
 from fastfold.errors import InputError
+from fastfold.utils.foreign_text import parse_json, parse_yaml
 
 ENTITY_ENDINGS = (".json", ".yaml", ".yml")
 MAX_ENTITY_BYTES = 1 << 30
-_MAX_YAML_BYTES = 1 << 24  #: YAML is read slowly, and names alignments by their files
 
 _PROTEINS = ("protein", "proteinChain")
 _SERVER_PROTEIN = "proteinChain"  #: Kind of the AlphaFold server's and Protenix' proteins
@@ -82,28 +79,9 @@ def parse_entities(file: QueryFile) -> Iterator[Record | InputError]:
             yield error
 
 
-class _Loader(yaml.SafeLoader):
-    """Loader of plain YAML, without aliases, by which a small file may mean a huge one."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node as the base class does; refuse an alias."""
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("has an alias ('*name'); write its content in full")
-        return super().compose_node(parent, index)
-
-
 def _parsed(file: QueryFile) -> Any:
     is_json = Path(str(file.path).removesuffix(".gz")).suffix.lower() == ".json"
-    if not is_json and len(file.data) > _MAX_YAML_BYTES:
-        raise InputError(
-            f"is larger than {_MAX_YAML_BYTES:,} bytes, the most that is read of YAML", path=file.path
-        )
-    try:
-        text = file.data.decode("utf-8-sig")
-        return json.loads(text) if is_json else yaml.load(text, _Loader)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"cannot be read: {message}; check the file's syntax", path=file.path) from None
+    return parse_json(file.data, file.path) if is_json else parse_yaml(file.data, file.path)
 
 
 def _is_alphafold3(job: Mapping[str, Any]) -> bool:

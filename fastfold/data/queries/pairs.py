@@ -18,7 +18,6 @@ from pathlib import Path
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES
 from fastfold.data.queries.read import TABLE_ENDINGS, file_ending, read_targets
 from fastfold.data.queries.records import check_identifier
-from fastfold.data.tables import table_cells, table_delimiter, table_rows
 from fastfold.data.targets import (
     Chain,
     FoundTarget,
@@ -31,6 +30,7 @@ from fastfold.data.targets import (
 )
 from fastfold.errors import InputError
 from fastfold.protein.protein import chain_name
+from fastfold.utils.foreign_text import table_cells, table_delimiter, table_rows
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _PARTNER = re.compile(r"chain_([1-9]\d{0,2})")

@@ -25,8 +25,9 @@ from typing import BinaryIO, NamedTuple
 from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.foreign_text import json_object_or_none
 from fastfold.utils.hashing import file_digest
-from fastfold.utils.text_files import GZIP_MAGIC, PathLike, json_object_or_none
+from fastfold.utils.text_files import GZIP_MAGIC, PathLike
 
 CHUNK_BYTES = 1 << 18
 _PIECE = 1 << 16

@@ -37,8 +37,8 @@ from fastfold.utils.atomic_files import (
     temporary_name,
     write_atomic,
 )
+from fastfold.utils.foreign_text import json_object_or_none
 from fastfold.utils.hashing import file_digest, input_hash
-from fastfold.utils.text_files import json_object_or_none
 
 FOLDER = ".searches"
 """Name of the store in a folder of alignments; hidden, so that it differs from any target."""

@@ -14,7 +14,8 @@ from fastfold.data.templates.entry import Entry
 from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.errors import InputError
 from fastfold.protein.io.cif_tables import read_cif_tables
-from fastfold.utils.text_files import PathLike, read_json_object, read_text_bytes, split_lines
+from fastfold.utils.foreign_text import read_json_object
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _LIMIT = 1 << 30
 _KEPT = 16  #: Number of entries kept in memory, because hits and chains often share entries

@@ -54,7 +54,7 @@ _NAMES = """
     protein.io.chains protein.structure protein.residue_constants data.features.coevolution
     data.features.raw data.features.transforms data.msa.msa data.msa.sampling data.msa.formats data.templates.hits
     data.templates.select data.templates.source
-    data.targets data.msa.find utils.text_files data.training.entry data.training.cache
+    data.targets data.msa.find utils.text_files utils.foreign_text data.training.entry data.training.cache
     data.training.cache_format data.training.templates
 """
 _PARSERS = tuple(f"fastfold.{name}" for name in _NAMES.split())

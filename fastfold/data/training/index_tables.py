@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
-from fastfold.utils.text_files import FileSlice, PathLike, read_json_object, read_text_bytes, split_lines
+from fastfold.utils.foreign_text import read_json_object
+from fastfold.utils.text_files import FileSlice, PathLike, read_text_bytes, split_lines
 
 _LIMIT, _MAX_INDEX = 1 << 33, 1 << 34
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")

@@ -40,9 +40,9 @@ from fastfold.utils.atomic_files import (
     temporary_name,
     write_atomic,
 )
+from fastfold.utils.foreign_text import json_object_or_none
 from fastfold.utils.hashing import file_digest, input_hash
 from fastfold.utils.locks import held
-from fastfold.utils.text_files import json_object_or_none
 
 STATE = ".fastfold"  #: Name of the hidden folder with the records
 _VERSION = 2

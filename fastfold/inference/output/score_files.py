@@ -15,7 +15,8 @@ from fastfold.errors import InputError
 from fastfold.protein.io.pairwise_metric import two_decimals
 from fastfold.protein.labels import AuthorNames, default_names, numbers_of_ranges
 from fastfold.protein.protein import Protein, chain_name
-from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
+from fastfold.utils.foreign_text import read_json_object
+from fastfold.utils.text_files import check_listed, read_text_bytes
 
 SCHEMA_VERSION = 1  #: Version of the scores file; raised when a key is removed or changes its meaning
 

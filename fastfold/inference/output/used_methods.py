@@ -9,7 +9,7 @@ from typing import Any
 from fastfold.errors import InputError
 from fastfold.inference.output.score_files import mapping_of
 from fastfold.inference.request import ALIGNMENTS
-from fastfold.utils.text_files import json_object_or_none
+from fastfold.utils.foreign_text import json_object_or_none
 
 _ENGINES = {
     "msa server": "colabfold",

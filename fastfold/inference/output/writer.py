@@ -28,7 +28,7 @@ from fastfold.inference.output.score_files import (
 )
 from fastfold.protein.labels import residue_ranges, shifted_numbers
 from fastfold.protein.validation import LISTED_GEOMETRY
-from fastfold.utils.text_files import read_json_object
+from fastfold.utils.foreign_text import read_json_object
 
 CLASH_PENALTY = 100.0  #: Penalty on the ranking score of a prediction whose chains clash, as in AlphaFold 3
 

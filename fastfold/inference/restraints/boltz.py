@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from fastfold.data.targets import Target, mask_unknown
 from fastfold.errors import InputError
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import Restraint
 from fastfold.inference.restraints.rows import collect, limited, read_number
+from fastfold.utils.foreign_text import parse_yaml
 
 _MAX = 6.0
 """Limit in Å of a constraint without one."""
@@ -30,11 +29,7 @@ def read_boltz(path: Path, text: str, target: Target, notes: list[str]) -> tuple
     Raises:
         InputError: The file cannot be read; names each constraint that cannot be used.
     """
-    try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        message = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"is not YAML: {message}", path=path) from error
+    content = parse_yaml(text, path)
     entries = content.get("constraints") if isinstance(content, Mapping) else None
     if not isinstance(entries, list):
         raise InputError("expected a list 'constraints', as Boltz has it", path=path)

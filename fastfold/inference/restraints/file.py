@@ -14,7 +14,7 @@ from fastfold.inference.restraints.lists import list_columns, read_list
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import ATOMS, Atoms, Restraint
 from fastfold.inference.restraints.rows import Row, collect, limited, read_number, read_share, split_rows
-from fastfold.utils.text_files import read_text_bytes
+from fastfold.utils.foreign_text import read_settings_text
 
 CROSSLINKERS = {"DSS": 30.0, "BS3": 30.0, "DSSO": 30.0, "DSBU": 30.0, "EDC": 20.0}
 """Largest distance of CA atoms in Å by crosslinker.
@@ -67,10 +67,7 @@ def read_restraints(
         >>> [(one.first, one.second, one.high) for one in read_restraints(Path("links.csv"), target)]
         [(3, 9, 8.0)]
     """
-    try:
-        text = read_text_bytes(path, limit=_MAX_BYTES).decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError("is not text in UTF-8", path=path) from None
+    text = read_settings_text(path, limit=_MAX_BYTES)
     notes: list[str] = []
     if path.suffix.lower() in (".yaml", ".yml"):
         residues, restraints = read_boltz(path, text, target, notes)

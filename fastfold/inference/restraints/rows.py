@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from fastfold.errors import InputError
 from fastfold.inference.restraints.restraint import Atoms, Restraint
+from fastfold.utils.foreign_text import table_rows
+from fastfold.utils.text_files import split_lines
 
 _Content = TypeVar("_Content")
 _DELIMITERS = "\t;,"
@@ -24,20 +25,6 @@ class Row(NamedTuple):
     cells: list[str]  #: Cells without blanks around them
 
 
-class _Lines:
-    """Lines of a text without empty ones and comments, and the number of the last one."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.number = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for number, line in enumerate(self._text.splitlines(), 1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                self.number = number
-                yield line
-
-
 def split_rows(path: Path, text: str) -> list[Row]:
     """Return the rows of a table, whose cells are separated by tabs, ``;``, commas or blanks.
 
@@ -46,18 +33,17 @@ def split_rows(path: Path, text: str) -> list[Row]:
     Raises:
         InputError: A quoted cell does not end.
     """
-    lines = _Lines(text)
-    head = next(iter(lines), "")
+    lines = [
+        (number, line)
+        for number, line in enumerate(split_lines(text), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    head = lines[0][1] if lines else ""
     delimiter = max(_DELIMITERS, key=head.count)
     if delimiter not in head:
-        return [Row(f"line {lines.number}", line.split()) for line in lines]
-    rows = []
-    try:
-        for cells in csv.reader(lines, delimiter=delimiter, strict=True):
-            rows.append(Row(f"line {lines.number}", [cell.strip() for cell in cells]))
-    except csv.Error as error:
-        raise InputError(f"is not a table: {error}; check its quotes", path=path, line=lines.number) from None
-    return rows
+        return [Row(f"line {number}", line.split()) for number, line in lines]
+    rows = table_rows(text, path, delimiter, comment="#")
+    return [Row(f"line {number}", [cell.strip() for cell in cells]) for number, cells in rows]
 
 
 def refuse_lines(path: Path, problem: str, errors: list[str]) -> None:

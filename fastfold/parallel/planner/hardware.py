@@ -8,8 +8,6 @@ and to which data, or assumed, and has published steps to check them.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError, suggest
+from fastfold.utils.foreign_text import table_rows
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,9 @@ def _of_kernels(path: Path, text: str, gpu: str) -> dict[str, Any]:
     if gpu.partition("-")[0] not in words or dtype is None:
         raise ConfigError(f"{path}: expected a table of {gpu!r}, named kernels_..._{gpu}_..._<dtype>.csv")
     products, copies = [], []
-    for line, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
+    (_, header), *rows = table_rows(text, path, ",") or [(1, [])]
+    for line, cells in rows:
+        row = dict(zip(header, cells, strict=False))
         if row.get("implementation") != "fastfold":
             continue
         try:

@@ -21,6 +21,7 @@ from typing import Any
 from fastfold.errors import InputError, OutputError
 from fastfold.training.logging.tensorboard import read_steps, record, scalar_event, text_event, version_event
 from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.foreign_text import table_rows
 
 AnyPath = str | os.PathLike[str]
 _RESERVED = ("step", "time", "event")
@@ -141,8 +142,8 @@ class CsvLogger(Logger):
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         """Read header and rows of the file; an incomplete last row is skipped."""
         text = _contents(self._path).decode("utf-8", errors="replace")
-        table = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
-        return (table[0], [row for row in table[1:] if row]) if table else ([], [])
+        table = [cells for _, cells in table_rows(text[: text.rfind("\n") + 1], self._path, ",")]
+        return (table[0], table[1:]) if table else ([], [])
 
 
 class TensorBoardLogger(Logger):

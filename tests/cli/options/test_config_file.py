@@ -56,7 +56,7 @@ def test_options_of_the_command_replace_those_of_the_file(cli: CommandLine) -> N
     ("text", "expected"),
     [
         ("num-recycels: 3", "no option 'num-recycels'; did you mean num-recycles?"),
-        ("a: [", "line 1: is not YAML"),
+        ("a: [", "c.yaml:1: is not plain YAML"),
         ("- a", "expected lines such as 'num-recycles: 3', found list"),
         ("complex: 3", "complex: expected true or false, found 3"),
         ("weights: []", "weights: expected a number, a text or a list of them, found []"),
@@ -73,7 +73,7 @@ def test_a_wrong_file_is_wrong_use(cli: CommandLine, text: str, expected: str) -
     assert expected in done.err
     assert done.err.startswith("usage: fastfold infer")
     missing = cli.run("infer", "x.fasta", "--config", cli.folder / "none.yaml")
-    assert "none.yaml: cannot be read: No such file" in missing.err
+    assert "none.yaml: no such file; check the name" in missing.err
 
 
 def test_arguments_without_a_file_stay() -> None:

@@ -59,7 +59,7 @@ def test_filters_are_bindcrafts(tmp_path: Path) -> None:
         ({"Average_pLDDT": 0.8}, "expected threshold and higher, found 0.8"),
         ({"Average_pLDDT": entry("high")}, "expected a number as threshold"),
         ({"Average_pLDDT": entry(0.8, "yes")}, "true or false as higher"),
-        ("[", "is neither YAML nor JSON"),
+        ("[", "is not plain YAML"),
         ("[]", "expected filters such as"),
     ],
 )

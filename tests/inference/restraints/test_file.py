@@ -194,7 +194,7 @@ def test_each_wrong_line_is_named(tmp_path: Path, row: str, message: str) -> Non
         (
             'chain1,residue1,chain2,residue2,max\n"A,1,B,2,8\n',
             "r.csv",
-            "is not a table: .*; check its quotes",
+            "is not a table: .*; check the quotes",
         ),
         (
             "chain1,residue1,chain2,residue2,min\nA,1,A,2,50\n",
@@ -214,7 +214,7 @@ def test_each_wrong_line_is_named(tmp_path: Path, row: str, message: str) -> Non
         ("chain1,residue1,chain2,residue2,crosslinker\nA,1,A,2,XYZ\n", "r.csv", "unknown crosslinker 'XYZ'"),
         ("- 1\n", "r.yaml", "expected a list 'constraints'"),
         ("constraints: [{bond: {}}]\n", "r.yaml", "'bond' is not supported"),
-        ("a: [\n", "r.yaml", "is not YAML"),
+        ("a: [\n", "r.yaml", "is not plain YAML"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, name: str, message: str) -> None:

@@ -22,7 +22,7 @@ def test_cells_are_split_and_lines_counted(text: str, line: int) -> None:
 
 
 def test_a_quote_that_does_not_end_is_named() -> None:
-    with pytest.raises(InputError, match=r"is not a table: .*; check its quotes"):
+    with pytest.raises(InputError, match=r"is not a table: .*; check the quotes"):
         split_rows(PATH, 'a,b\n"1,2\n')
 
 

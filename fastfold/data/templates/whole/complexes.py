@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,8 @@ from fastfold.protein.io.observed import TEMPLATE, check_backbone
 from fastfold.protein.io.read import log_warnings, read_user_structure, structure_name
 from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.structure import Structure
-from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+from fastfold.utils.foreign_text import table_rows
+from fastfold.utils.text_files import PathLike, read_text_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -308,10 +308,8 @@ class ChainMap:
         self.path = path
         text = read_text_bytes(path, limit=_LIMIT).decode("utf-8-sig", "replace")
         self._rows: list[_Row] = []
-        for line, fields in enumerate(csv.reader(split_lines(text)), start=1):
-            fields = [field.strip() for field in fields]
-            if not any(fields) or fields[0].startswith("#"):
-                continue
+        for line, cells in table_rows(text, path, ",", comment="#"):
+            fields = [cell.strip() for cell in cells]
             if len(fields) != 3 or not all(fields):
                 raise InputError(
                     f"expected protein,file,chain such as 'P23726,3l4q.cif,C', found {','.join(fields)[:60]!r}",

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fastfold.errors import InputError
 from fastfold.inference.design.agreement import BACKBONE, MOTIF, RING, given_figures
 from fastfold.inference.design.results.folds import ALONE, BOUND, INTERFACE, SINGLE, Figures, mean_figure
 from fastfold.inference.design.task import DesignTask
-from fastfold.utils.text_files import read_text_bytes
+from fastfold.utils.foreign_text import parse_yaml, read_settings_text, shown
 
 _MAX_BYTES = 2**20
 _NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
@@ -71,12 +69,7 @@ def read_filters(path: Path, task: DesignTask, *, networks: int) -> list[Filter]
     figure filters the folds with off-targets (``Average_Off_i_pTM``). Filters whose threshold is null are left out, so
     that files of BindCraft can be used. ``networks`` fold the designs of the task.
     """
-    try:
-        content = yaml.safe_load(read_text_bytes(path, limit=_MAX_BYTES).decode("utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(
-            f"is neither YAML nor JSON: {(str(error).splitlines() or [''])[0]}", path=path
-        ) from error
+    content = parse_yaml(read_settings_text(path, limit=_MAX_BYTES), path)
     if not isinstance(content, Mapping) or not content:
         raise InputError(
             "expected filters such as 'Average_pLDDT: {threshold: 0.8, higher: true}'", path=path
@@ -119,12 +112,12 @@ def read_filters(path: Path, task: DesignTask, *, networks: int) -> list[Filter]
 
 def _values(name: Any, value: Any, path: Path) -> tuple[float, bool]:
     if not isinstance(value, Mapping) or set(value) != {"threshold", "higher"}:
-        raise InputError(f"{name}: expected threshold and higher, found {value!r}", path=path)
+        raise InputError(f"{name}: expected threshold and higher, found {shown(value)}", path=path)
     threshold, higher = value["threshold"], value["higher"]
     is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if not is_number or not math.isfinite(threshold) or not isinstance(higher, bool):
         raise InputError(
-            f"{name}: expected a number as threshold and true or false as higher, found {dict(value)!r}",
+            f"{name}: expected a number as threshold and true or false as higher, found {shown(dict(value))}",
             path=path,
         )
     return float(threshold), higher
