@@ -20,6 +20,7 @@ from fastfold.evoformer.embedders.input import SequenceConvolution
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of
+from fastfold.inference.exporting.foreign_program import ABOUT, check_program
 from fastfold.inference.exporting.network_pass import (
     LengthClass,
     NetworkPass,
@@ -33,10 +34,8 @@ from fastfold.inference.network_settings import max_rows, recycle_tolerance
 from fastfold.kernels.decompositions import decompositions
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 
-_ABOUT = "fastfold.json"
 # Of programs, and of packages of AOTInductor.
 _ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
-_ENTRIES = {False: f"/{_ABOUT}", True: "/aotinductor/"}
 _COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -167,8 +166,16 @@ def export(
     return [_export_class(model, folder, shape, num_recycles, package) for shape in shapes]
 
 
-def load_exported(path: str | Path) -> ExportedNetwork:
-    """Load a program that :func:`export` wrote, or raise InputError.
+def load_exported(path: str | Path, *, trusted: bool = False) -> ExportedNetwork:
+    """Load a program that :func:`export` wrote.
+
+    Args:
+        path: The file. A program of ``torch.export`` is checked before PyTorch reads it, and runs no foreign code.
+        trusted: Load a package of AOTInductor (``.aoti.pt2``), which is a compiled library and can do anything that a
+            program can.
+
+    Raises:
+        InputError: The file is not such a program, or a package without ``trusted``.
 
     Example:
         >>> import fastfold
@@ -181,24 +188,30 @@ def load_exported(path: str | Path) -> ExportedNetwork:
         >>> fastfold.load_exported("weights.pt")
         Traceback (most recent call last):
             ...
-        fastfold.errors.InputError: weights.pt: is not a program of fastfold.export: ...
+        fastfold.errors.InputError: weights.pt: no such file; check the name
     """
     path = Path(path)
     package = path.name.endswith(_ENDINGS[True])
+    if not path.is_file():
+        raise InputError("no such file; check the name", path=path)
+    if package and not trusted:
+        raise InputError(
+            "is a compiled library, which can run any code; pass trusted=True if you trust its source",
+            path=path,
+        )
+    if not package:
+        check_program(path)
     try:
-        # PyTorch would print a traceback about other files.
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        entry = _ENTRIES[package]
-        if not any(entry in name for name in names):
-            raise ValueError(f"it has no entry {entry}")
         if package:
+            with zipfile.ZipFile(path) as archive:  # PyTorch would print a traceback about other files
+                if not any("/aotinductor/" in name for name in archive.namelist()):
+                    raise ValueError("it has no entry /aotinductor/")
             call: Any = torch._inductor.aoti_load_package(str(path))
             about = json.loads(call.get_metadata()["fastfold"])
         else:
-            extra = {_ABOUT: ""}
+            extra = {ABOUT: ""}
             program = torch.export.load(path, extra_files=extra)
-            about = json.loads(extra[_ABOUT])
+            about = json.loads(extra[ABOUT])
             call = program.module()
     except Exception as error:  # the type differs between versions of PyTorch
         raise InputError(f"is not a program of fastfold.export: {first_line(error)}", path=path) from None
@@ -282,8 +295,8 @@ def _export_class(
         _write_package(program, path, about)
     else:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            torch.export.save(program, file, extra_files={_ABOUT: json.dumps(about)})
-    return load_exported(path)
+            torch.export.save(program, file, extra_files={ABOUT: json.dumps(about)})
+    return load_exported(path, trusted=True)
 
 
 def _write_package(program: Any, path: Path, about: Mapping[str, Any]) -> None:
