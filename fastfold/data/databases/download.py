@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,12 +28,13 @@ from fastfold.utils.hashing import file_digest, input_hash
 from fastfold.utils.http import check_url
 from fastfold.utils.locks import alone
 from fastfold.utils.remote_file import Progress, Readable, RemoteFile, append_bytes
+from fastfold.utils.tar_members import GZIP_EXPANSION, TarMemberError, read_piecewise, tar_members
 
 RECORD = "record.json"
 
 _BLOCK = 1 << 20
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_DAMAGED = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
+_DAMAGED = (TarMemberError, gzip.BadGzipFile, zlib.error, EOFError)
 Say = Callable[[str], None]
 
 
@@ -186,7 +186,7 @@ def _bring(
             for path in packed:
                 path.unlink(missing_ok=True)
             raise InputError(
-                f"is damaged ({error or 'it ends too early'}) and was removed; run the same command again, or use "
+                f"is damaged ({str(error) or 'ends too early'}) and was removed; run the same command again, or use "
                 "another source (--mirror)",
                 path=packed[0],
             ) from None
@@ -255,9 +255,13 @@ class _Written:
     def copy(self, source: Readable) -> None:
         """Append a source to its end."""
         while block := source.read(_BLOCK):
-            self._file.write(block)
-            self._hash.update(block)
-            self._size += len(block)
+            self.write(block)
+
+    def write(self, piece: bytes) -> None:
+        """Append bytes to its end."""
+        self._file.write(piece)
+        self._hash.update(piece)
+        self._size += len(piece)
 
     def finish(self) -> dict[str, Any]:
         """Move the file to its place; return its size and SHA-256."""
@@ -281,20 +285,18 @@ def _unpack_archive(packed: Path, place: Path, product: str) -> dict[str, dict[s
     with contextlib.ExitStack() as opened:
         files: dict[str, _Written] = {}
         plain = opened.enter_context(gzip.open(packed))
-        with tarfile.open(fileobj=plain, mode="r|") as archive:
-            for member in archive:
-                name = member.name.rpartition("/")[2]
-                wanted = name.startswith(product.split("_")[0]) and _MEMBER.fullmatch(name) is not None
-                if not (member.isreg() and wanted) or name in files:
-                    continue
-                source = archive.extractfile(member)
-                assert source is not None
-                files[name] = opened.enter_context(_Written(place / name))
-                files[name].copy(source)
+        for member in tar_members(plain, size=packed.stat().st_size * GZIP_EXPANSION):
+            name = member.name.rpartition("/")[2]
+            wanted = name.startswith(product.split("_")[0]) and _MEMBER.fullmatch(name) is not None
+            if not (member.is_file and wanted) or name in files:
+                continue
+            files[name] = opened.enter_context(_Written(place / name))
+            for piece in read_piecewise(plain, member):
+                files[name].write(piece)
         while plain.read(_BLOCK):  # to the end, where the sum of all is
             pass
         if f"{product}_hhm.ffdata" not in files:
-            raise tarfile.TarError(f"it has no {product}_hhm.ffdata")
+            raise TarMemberError(f"has no {product}_hhm.ffdata")
         return {name: file.finish() for name, file in files.items()}
 
 

@@ -9,9 +9,9 @@ archive is unchanged. A file gets its final name after it is complete and checke
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -40,17 +40,10 @@ from fastfold.utils.hashing import file_digest, input_hash
 from fastfold.utils.http import check_url
 from fastfold.utils.locks import alone
 from fastfold.utils.remote_file import Progress, Readable, RemoteFile, append_bytes
+from fastfold.utils.tar_members import TarMemberError, tar_members
 
-_BLOCK = tarfile.BLOCKSIZE
 _MAX_MEMBERS = 1000
-_WITHOUT_DATA = (
-    tarfile.LNKTYPE,
-    tarfile.SYMTYPE,
-    tarfile.CHRTYPE,
-    tarfile.BLKTYPE,
-    tarfile.DIRTYPE,
-    tarfile.FIFOTYPE,
-)
+_UNKNOWN_SIZE = 1 << 40  # of an archive whose server does not state it
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ def open_pieces(
                 f"--mirror {url}: http:// does not protect files from changes on the way; use https:// if possible"
             )
         with RemoteFile(url if url.endswith(".tar") else f"{url}/{ARCHIVE}", say=say) as remote:
-            found = _pieces(remote, remote.url, wanted, (remote.version,))
+            found = _pieces(remote, remote.size or _UNKNOWN_SIZE, remote.url, wanted, (remote.version,))
             yield list(found) if remote.ranges else found
         return
     path = Path(mirror)
@@ -104,7 +97,7 @@ def open_pieces(
             else:
                 archive = archives[0] if archives else path
                 whole = _whole_file(archive, archive.name, opened)
-                yield list(_pieces(whole.source, str(archive), wanted, whole.version))
+                yield list(_pieces(whole.source, whole.size, str(archive), wanted, whole.version))
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise ConfigError(
                 f"--mirror {mirror}: cannot be read ({error.strerror}); check the path"
@@ -126,34 +119,20 @@ def _whole_file(path: Path, name: str, opened: contextlib.ExitStack) -> Piece:
 
 
 def _pieces(
-    source: Readable, place: str, wanted: Sequence[str], version: tuple[object, ...]
+    source: Readable, size: int, place: str, wanted: Sequence[str], version: tuple[object, ...]
 ) -> Iterator[Piece]:
     """Yield the wanted members of a tar archive in its order, the first of each name."""
-    lacking, offset = list(wanted), 0
-    for _ in range(_MAX_MEMBERS):
-        source.seek(offset)
-        header = source.read(_BLOCK)
-        if not header.strip(b"\0") and offset > 0:  # end of the archive, or of the file
-            break
-        try:
-            member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        except tarfile.HeaderError:
-            member = None
-        if member is None or member.size < 0:
-            where = f"at byte {offset:,}" if offset else f"it starts with {header[:40]!r}"
-            raise WeightsError(
-                f"{place}: not a tar archive, or damaged ({where}); perhaps an error page. Use "
-                "another source (--mirror)"
-            )
-        offset += _BLOCK
-        name = member.name.removeprefix("./").removeprefix("params/")
-        if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and name in lacking:
-            lacking.remove(name)
-            yield Piece(name, source, offset, member.size, version)
-            if not lacking:
-                return
-        if member.type not in _WITHOUT_DATA:
-            offset += -(-member.size // _BLOCK) * _BLOCK
+    lacking = list(wanted)
+    try:
+        for member in itertools.islice(tar_members(source, size=size), _MAX_MEMBERS):
+            name = member.name.removeprefix("./").removeprefix("params/")
+            if member.is_file and name in lacking:
+                lacking.remove(name)
+                yield Piece(name, source, member.offset, member.size, version)
+                if not lacking:
+                    return
+    except TarMemberError as error:
+        raise WeightsError(f"{place}: {error}. Use another source (--mirror)") from None
     raise WeightsError(
         f"{place}: the archive ends without {', '.join(lacking)}; it is truncated, or is not {ARCHIVE}. Use another "
         "source (--mirror)"

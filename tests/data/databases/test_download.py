@@ -151,7 +151,7 @@ def md5_of(content: bytes) -> dict[str, str]:
             "uniref30",
             tar_gz({"UniRef30_2021_03_a3m.ffdata": b""}),
             {},
-            r"it has no UniRef30_2021_03_hhm\.ffdata",
+            r"has no UniRef30_2021_03_hhm\.ffdata",
         ),
         ("uniref30", FILES["UniRef30_2021_03.tar.gz"][:-40], {}, "is damaged"),
     ],

@@ -9,7 +9,6 @@ import gzip
 import io
 import os
 import re
-import tarfile
 import tempfile
 import time
 import zlib
@@ -20,6 +19,7 @@ from pathlib import Path
 from fastfold.data.search.colabfold.source import template_file
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
+from fastfold.utils.tar_members import TarMemberError, tar_members
 
 MAX_HITS = 20  #: Hits whose structures are fetched, as in ColabFold
 
@@ -83,7 +83,7 @@ def find_server_templates(msa_dir: Path, target: Target) -> dict[str, Path]:
 MAX_UNPACKED = 1 << 30  #: Largest decompressed size of an archive in bytes
 _MAX_MEMBERS = 1000
 _UNPACK_S = 600.0
-_DAMAGE = (tarfile.TarError, EOFError, ArithmeticError, OSError, RecursionError, ValueError, zlib.error)
+_DAMAGE = (EOFError, OSError, TarMemberError, zlib.error)
 
 
 def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[str, bytes]:
@@ -96,27 +96,19 @@ def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[st
     found: dict[str, bytes] = {}
     try:
         content = _unpack(data, origin)
-        if b"GNU.sparse." in content:  # tarfile would read a map of any length
-            raise _harmful(origin, "has a sparse member")
-        # Seekable, so that a size in a header is an offset, which is not read piece by piece.
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            for number, member in enumerate(archive):
-                name = member.name.removeprefix("./")
-                if number >= _MAX_MEMBERS:
-                    raise _harmful(origin, f"has more than {_MAX_MEMBERS} members")
-                if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
-                    raise _harmful(origin, f"has a member {name[:60]!r} that leads out of it")
-                if not 0 <= member.size <= MAX_UNPACKED:
-                    raise _harmful(origin, f"has a member {name[:60]!r} of {member.size} bytes")
-                if not (member.isfile() or member.isdir()) or member.issparse():
-                    raise _harmful(origin, f"has a member {name[:60]!r} that is not a plain file")
-                if name not in wanted or member.isdir():
-                    continue
-                if name in found:
-                    raise _harmful(origin, f"has two members {name!r}")
-                file = archive.extractfile(member)
-                assert file is not None
-                found[name] = file.read()
+        for number, member in enumerate(tar_members(io.BytesIO(content), size=len(content))):
+            name = member.name.removeprefix("./")
+            if number >= _MAX_MEMBERS:
+                raise _harmful(origin, f"has more than {_MAX_MEMBERS} members")
+            if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
+                raise _harmful(origin, f"has a member {name[:60]!r} that leads out of it")
+            if not (member.is_file or member.is_folder):
+                raise _harmful(origin, f"has a member {name[:60]!r} that is not a plain file")
+            if name not in wanted or member.is_folder:
+                continue
+            if name in found:
+                raise _harmful(origin, f"has two members {name!r}")
+            found[name] = content[member.offset : member.offset + member.size]
     except _DAMAGE as error:
         raise InputError(
             f"the result is damaged or truncated ({error}); run the same command again", path=origin
