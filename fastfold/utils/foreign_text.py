@@ -119,7 +119,7 @@ def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any
 
     Args:
         path: The file.
-        holds: What the object maps, for messages: "names to scores".
+        holds: Keys and values of the object in messages: "names to scores".
         limit: Maximum size in bytes.
 
     Raises:

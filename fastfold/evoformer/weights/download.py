@@ -84,8 +84,8 @@ def open_pieces(
                 f"--mirror {url}: http:// does not protect files from changes on the way; use https:// if possible"
             )
         with RemoteFile(url if url.endswith(".tar") else f"{url}/{ARCHIVE}", say=say) as remote:
-            found = _pieces(remote, remote.size or _UNKNOWN_SIZE, remote.url, wanted, (remote.version,))
-            yield list(found) if remote.ranges else found
+            pieces = _pieces(remote, remote.size or _UNKNOWN_SIZE, remote.url, wanted, (remote.version,))
+            yield list(pieces) if remote.ranges else pieces
         return
     path = Path(mirror)
     folders = [folder for folder in (path, path / "params") if folder.is_dir()]

@@ -18,7 +18,7 @@ from fastfold._version import __version__
 from fastfold.errors import FastFoldError, WriteError
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.serve.limits import RequestLimits
-from fastfold.inference.serve.queue import FINAL, QueuedJob, QueueFullError
+from fastfold.inference.serve.queue import FINAL, QueuedJob, QueueFullError, QueueUnavailableError
 from fastfold.inference.serve.service import ID, Service
 from fastfold.inference.serve.submission import JobView, Problem, Submission
 from fastfold.inference.serve.tokens import LOCAL_USER
@@ -35,6 +35,11 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
         (413, "request larger than the limit"),
         (422, "body of another form"),
         (429, "limit of unfinished jobs"),
+        (
+            503,
+            "queue of jobs in use by another program; Retry-After tells the seconds until it is tried again",
+        ),
+        (507, "disk of the server is full"),
     )
 }
 
@@ -180,6 +185,8 @@ def _describe(error: Exception) -> tuple[int, str, Any]:
     """Return status, text and headers of the answer to an error."""
     if isinstance(error, QueueFullError):
         return 429, str(error), {"Retry-After": "30"}
+    if isinstance(error, QueueUnavailableError):
+        return 507 if error.is_full else 503, str(error), {"Retry-After": "10"}
     if isinstance(error, FastFoldError):
         return 507 if isinstance(error, WriteError) else 400, str(error), None
     if isinstance(error, StarletteError):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastfold.errors import InputError, first_line
 from fastfold.inference.screen.job import (
     MAX_LOSSES,
     Event,
@@ -21,11 +22,12 @@ from fastfold.inference.screen.job import (
     ScreenError,
     Task,
 )
+from fastfold.inference.serve.answer import JobAnswer, read_answer
 from fastfold.inference.serve.metrics import Metrics
-from fastfold.inference.serve.queue import JobQueue, QueuedJob, State
-from fastfold.inference.serve.request import ANSWER
+from fastfold.inference.serve.queue import JobQueue, QueuedJob, QueueUnavailableError, State
 
 PAUSE_S = 10.0  #: Seconds without new groups after an error that is not a job's, for example a full disk
+_RETRY_S = 1.0  # until the queue's file is tried again
 _POLL_S = 0.05
 
 
@@ -35,7 +37,8 @@ class Dispatcher:
 
     Jobs that were running when the server ended are answered by the files that their worker wrote, or return to their
     places in the queue. ``memory`` limits the bytes of each fold; None if the worker decides. ``problem`` tells why no
-    job can be folded at present; empty if there is none.
+    job can be folded at present; empty if there is none. While the queue's file is locked or the disk is full, results
+    wait in memory.
     """
 
     queue: JobQueue
@@ -50,16 +53,17 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._running: dict[str, list[QueuedJob]] = {}
         self._idle: list[str] = []
+        self._ended: list[tuple[list[QueuedJob], JobResult]] = []
         self._numbers = 0
+        self._is_recovered = False
+        self._queue_problem = ""
         self._paused_until = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fastfold-dispatcher", daemon=True)
 
     def start(self) -> None:
         """Recover the jobs of an earlier server, and start the thread."""
-        before = self.queue.jobs(state="running", limit=1 << 30)
-        left = [job.id for job in before if not self._answer(job)]
-        self.queue.requeue(left)
+        self._with_queue(self._recover)
         self._thread.start()
 
     def stop(self) -> None:
@@ -77,13 +81,9 @@ class Dispatcher:
         try:
             executor = self.executor()
             while not self._stop.is_set():
-                self._send(executor)
                 for event in executor.wait(_POLL_S):
                     self._handle(executor, event)
-                for group in self._running.values():
-                    for job in list(group):
-                        if self._answer(job):
-                            group.remove(job)
+                self._with_queue(lambda: self._use_queue(executor))
         except ScreenError as error:
             self._fail(f"{error}; start the server again")
         except Exception as error:
@@ -91,6 +91,39 @@ class Dispatcher:
         finally:
             if executor is not None:
                 executor.close()
+
+    def _with_queue(self, action: Callable[[], None]) -> None:
+        """Do something with the queue; wait a moment, and say why, if its file cannot be used."""
+        try:
+            action()
+        except QueueUnavailableError as error:
+            if self.problem != str(error):
+                self._fail(str(error))
+            self._queue_problem = str(error)
+            self._stop.wait(_RETRY_S)
+        else:
+            if self._queue_problem and self.problem == self._queue_problem:
+                self.problem = ""
+            self._queue_problem = ""
+
+    def _recover(self) -> None:
+        """Answer the jobs of an earlier server by their files, or return them to the queue."""
+        before = self.queue.jobs(state="running", limit=1 << 30)
+        self.queue.requeue([job.id for job in before if not self._answer(job)])
+        self._is_recovered = True
+
+    def _use_queue(self, executor: Executor) -> None:
+        """Record answers and results, and start waiting jobs; what is not recorded is tried again."""
+        if not self._is_recovered:
+            self._recover()
+        for group in self._running.values():
+            for job in list(group):
+                if self._answer(job):
+                    group.remove(job)
+        while self._ended:
+            self._close(*self._ended[0])
+            del self._ended[0]
+        self._send(executor)
 
     def _fail(self, problem: str) -> None:
         self.problem = problem
@@ -120,13 +153,16 @@ class Dispatcher:
         elif isinstance(event, Gone):
             if event.worker in self._idle:
                 self._idle.remove(event.worker)
-            self._close(self._running.pop(event.worker, []), JobResult("lost", event.reason))
+            self._ended.append((self._running.pop(event.worker, []), JobResult("lost", event.reason)))
         elif isinstance(event, Finished):
             self._idle.append(event.worker)
-            self._close(self._running.pop(event.worker), event.result)
+            self._ended.append((self._running.pop(event.worker), event.result))
 
     def _close(self, group: Sequence[QueuedJob], result: JobResult) -> None:
-        """Record the answers of a finished group, and requeue jobs without one."""
+        """Record the answers of a finished group, and requeue jobs without one.
+
+        Steps that were recorded change nothing when they are repeated.
+        """
         left = [job for job in group if not self._answer(job)]
         if result.status == "fatal":
             self._paused_until = time.monotonic() + PAUSE_S
@@ -147,12 +183,14 @@ class Dispatcher:
     def _answer(self, job: QueuedJob) -> bool:
         """Record the answer that a worker has written; return False if there is none yet."""
         try:
-            answer = json.loads((self.folder / job.id / ANSWER).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            answer = read_answer(self.folder / job.id)
+        except (OSError, InputError) as error:  # a disk failed, or a file was changed
+            text = f"{job.name}: its answer cannot be read ({first_line(error)}); send the job again"
+            answer = JobAnswer("failed", text)
+        if answer is None:
             return False
-        state: State = "done" if answer["state"] == "done" else "failed"
-        result = {"scores": answer.get("scores", {}), "files": answer.get("files", [])}
-        self._record(job, state, str(answer["text"]), json.dumps(result))
+        result = json.dumps({"scores": answer.scores, "files": answer.files})
+        self._record(job, answer.state, answer.text, result)
         return True
 
     def _record(self, job: QueuedJob, state: State, text: str, result: str) -> None:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fastfold.errors import InputError
+from fastfold.errors import FastFoldError, InputError
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 FINAL: tuple[State, ...] = ("done", "failed", "cancelled")  #: States after which a job does not change
 SIMILAR = 1.25  #: Largest ratio of the lengths of the first job of a group and of another one
 _VERSION = 1
+_BUSY_S = 3.0  # until another process has to release the file
+_FULL = "database or disk is full"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
@@ -58,22 +60,43 @@ class QueuedJob:
     losses: int
 
 
+Execute = Callable[..., sqlite3.Cursor]
 _COLUMNS = ", ".join(field.name for field in fields(QueuedJob))
+_KNOWN = "WHERE user = ? AND key = ?"
 
 
 class QueueFullError(InputError):
     """Error for a job beyond the limits of its user or of the queue."""
 
 
+class QueueUnavailableError(FastFoldError):
+    """Error for a queue whose file cannot be read or written at present; the same call may succeed later.
+
+    Args:
+        error: Error of SQLite.
+    """
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        self.is_full = _FULL in str(error)  #: True if the disk is full
+        super().__init__(f"the queue of jobs cannot be used at present ({error}); try again later")
+
+
 class JobQueue:
     """Queue of jobs in an SQLite file, created if missing, for several threads of one process.
 
-    An InputError tells that the file is not a queue of this version.
+    Each thread reads by a connection of its own, which waits for no writer. Methods raise
+    :class:`QueueUnavailableError` if the file is locked by another process, the disk is full, or it cannot be read.
+
+    Raises:
+        InputError: The file is not a queue of this version.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
+        self._readers = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._connection = self._connect()
         try:
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
@@ -89,7 +112,8 @@ class JobQueue:
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._connection.close()
+            for connection in self._connections:
+                connection.close()
 
     def admit(
         self,
@@ -110,8 +134,8 @@ class JobQueue:
         numbers of unfinished jobs, of the user and of all; a QueueFullError tells that one is reached.
         """
         with self._transaction() as execute:
-            if key is not None and (known := self.known(user, key)) is not None:
-                return known
+            if key is not None and (known := _jobs(execute, _KNOWN, (user, key))):
+                return known[0]
             unfinished = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'running')"
             if execute(f"{unfinished} AND user = ?", (user,)).fetchone()[0] >= max_jobs:
                 raise QueueFullError(
@@ -126,12 +150,12 @@ class JobQueue:
                 "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
                 (job, user, key, name, priority, residues, fingerprint, time.time()),
             )
-            (admitted,) = self._select("WHERE id = ?", (job,))
+            (admitted,) = _jobs(execute, "WHERE id = ?", (job,))
             return admitted
 
     def known(self, user: str, key: str) -> QueuedJob | None:
         """Return the job that a user submitted with a key; None if there is none."""
-        return next(iter(self._select("WHERE user = ? AND key = ?", (user, key))), None)
+        return next(iter(self._select(_KNOWN, (user, key))), None)
 
     def get(self, job: str, user: str | None = None) -> QueuedJob | None:
         """Return a job, only if it is the user's if one is given; None if there is none."""
@@ -162,12 +186,13 @@ class JobQueue:
         settings join it. A job whose worker was lost before is started alone.
         """
         with self._transaction() as execute:
-            first = self._select("WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1")
+            first = _jobs(execute, "WHERE state = 'queued' ORDER BY priority DESC, number LIMIT 1")
             if not first:
                 return []
             group, (one,) = first, first
             if size > 1 and not one.losses:
-                group = self._select(
+                group = _jobs(
+                    execute,
                     "WHERE state = 'queued' AND priority = ? AND fingerprint = ? AND losses = 0 "
                     "AND residues BETWEEN ? AND ? ORDER BY number LIMIT ?",
                     (one.priority, one.fingerprint, one.residues / SIMILAR, one.residues * SIMILAR, size),
@@ -213,16 +238,35 @@ class JobQueue:
             )
             return changed.rowcount == 1
 
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, check_same_thread=False, isolation_level=None, timeout=_BUSY_S
+        )
+        self._connections.append(connection)
+        return connection
+
     def _select(self, condition: str, values: Sequence[object] = ()) -> list[QueuedJob]:
         return [QueuedJob(*row) for row in self._rows(f"SELECT {_COLUMNS} FROM jobs {condition}", values)]
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._connection.execute(query, tuple(values)).fetchall()
+        try:
+            if not hasattr(self._readers, "connection"):
+                self._readers.connection = self._connect()
+            return self._readers.connection.execute(query, tuple(values)).fetchall()
+        except sqlite3.Error as error:
+            raise QueueUnavailableError(error) from error
 
     @contextmanager
-    def _transaction(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
+    def _transaction(self) -> Iterator[Execute]:
         """Yield the function that executes statements; they are undone if an error is raised inside."""
-        with self._lock, self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            yield self._connection.execute
+        try:
+            with self._lock, self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection.execute
+        except sqlite3.Error as error:
+            raise QueueUnavailableError(error) from error
+
+
+def _jobs(execute: Execute, condition: str, values: Sequence[object] = ()) -> list[QueuedJob]:
+    """Return jobs as a transaction sees them."""
+    return [QueuedJob(*row) for row in execute(f"SELECT {_COLUMNS} FROM jobs {condition}", tuple(values))]

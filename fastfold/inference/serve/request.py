@@ -30,7 +30,6 @@ RUN_SETTINGS = ("num_models", "pair_mode", "zip_results")
 MAX_SEEDS = 100  #: Largest number of seeds of a job
 RESULTS = "results"  #: Name of the folder of results in a job's folder
 PROGRESS = "progress.log"  #: Name of the file of a job's progress, one line each
-ANSWER = "answer.json"  #: Name of the file with the answer of a finished job
 _REQUEST = "request.json"
 
 

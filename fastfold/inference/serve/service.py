@@ -20,7 +20,7 @@ from fastfold.inference.serve.queue import JobQueue, QueuedJob
 from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.submission import Submission
 from fastfold.inference.serve.tokens import Tokens, read_tokens
-from fastfold.utils.atomic_files import prepare_output_directory, sync_folder
+from fastfold.utils.atomic_files import output_error, prepare_output_directory, sync_folder
 
 Check = Callable[[JobRequest, Target, Path], None]
 """Function that refuses a job that cannot be folded, as :meth:`~fastfold.inference.serve.admission.Admission.check`."""
@@ -86,11 +86,14 @@ class Service:
         target = request.target()
         job = secrets.token_hex(16)
         folder = self._jobs / job
-        folder.mkdir()
         with contextlib.ExitStack() as discarded:
             discarded.callback(shutil.rmtree, folder, ignore_errors=True)
-            request.write(folder)
-            sync_folder(self._jobs)  # the folder outlives a power cut, as its row of the queue does
+            try:
+                folder.mkdir()
+                request.write(folder)
+                sync_folder(self._jobs)  # the folder outlives a power cut, as its row of the queue does
+            except OSError as error:
+                raise output_error(folder, "write", error) from error
             self._check(request, target, folder)
             admitted = self.queue.admit(
                 job,

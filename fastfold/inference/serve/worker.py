@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from filelock import FileLock
@@ -27,9 +26,9 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.runner import Summary, fold_targets, open_log
 from fastfold.inference.screen.job import JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
+from fastfold.inference.serve.answer import ANSWER, JobAnswer, write_answer
+from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
 from fastfold.inference.target_runner import TargetRunner, TargetWork, fold_together
-from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.locks import held
 
 
@@ -135,23 +134,20 @@ def _answering(folder: Path, target: Target | None) -> Iterator[None]:
         text = str(error) if target is None else reason(error, target)
     else:
         return
-    write_answer(folder, {"state": "failed", "text": text})
+    write_answer(folder, JobAnswer("failed", text))
 
 
-def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> dict[str, Any]:
+def _answer(job: _ParsedJob, runner: TargetRunner, summary: Summary) -> JobAnswer:
+    """Return the answer to a folded job; predictions that were finished before a failure can be fetched."""
     records = runner.folder.target(job.target).records()
-    answer: dict[str, Any] = {"state": "done", "scores": {}, "files": result_files(job.path)}
+    files = result_files(job.path)
+    text, scores = "", {}
     if records:
         best = {name: value for name, value in records[0].scores.items() if name != "model"}
-        answer |= {"text": conclusion(records), "scores": best | {"model": records[0].key}}
-    if summary.failed:  # predictions that were finished before can be fetched
-        answer |= {"state": "failed", "text": summary.failed[0][1]}
-    return answer
-
-
-def write_answer(folder: Path, answer: dict[str, Any]) -> None:
-    """Write the answer to a job: its ``state``, a ``text``, and ``scores`` and ``files`` of a folded one."""
-    write_atomic(folder / ANSWER, json.dumps(answer))
+        text, scores = conclusion(records), best | {"model": records[0].key}
+    if summary.failed:
+        return JobAnswer("failed", summary.failed[0][1], scores, files)
+    return JobAnswer("done", text, scores, files)
 
 
 def result_files(folder: Path) -> list[str]:

@@ -19,11 +19,12 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.screen.job import Event, Finished, JobResult, Ready, Task, Worker
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.worker_process import LocalExecutor
+from fastfold.inference.serve.answer import JobAnswer, write_answer
 from fastfold.inference.serve.options import ServeOptions
 from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.server import run_server, server_config
 from fastfold.inference.serve.service import Backend, Service
-from fastfold.inference.serve.worker import result_files, write_answer
+from fastfold.inference.serve.worker import result_files
 
 LONGEST = 500
 """Residues of the longest target that the stub admits."""
@@ -43,7 +44,7 @@ def fold(number: int, task: Task, *, seconds: float = 0.0) -> JobResult:
         (results / "report.html").write_text("<html></html>")
         (results / ".hidden").write_text("secret")
         text, files = target.chains[0].sequence, result_files(folder)
-        write_answer(folder, {"state": "done", "text": text, "scores": {"plddt": 90.0}, "files": files})
+        write_answer(folder, JobAnswer("done", text, {"plddt": 90.0}, files))
     return JobResult("done")
 
 

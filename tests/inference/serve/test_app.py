@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +21,7 @@ pytest.importorskip("prometheus_client")
 
 from fastfold.inference.serve import Client, RefusedError
 from fastfold.inference.serve.app import create_app
+from fastfold.inference.serve.queue import QueueUnavailableError
 from fastfold.inference.serve.service import Service
 from fastfold.inference.serve.submission import Settings
 from tests.inference.serve.stub import LONGEST, serving
@@ -267,3 +270,36 @@ def test_an_unreachable_server_is_one_error(tmp_path: Path):
 
     with pytest.raises(NetworkError, match="cannot reach"):
         Client("http://127.0.0.1:1", patience=0).jobs()
+
+
+@pytest.mark.parametrize(("text", "status"), [("database is locked", 503), ("database or disk is full", 507)])
+def test_a_queue_that_cannot_be_used_says_when_to_try_again(
+    guarded: tuple[str, Service], monkeypatch: pytest.MonkeyPatch, text: str, status: int
+):
+    address, service = guarded
+
+    def fails(*_: object, **__: object) -> None:
+        raise QueueUnavailableError(sqlite3.OperationalError(text))
+
+    monkeypatch.setattr(service.queue, "admit", fails)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ADA}"}
+    connection.request("POST", "/v1/jobs", b'{"sequence": "MKV"}', headers)
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Retry-After"]) == (status, "10")
+    assert text in json.loads(answer.read())["error"]
+    assert list((service.options.data / "jobs").iterdir()) == []
+
+
+def test_a_job_that_cannot_be_written_is_not_an_internal_error(
+    guarded: tuple[str, Service], monkeypatch: pytest.MonkeyPatch
+):
+    address, _ = guarded
+
+    def full(folder: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fastfold.inference.serve.service.sync_folder", full)
+    status, body = ask(address, "POST", "/v1/jobs", {"sequence": "MKV"}, Authorization=f"Bearer {ADA}")
+    assert status == 507
+    assert "the disk is full" in body["error"]

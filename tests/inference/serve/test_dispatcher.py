@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,11 +18,11 @@ pytest.importorskip("uvicorn")
 
 from fastfold.inference.screen.job import JobResult, Task
 from fastfold.inference.serve import dispatcher as dispatching
+from fastfold.inference.serve.answer import ANSWER, JobAnswer, write_answer
 from fastfold.inference.serve.dispatcher import Dispatcher
 from fastfold.inference.serve.metrics import Metrics
 from fastfold.inference.serve.queue import FINAL, JobQueue
 from fastfold.inference.serve.request import JobRequest
-from fastfold.inference.serve.worker import write_answer
 from tests.inference.serve.stub import InlineExecutor, fold
 
 
@@ -62,7 +64,7 @@ class Queued:
 def test_jobs_of_a_killed_server_are_answered_by_their_files_or_start_again(tmp_path: Path):
     queued = Queued(tmp_path, "abc")
     assert len(queued.queue.start_group(2)) == 2
-    write_answer(tmp_path / "a", {"state": "failed", "text": f"{tmp_path}/a/x.pdb is invalid"})
+    write_answer(tmp_path / "a", JobAnswer("failed", f"{tmp_path}/a/x.pdb is invalid"))
     assert queued.run() == {"a": "failed", "b": "done", "c": "done"}
     assert queued.seen == [["b", "c"]]
     first = queued.queue.get("a")
@@ -115,4 +117,92 @@ def test_after_an_error_that_is_not_a_jobs_all_wait_and_nothing_is_lost(
     wait_for(lambda: dispatcher.problem == "the disk is full")
     wait_for(lambda: queued.queue.counts() == {"done": 1})
     wait_for(lambda: not dispatcher.problem)
+    dispatcher.stop()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"state": "done"}', b"\xff", None])
+def test_a_damaged_answer_fails_its_job_alone(tmp_path: Path, content: bytes | None):
+    """None stands for a folder of the answer's name."""
+    queued = Queued(tmp_path, "ab")
+    queued.queue.start_group(1)
+    path = tmp_path / "a" / ANSWER
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    assert queued.run() == {"a": "failed", "b": "done"}
+    job = queued.queue.get("a")
+    assert job is not None
+    assert job.text.startswith("a: its answer cannot be read (")
+
+
+def failing(queue: JobQueue, monkeypatch: pytest.MonkeyPatch, fails: Callable[[], bool], error: str) -> None:
+    """Let all statements of a queue fail while a function says so."""
+    connect = queue._connect
+
+    class Connection:
+        def __init__(self, real: sqlite3.Connection) -> None:
+            self.real = real
+
+        def execute(self, *arguments: Any) -> Any:
+            if fails():
+                raise sqlite3.OperationalError(error)
+            return self.real.execute(*arguments)
+
+        def __enter__(self) -> None:
+            self.real.__enter__()
+
+        def __exit__(self, *arguments: Any) -> None:
+            self.real.__exit__(*arguments)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+    monkeypatch.setattr(queue, "_connect", lambda: Connection(connect()))
+    monkeypatch.setattr(queue, "_connection", Connection(queue._connection))
+
+
+@pytest.mark.parametrize("error", ["database or disk is full", "disk I/O error", "database is locked"])
+def test_an_error_of_the_queue_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str):
+    """Also in the middle of a group: no answer is lost, and none is given twice."""
+    monkeypatch.setattr(dispatching, "_RETRY_S", 0.05)
+    queued = Queued(tmp_path, "abc")
+    broken = threading.Event()
+    failing(queued.queue, monkeypatch, broken.is_set, error)
+
+    def breaking(number: int, task: Task) -> JobResult:
+        result = fold(number, task)
+        if task.job.payload:
+            broken.set()
+        return result
+
+    dispatcher = queued.dispatcher(breaking)
+    dispatcher.start()
+    wait_for(lambda: error in dispatcher.problem)
+    time.sleep(0.2)
+    broken.clear()
+    wait_for(lambda: not dispatcher.problem and queued.queue.counts() == {"done": 3})
+    assert sorted(job.answer or 0 for job in queued.queue.jobs()) == [1, 2, 3]
+    (tmp_path / "d").mkdir()
+    JobRequest("sequence", "MKV").write(tmp_path / "d")
+    queued.queue.admit("d", user="ada", name="d", residues=3, fingerprint="f")
+    wait_for(lambda: error in dispatcher.problem)
+    broken.clear()
+    wait_for(lambda: queued.queue.counts() == {"done": 4})
+    dispatcher.stop()
+    assert queued.seen == [["a", "b", "c"], ["d"]]
+
+
+def test_jobs_are_recovered_once_the_queue_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatching, "_RETRY_S", 0.05)
+    queued = Queued(tmp_path, "a")
+    queued.queue.start_group(1)
+    broken = threading.Event()
+    broken.set()
+    failing(queued.queue, monkeypatch, broken.is_set, "database is locked")
+    dispatcher = queued.dispatcher(fold)
+    dispatcher.start()
+    assert "database is locked" in dispatcher.problem
+    broken.clear()
+    wait_for(lambda: queued.queue.counts() == {"done": 1})
     dispatcher.stop()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
 
 from fastfold.errors import InputError
-from fastfold.inference.serve.queue import JobQueue, QueuedJob, QueueFullError
+from fastfold.inference.serve import queue as queues
+from fastfold.inference.serve.queue import JobQueue, QueuedJob, QueueFullError, QueueUnavailableError
 
 
 @pytest.fixture
@@ -125,3 +128,44 @@ def test_a_file_that_is_not_a_queue_is_refused(tmp_path: Path):
     path.write_bytes(b"no database at all, " * 100)
     with pytest.raises(InputError, match="cannot be used as a queue"):
         JobQueue(path)
+
+
+def test_reading_waits_for_no_writer_and_writing_not_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queues, "_BUSY_S", 2.0)
+    queue = JobQueue(tmp_path / "queue.sqlite")
+    admit(queue, "a")
+    backup = sqlite3.connect(tmp_path / "queue.sqlite", isolation_level=None)
+    backup.execute("BEGIN IMMEDIATE")
+    refused: list[Exception] = []
+
+    def write() -> None:
+        try:
+            admit(queue, "b")
+        except QueueUnavailableError as error:
+            refused.append(error)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    assert [job.id for job in queue.jobs()] == ["a"]
+    assert queue.counts() == {"queued": 1}
+    assert writing.is_alive()
+    writing.join()
+    assert len(refused) == 1
+    with pytest.raises(QueueUnavailableError, match=r"database is locked\); try again later") as caught:
+        queue.cancel("a")
+    assert not caught.value.is_full
+    backup.execute("ROLLBACK")
+    assert queue.cancel("a")
+    queue.close()
+
+
+def test_a_full_disk_is_told_apart(queue: JobQueue):
+    admit(queue, "a")
+    (pages,) = queue._connection.execute("PRAGMA page_count").fetchone()
+    queue._connection.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(QueueUnavailableError, match="database or disk is full") as caught:
+        admit(queue, "b", name="x" * 100_000)
+    assert caught.value.is_full
+    assert queue.get("a") is not None

@@ -17,7 +17,8 @@ from fastfold.inference.request import RunOptions
 from fastfold.inference.runner import Summary, fold_targets
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
+from fastfold.inference.serve.answer import ANSWER
+from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.worker import GroupWorker
 
 SETTINGS = {"num_recycles": 0, "plots": False}
@@ -114,7 +115,8 @@ def test_a_job_waits_for_the_worker_of_a_killed_server(worker: GroupWorker, tmp_
 def test_a_job_that_fails_is_answered_and_the_others_are_folded(worker: GroupWorker, tmp_path: Path):
     bad, good = request(tmp_path / "a", "MKV", num_recycles=-1), request(tmp_path / "b", "MKV")
     assert run(worker, bad, good).status == "done"
-    assert answer(bad) == {"state": "failed", "text": "x: num_recycles must be from 0 to 1000, found -1"}
+    text = "x: num_recycles must be from 0 to 1000, found -1"
+    assert answer(bad) == {"state": "failed", "text": text, "scores": {}, "files": []}
     assert answer(good)["state"] == "done"
 
 
