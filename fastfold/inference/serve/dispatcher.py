@@ -113,7 +113,7 @@ class Dispatcher:
         self._is_recovered = True
 
     def _use_queue(self, executor: Executor) -> None:
-        """Record answers and results, and start waiting jobs; what is not recorded is tried again."""
+        """Record answers and results, and start waiting jobs; failed records are tried again."""
         if not self._is_recovered:
             self._recover()
         for group in self._running.values():
