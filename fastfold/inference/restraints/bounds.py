@@ -6,21 +6,18 @@ residues is the largest distance that they can have.
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fastfold.inference.restraints.distances import atom_reach
+from fastfold.inference.restraints.paths import Edge, chain_span, shorter_paths
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import Atoms, Restraint, grouped
 from fastfold.inference.restraints.rows import refuse_lines
 from fastfold.protein import residue_constants as rc
-
-_STEP, _TWO_STEPS = 4.0, 7.6
-"""Largest distances in Å of CA one and two residues apart: 3.8 and 7.3 in ideal geometry."""
 
 _SIDE = 1.6  #: Largest distance of CA and CB in Å
 _PEPTIDE_BOND = 1.5  #: Largest length of the bond of C and N in Å
@@ -31,22 +28,6 @@ _CLOSEST: dict[Atoms, tuple[float, float]] = {"CA": (2.7, 3.3), "CB": (2.7, 3.0)
 
 Neighbours: CA of cis peptides, and the peptide bond. Others: backbones in contact, and disulfides.
 """
-
-_Path = tuple[float, tuple[int, ...]]
-
-
-class _Edge(NamedTuple):
-    """Largest distance of CA in Å to a residue, and the number of the restraint that says so; None for the chain."""
-
-    residue: int
-    length: float
-    restraint: int | None
-
-
-def chain_span(separation: int) -> float:
-    """Return the largest distance in Å of CA atoms that are ``separation`` residues apart in a chain."""
-    pairs, single = divmod(separation, 2)
-    return pairs * _TWO_STEPS + single * _STEP
 
 
 def possible_distances(one: Restraint, residues: Residues) -> tuple[float, float]:
@@ -59,8 +40,12 @@ def possible_distances(one: Restraint, residues: Residues) -> tuple[float, float
         if separation == 1:
             return smallest, _PEPTIDE_BOND
         return smallest, 2 * _TO_NEXT + chain_span(separation - 2)
-    sides = sum(_to_ca(place, one.atoms, residues) for place in (one.first, one.second))
-    return smallest, chain_span(separation) + sides
+    return smallest, chain_span(separation) + _sides(one, residues)
+
+
+def _sides(one: Restraint, residues: Residues) -> float:
+    """Return the largest distance in Å of the restrained atoms of both residues to their CA."""
+    return sum(_to_ca(place, one.atoms, residues) for place in (one.first, one.second))
 
 
 def _to_ca(place: int, atoms: Atoms, residues: Residues) -> float:
@@ -111,19 +96,27 @@ def _contradictions(restraints: Sequence[Restraint], residues: Residues) -> list
     errors, reported = _of_same_pairs(restraints)
     if not any(one.low for one in restraints):
         return errors
-    edges = _edges(restraints, residues)
-    for one in restraints:
-        # CB is at most this much nearer than CA; the closest atoms are never farther apart than CA.
-        sides = 0.0
-        if one.atoms == "CB":
-            sides = sum(_to_ca(place, "CB", residues) for place in (one.first, one.second))
-        shortest = _shortest_path(edges, one.first, one.second, one.low - sides)
-        if shortest is not None and one not in reported:
-            length, numbers = shortest
-            lines = ", ".join(dict.fromkeys(restraints[number].line for number in numbers))
+    places = sorted({place for one in restraints for place in (one.first, one.second)})
+    edges = [
+        Edge(one.first, one.second, one.high + _sides(one, residues), number)
+        for number, one in enumerate(restraints)
+        if math.isfinite(one.high)
+    ]
+    far = [one for one in restraints if one.low and one not in reported]
+    # CB is at most this much nearer than CA; the closest atoms are never farther apart than CA.
+    nearer = [_sides(one, residues) if one.atoms == "CB" else 0.0 for one in far]
+    paths = shorter_paths(
+        places,
+        [residues.separation(*pair) for pair in itertools.pairwise(places)],
+        edges,
+        [(one.first, one.second, one.low - sides) for one, sides in zip(far, nearer, strict=True)],
+    )
+    for one, sides, path in zip(far, nearer, paths, strict=True):
+        if path is not None:
+            lines = ", ".join(dict.fromkeys(restraints[number].line for number in path.restraints))
             errors.append(
                 f"{one.line}: min {one.low:g} is too large: {lines} and the chain allow "
-                f"{length + sides:.3g} Å or less; remove one of them"
+                f"{path.length + sides:.3g} Å or less; remove one of them"
             )
     return errors
 
@@ -144,45 +137,3 @@ def _of_same_pairs(restraints: Sequence[Restraint]) -> tuple[list[str], set[Rest
                 "give them one group"
             )
     return errors, reported
-
-
-def _edges(restraints: Sequence[Restraint], residues: Residues) -> dict[int, list[_Edge]]:
-    """Return the largest distances of CA between residues of restraints, by residue.
-
-    Those along a chain go up to the largest ``low``, beyond which no path is looked for.
-    """
-    edges: dict[int, list[_Edge]] = defaultdict(list)
-    longest = max(one.low for one in restraints)
-    places = sorted({place for one in restraints for place in (one.first, one.second)})
-    for number, first in enumerate(places):
-        for second in places[number + 1 :]:
-            separation = residues.separation(first, second)
-            if separation is None or (span := chain_span(separation)) > longest:
-                break
-            edges[first].append(_Edge(second, span, None))
-            edges[second].append(_Edge(first, span, None))
-    for number, one in enumerate(restraints):
-        if math.isfinite(one.high):
-            sides = sum(_to_ca(place, one.atoms, residues) for place in (one.first, one.second))
-            edges[one.first].append(_Edge(one.second, one.high + sides, number))
-            edges[one.second].append(_Edge(one.first, one.high + sides, number))
-    return edges
-
-
-def _shortest_path(edges: dict[int, list[_Edge]], start: int, end: int, limit: float) -> _Path | None:
-    """Return length and restraints of the shortest path of less than ``limit`` Å; None without one."""
-    queue: list[tuple[float, int, tuple[int, ...]]] = [(0.0, start, ())]
-    visited: set[int] = set()
-    while queue:
-        length, residue, numbers = heapq.heappop(queue)
-        if residue == end:
-            return length, numbers
-        if residue in visited:
-            continue
-        visited.add(residue)
-        for edge in edges[residue]:
-            total = length + edge.length
-            if total < limit and edge.residue not in visited:
-                via = numbers if edge.restraint is None else (*numbers, edge.restraint)
-                heapq.heappush(queue, (total, edge.residue, via))
-    return None

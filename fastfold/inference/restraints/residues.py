@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from fastfold.data.targets import Target
-from fastfold.protein.protein import chain_name
 
 _PREFIXES = {"sp", "tr"}
 """Names of databases in front of UniProt's accessions, as in ``sp|P02768|ALBU_HUMAN``."""
@@ -17,16 +16,27 @@ _PREFIXES = {"sp", "tr"}
 class Residues:
     """Residues of a target, whose places are counted from 0 through all chains.
 
+    Residues of a given structure are named by its chains and numbers, others by chains A, B and so on and from 1.
+
     Args:
         target: The target.
-        names: Name of each chain in a file; None for A, B and so on.
+        names: Name of each chain in a file, whose residues are counted from 1; None for those of the target.
     """
 
     def __init__(self, target: Target, names: Sequence[str] | None = None) -> None:
         self.chains = target.chains
-        self.names = [chain_name(number) for number in range(len(self.chains))] if names is None else names
+        self.names = [chain.id for chain in self.chains] if names is None else names
         self.letters = "".join(chain.sequence for chain in self.chains)
         self._starts = [0, *accumulate(len(chain.sequence) for chain in self.chains)]
+        self._index = [number for chain in self.chains for number in chain.residue_index.tolist()]
+        self._numbers = [
+            number
+            for chain in self.chains
+            for number in ((names is None and chain.labels) or map(str, range(1, len(chain.sequence) + 1)))
+        ]
+        self._by_number = {
+            (name, self._numbers[place]): place for name in self.names for place in self.chain_places(name)
+        }
 
     def chain_places(self, name: str) -> range:
         """Return the places of a chain's residues, or raise ValueError."""
@@ -70,16 +80,16 @@ class Residues:
         return self.names[matching[0]]
 
     def place(self, chain: str, residue: str) -> int:
-        """Return the place of a residue such as ``10`` or ``K10``, counted from 1 in its chain, or raise ValueError."""
+        """Return the place of a residue such as ``10``, ``K10`` or ``52A`` of a chain, or raise ValueError."""
         places = self.chain_places(chain)
         if "@" in residue:
             raise ValueError(f"atoms such as {residue!r} are not supported; name the residue alone")
-        if (match := re.fullmatch(r"([A-Z])?(\d{1,9})", residue, re.ASCII)) is None:
+        if (match := re.fullmatch(r"([A-Z])?(-?)0*(\d{1,9}[A-Za-z]?)", residue, re.ASCII)) is None:
             raise ValueError(f"expected a residue number such as 10 or K10, found {residue!r}")
-        number = int(match[2])
-        if not 1 <= number <= len(places):
-            raise ValueError(f"chain {chain} has residues 1 to {len(places)}, found {number}")
-        place = places[number - 1]
+        number = match[2] + match[3]
+        if (place := self._by_number.get((chain, number))) is None:
+            first, last = (self._numbers[one] for one in (places[0], places[-1]))
+            raise ValueError(f"chain {chain} has residues {first} to {last}, found {number}")
         letter = self.letters[place]
         if match[1] and match[1] != letter:
             raise ValueError(f"residue {number} of chain {chain} is {letter}, found {residue}")
@@ -107,18 +117,16 @@ class Residues:
     def label(self, place: int) -> str:
         """Return a residue as messages name it: ``A:K10``."""
         number = self.chain_number(place)
-        return f"{self.names[number]}:{self.letters[place]}{place - self._starts[number] + 1}"
+        return f"{self.names[number]}:{self.letters[place]}{self._numbers[place]}"
 
     def separation(self, first: int, second: int) -> int | None:
         """Return the number of peptide bonds between two residues; None for two chains.
 
         Residues left out between parts of a protein count.
         """
-        number = self.chain_number(first)
-        if number != self.chain_number(second):
+        if self.chain_number(first) != self.chain_number(second):
             return None
-        numbers, start = self.chains[number].numbers, self._starts[number]
-        return abs(numbers[first - start] - numbers[second - start])
+        return abs(self._index[first] - self._index[second])
 
     def copies(self, place: int) -> list[int]:
         """Return the places of a residue in all chains of the same sequence, its own first."""

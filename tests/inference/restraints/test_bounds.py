@@ -10,8 +10,9 @@ import pytest
 
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
-from fastfold.inference.restraints.bounds import chain_span, check_bounds, possible_distances
+from fastfold.inference.restraints.bounds import check_bounds, possible_distances
 from fastfold.inference.restraints.distances import restraint_distances
+from fastfold.inference.restraints.paths import chain_span
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import ATOMS, Restraint
 from fastfold.protein import residue_constants as rc

@@ -68,3 +68,20 @@ def test_unknown_residues_are_refused_and_left_out_of_pockets() -> None:
         residues.numbered("8")
     with pytest.raises(ValueError, match="atoms such as 'K2@CA' are not supported"):
         residues.place("A", "K2@CA")
+
+
+def test_residues_of_a_given_structure_are_named_as_in_its_file() -> None:
+    """D330 is D330, with its insertion codes, and the gap from 52A to 310 separates its ends."""
+    chain = Chain("D", "MKTAY", indices=(51, 52, 53, 310, 311), labels=("52", "52A", "53", "310", "-4"))
+    named = Residues(Target("given", (chain, Chain("B", "GS")), "", "given", ()))
+    assert [named.place("D", name) for name in ("52", "K52A", "310", "Y-4")] == [0, 1, 3, 4]
+    assert [named.label(place) for place in (1, 4, 6)] == ["D:K52A", "D:Y-4", "B:S2"]
+    assert [named.separation(2, 3), named.separation(0, 1), named.separation(4, 5)] == [257, 1, None]
+    with pytest.raises(ValueError, match="chain D has residues 52 to -4, found 54"):
+        named.place("D", "54")
+    with pytest.raises(ValueError, match="residue 310 of chain D is A, found K310"):
+        named.place("D", "K310")
+    with pytest.raises(ValueError, match="unknown chain 'A'; the target has D, B"):
+        named.place("A", "52")
+    others = Residues(Target("given", (chain, Chain("B", "GS")), "", "given", ()), names=["X", "Y"])
+    assert [others.place("X", "4"), others.label(3)] == [3, "X:A4"]
