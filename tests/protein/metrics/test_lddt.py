@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.lddt import LDDT_OTHER_NAMES, count_clashes, drmsd, lddt, lddt_all_atom
+from fastfold.protein.metrics.lddt import (
+    LDDT_OTHER_NAMES,
+    count_clashes,
+    drmsd,
+    lddt,
+    lddt_all_atom,
+    lddt_interface,
+)
 from tests.helpers.structures import make_protein
 
 LETTERS = "".join(rc.restypes)
@@ -113,6 +120,70 @@ def test_names_are_chosen_for_each_residue() -> None:
     positions, mask, aatype = _structure("DEFRDVLY", seed=3)
     mixed = torch.where((torch.arange(8) % 2 == 0)[:, None, None], _swap(positions, aatype), positions)
     assert lddt_all_atom(mixed, positions, mask, aatype).item() == 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_names_at_an_interface_are_chosen_by_distances_between_chains(seed: int) -> None:
+    """The plain loops: each residue takes the names that keep more distances to unambiguous atoms of other chains.
+
+    Some residues of the prediction have exchanged names, and noise makes distances within the chains prefer others.
+    """
+    sequence = "DEFRVLYADKEFRLVY"
+    positions, mask, aatype = _structure(sequence, seed=seed)
+    chain = torch.arange(16) // 8
+    positions[8:] += positions[:8].mean((0, 1)) - positions[8:].mean((0, 1))
+    torch.manual_seed(seed)
+    exchanged = torch.rand(16, 1, 1) < 0.5
+    predicted = torch.where(exchanged, _swap(positions, aatype), positions) + 0.7 * torch.randn_like(
+        positions
+    )
+    atoms = [(r, a) for r in range(16) for a in range(37) if mask[r, a] > 0.5]
+    other = LDDT_OTHER_NAMES[aatype.numpy()]
+    true, found = positions.numpy(), predicted.numpy()
+
+    def share(names: np.ndarray, one: tuple[int, int], two: tuple[int, int]) -> float | None:
+        distance = np.linalg.norm(true[one] - true[two])
+        if chain[one[0]] == chain[two[0]] or distance >= 15.0:
+            return None
+        (r, a), (s, b) = one, two
+        error = abs(np.linalg.norm(found[r, names[r, a]] - found[s, names[s, b]]) - distance)
+        return sum(error < limit for limit in (0.5, 1.0, 2.0, 4.0)) / 4
+
+    straight = np.tile(np.arange(37), (16, 1))
+    names = straight.copy()
+    fixed = [(s, b) for s, b in atoms if other[s, b] == b]
+    for r in range(16):
+        swapped = straight.copy()
+        swapped[r] = other[r]
+        mine = [(q, a) for q, a in atoms if q == r and other[q, a] != a]
+        gain = [
+            (share(swapped, one, two) or 0.0) - (share(straight, one, two) or 0.0)
+            for one in mine
+            for two in fixed
+        ]
+        if sum(gain) > 0:
+            names[r] = other[r]
+    assert (names != straight).any()
+    shares = [share(names, one, two) for one in atoms for two in atoms if one < two]
+    expected = np.mean([one for one in shares if one is not None])
+    assert lddt_interface(predicted, positions, mask, aatype, chain) == pytest.approx(expected)
+    exact = torch.where(exchanged, _swap(positions, aatype), positions)
+    assert lddt_interface(exact, positions, mask, aatype, chain) == 1.0
+
+
+def test_names_at_an_interface_ignore_distances_within_the_chain() -> None:
+    """An aspartate whose own chain wants one naming, by more distances, and the other chain the other one."""
+    ca, first, second = (rc.atom_order[name] for name in ("CA", "OD1", "OD2"))
+    true, mask = torch.zeros(4, 37, 3), torch.zeros(4, 37)
+    mask[0, [first, second]] = mask[1:, ca] = 1.0
+    true[0, first, 0], true[0, second, 0] = 1.0, -1.0
+    true[1:, ca, 0] = torch.tensor([3.0, 3.2, -3.0])
+    predicted = true.clone()
+    predicted[3, ca, 0] = 3.1
+    aatype = torch.tensor([rc.restype_order[letter] for letter in "DGGG"])
+    # Both distances of the aspartate to the other chain are kept, and none of the two glycines.
+    found = lddt_interface(predicted, true, mask, aatype, torch.tensor([0, 0, 0, 1]))
+    assert found == pytest.approx(0.5)
 
 
 def test_equivalent_atoms_include_those_of_the_network() -> None:
