@@ -57,6 +57,13 @@ OF_CHAIN = (
 )
 """Places of an alignment of the user, the last two named like results of searches."""
 
+CASES = [
+    *((name, False) for name in TARGETS if name != "three"),
+    pytest.param("three", False, marks=pytest.mark.long),
+    *(pytest.param(name, True, marks=pytest.mark.long) for name in ("single", "dimer")),
+]
+"""Targets, and whether alignments are tried in all places."""
+
 
 @dataclass
 class Engine:
@@ -113,11 +120,11 @@ class Search:
     by_colabfold: bool
     is_slow: bool = False
 
-    def layouts(self, name: str) -> Sequence[int]:
-        """The places of alignments to try for a target: all of them where that is fast."""
+    def layouts(self, in_all_places: bool) -> Sequence[int]:
+        """The places of alignments to try for a target: some, or all of them where that is fast."""
         if self.is_slow:
             return (0,)
-        return range(len(OF_CHAIN)) if name in ("single", "dimer") else (0, 2)
+        return range(len(OF_CHAIN)) if in_all_places else (0, 2)
 
 
 @pytest.fixture
@@ -126,7 +133,7 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.fixture(params=["databases", "screen", "server", "mmseqs"])
+@pytest.fixture(params=["databases", "screen", "server", pytest.param("mmseqs", marks=pytest.mark.long)])
 def search(
     request: pytest.FixtureRequest, opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Search:
@@ -215,9 +222,9 @@ def visible(out: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("name", "in_all_places"), CASES)
 def test_chains_without_an_alignment_are_searched_for_alone(
-    search: Search, tmp_path: Path, name: str
+    search: Search, tmp_path: Path, name: str, in_all_places: bool
 ) -> None:
     """Every subset of the chains; given rows are the user's, others those of a search for this chain alone."""
     target = target_from_sequence(TARGETS[name], name)
@@ -232,7 +239,7 @@ def test_chains_without_an_alignment_are_searched_for_alone(
     every = texts(load_alignments(whole, target))
     pairs = {chain.sequence: paired for chain, (_, paired) in zip(target.chains, every, strict=True)}
     subsets = list(joined.from_iterable(combinations(distinct, k) for k in range(len(distinct) + 1)))
-    for layout, given in product(search.layouts(name), subsets):
+    for layout, given in product(search.layouts(in_all_places), subsets):
         out = tmp_path / f"msa{layout}" / "".join(given)
         files = give(out, target, given, layout)
         search.alone.clear()
@@ -265,14 +272,14 @@ def test_chains_without_an_alignment_are_searched_for_alone(
         assert {path: path.read_bytes() for path in files} == files
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("name", "in_all_places"), CASES)
 def test_results_of_earlier_searches_never_come_before_a_file_of_the_user(
-    search: Search, tmp_path: Path, name: str
+    search: Search, tmp_path: Path, name: str, in_all_places: bool
 ) -> None:
     """A file that is added to the results of a search, or to those of a version that searched for every chain."""
     target = target_from_sequence(TARGETS[name], name)
     distinct = list(dict.fromkeys(chain.sequence for chain in target.chains))
-    for layout in search.layouts(name):
+    for layout in search.layouts(in_all_places):
         if layout > 3:  # would replace a result
             continue
         out = tmp_path / f"msa{layout}"
