@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fastfold.errors import InputError
-from fastfold.protein.labels import AuthorNames, residue_ranges
+from fastfold.protein.labels import AuthorNames, fill_numbers, residue_ranges
 from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import restypes
 from fastfold.utils.text_files import PathLike, split_lines
@@ -22,7 +22,7 @@ from fastfold.utils.transliteration import to_ascii
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
     from fastfold.data.templates.whole.given import Features, GivenStructure
-    from fastfold.protein.io.observed import ObservedStructure
+    from fastfold.protein.io.observed import ObservedChain, ObservedStructure
 
 MAX_NAME_LENGTH = 100
 MAX_SHOWN_LENGTH = 200  #: Largest number of letters of a record's name in tables and on pages
@@ -249,10 +249,16 @@ def structure_chains(structure: ObservedStructure, record: str = "") -> tuple[Ch
             if chain.whole
             else (),
             indices=tuple(chain.residue_index.tolist()),
-            labels=chain.author_numbers,
+            labels=_labels(chain),
         )
         for name, chain in zip(names, structure.chains, strict=True)
     )
+
+
+def _labels(chain: ObservedChain) -> tuple[str, ...]:
+    """Return the numbers of all residues; none if unused ones are too few for those that the file lacks."""
+    numbers = tuple(fill_numbers(chain.author_numbers))
+    return numbers if all(numbers) else ()
 
 
 def name_chains(names: Sequence[str]) -> list[str]:

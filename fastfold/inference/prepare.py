@@ -31,6 +31,7 @@ from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.kernels.common.backend import VARIABLE
+from fastfold.protein.io.observed import COMPARISON, read_observed
 
 WITHOUT_ALIGNMENT = (
     "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --msa-dir "
@@ -149,7 +150,9 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     if options.msa_dir is not None and not options.sources.wanted and not options.msa_dir.is_dir():
         raise InputError("no such folder; give the folder of the alignments", path=options.msa_dir)
     if options.reference is not None:
-        find_reference(options.reference, "")
+        reference = find_reference(options.reference, "")
+        if reference is not None:
+            read_observed(reference, COMPARISON)
     for option, path in (("--initial-guess", config.initial_guess), ("--restraints", config.restraints)):
         if path is not None and not path.is_file():
             raise InputError(f"no such file; check the name given with {option}", path=path)

@@ -7,6 +7,10 @@ import numpy as np
 from fastfold.protein import residue_constants as rc
 
 _N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
+MAX_PEPTIDE_BOND = 2.5
+"""Distance in Å of C and N above which no bond joins two residues: a bond has 1.33, atoms in contact about 3."""
+_MAX_ALPHA_DISTANCE = 4.6
+"""The same limit for alpha carbons, if C or N is missing; across a peptide bond they are 3.8 apart."""
 
 
 def dihedrals(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
@@ -32,6 +36,24 @@ def angle_difference(a: np.ndarray, b: np.ndarray | float) -> np.ndarray:
 def follows(chain_index: np.ndarray, residue_index: np.ndarray) -> np.ndarray:
     """Return a mask ``[N]`` of residues with the next number after their predecessor, in the same chain."""
     return np.concatenate([[False], (np.diff(chain_index) == 0) & (np.diff(residue_index) == 1)])
+
+
+def without_bond(positions: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return a mask ``[N - 1]`` of residues too far from their successor for a peptide bond.
+
+    C and N decide, or the alpha carbons if one of them is missing. Without these, residues count as near.
+
+    Args:
+        positions: Atom37 positions ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``, 1 for present atoms.
+    """
+    present = np.asarray(mask) > 0.5
+    far = np.zeros(max(len(present) - 1, 0), bool)
+    for before, after, limit in ((_CA, _CA, _MAX_ALPHA_DISTANCE), (_C, _N, MAX_PEPTIDE_BOND)):
+        known = present[:-1, before] & present[1:, after]
+        apart = np.asarray(positions[1:, after] - positions[:-1, before], np.float64)
+        far = np.where(known, np.linalg.norm(apart, axis=-1) > limit, far)
+    return far
 
 
 def backbone_torsions(positions: np.ndarray, mask: np.ndarray, tied: np.ndarray) -> np.ndarray:

@@ -17,8 +17,8 @@ from fastfold.data.templates.hits import Outcome, TemplateSkipped
 from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
-from fastfold.protein.io.observed import TEMPLATE, check_backbone
-from fastfold.protein.io.read import log_warnings, read_user_structure, structure_name
+from fastfold.protein.io.observed import TEMPLATE, read_logged
+from fastfold.protein.io.read import structure_name
 from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
@@ -97,10 +97,7 @@ def _read_chains(path: Path | Structure, files: dict[str, Path | Structure]) -> 
             "because names identify templates",
             path=name if isinstance(path, Structure) else path,
         )
-    structure = read_user_structure(path)
-    log_warnings(
-        check_backbone(structure.chains, TEMPLATE, path=path if isinstance(path, Path) else name), path
-    )
+    structure = read_logged(path, TEMPLATE, whole=True)
     files[name] = path
     return [
         CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, one.positions, one.mask))

@@ -11,7 +11,7 @@ import torch
 
 from fastfold.inference.ensemble.members import Ensemble
 from fastfold.inference.ensemble.settings import SIMILARITY
-from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.io.observed import COMPARISON, read_logged
 from fastfold.protein.labels import default_names
 from fastfold.protein.metrics.chain_mapping import ChainCandidates, map_chains
 from fastfold.protein.metrics.compare import compare_structures
@@ -184,7 +184,7 @@ def superposed_protein(ensemble: Ensemble, analysis: Analysis, member: int) -> P
 
 
 def _compare(ensemble: Ensemble, path: Path) -> State:
-    state = read_user_structure(path)
+    state = read_logged(path, COMPARISON, whole=True)
     own = default_names(ensemble.members[0].protein).chain_ids
     found = [compare_structures(member.protein, state) for member in ensemble.members]
     scores, distances = [one.tm_score for one in found], [one.rmsd_ca for one in found]

@@ -20,7 +20,8 @@ from fastfold.inference.models import Network
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.inference.output.score_files import lines_json, rounded, rounded_tree
 from fastfold.inference.progress import Progress
-from fastfold.protein.io.read import read_structure, read_user_structure
+from fastfold.protein.io.observed import COMPARISON, read_logged
+from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from fastfold.utils.atomic_files import write_atomic
 
@@ -52,7 +53,7 @@ def compare_target(
     the target do not share a residue. An InputError tells that the reference cannot be read, and an OutputError that
     the scores cannot be written.
     """
-    true = read_user_structure(reference)
+    true = read_logged(reference, COMPARISON, whole=True)
     stem = safe_stem(name)
     kinds = ("",) if output_format == "fastfold" else ("_unrelaxed", "_relaxed")
     structures = {

@@ -26,10 +26,10 @@ from fastfold.inference.output.score_files import (
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.protocol import relax
 from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
-from fastfold.protein.io.observed import RELAXATION, check_backbone
+from fastfold.protein.io.observed import RELAXATION, read_logged
 from fastfold.protein.io.pairwise_metric import has_pairwise_metric
 from fastfold.protein.io.pdb_writer import PdbLimitError
-from fastfold.protein.io.read import read_structure, read_user_structure, structure_name
+from fastfold.protein.io.read import read_structure, structure_name
 from fastfold.protein.labels import author_names
 from fastfold.protein.structure import structure_to_protein
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
@@ -58,7 +58,7 @@ def relax_file(
 
     Files are named ``<stem>_relaxed.pdb``, ``<stem>_relaxed.cif`` and ``<stem>_relax.json``. Chains, residue numbers
     and B-factors are those of the input. Waters, ligands and nucleic acids are left out, as in
-    :func:`~fastfold.protein.io.read.read_user_structure`. If the minimiser fails, only the record is written. Equal
+    :func:`~fastfold.protein.io.observed.read_observed`. If the minimiser fails, only the record is written. Equal
     inputs give equal structures on the Reference platform and on one thread of the CPU.
 
     Args:
@@ -93,8 +93,7 @@ def relax_file(
             f"{path}: not relaxed, because {there[0]!r} exists; use --overwrite (in Python overwrite=True), or "
             "another output folder"
         )
-    structure = read_user_structure(path)
-    check_backbone(structure.chains, RELAXATION, path=path)
+    structure = read_logged(path, RELAXATION, whole=True)
     prepare_output_directory(paths["record"].parent)
     names = author_names(structure)
     result = relax(structure_to_protein(structure), config, names=names, on_progress=on_progress)

@@ -56,7 +56,7 @@ def segments(protein: Protein) -> list[list[int]]:
 
 
 def check_relaxable(
-    protein: Protein, names: AuthorNames | None = None, breaks: Mapping[int, str] | None = None
+    protein: Protein, names: AuthorNames | None = None, breaks: Mapping[tuple[int, int], str] | None = None
 ) -> None:
     """Refuse structures without parameters in the force field, with the names of residues and chain breaks.
 
@@ -73,7 +73,7 @@ def check_relaxable(
             )
     for run in segments(protein):
         if len(run) == 1:
-            near = [text for i, text in (breaks or {}).items() if i in (run[0], run[0] + 1)]
+            near = [text for ends, text in (breaks or {}).items() if run[0] in ends]
             where = f" (chain broken between {', '.join(near)})" if near else ""
             raise InputError(
                 f"{residue_label(protein, run[0], names)} is not bonded to another residue{where}, and Amber99sb has "

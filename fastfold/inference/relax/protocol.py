@@ -21,6 +21,7 @@ from fastfold.inference.relax.stereo import (
     open_breaks,
     violating_residues,
 )
+from fastfold.protein.io.observed import RELAXATION, read_logged
 from fastfold.protein.io.read import named_protein
 from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
@@ -83,20 +84,20 @@ def relax(
 
     Args:
         structure: A :class:`fastfold.Protein`, a file, or another structure of
-            :func:`fastfold.protein.io.read.read_structure`. Residues without atoms are left out, and the chain ends
+            :func:`fastfold.protein.io.observed.read_observed`. Residues without atoms are left out, and the chain ends
             next to them.
         config: Settings; AlphaFold's by default.
         names: Names of chains and residues in messages; by default those of ``structure``.
         continuous: True if residues with consecutive numbers are bonded at any distance, as in a prediction. Otherwise
-            a chain ends where C and N are more than 2.5 Å apart.
+            a chain ends at each break (:func:`fastfold.protein.geometry.without_bond`).
         on_progress: Called every ten seconds with the round, the iterations and the estimated remaining time.
 
     Returns:
         Relaxed structure with its record; chains, numbers and B-factors are those of the input.
 
     Raises:
-        InputError: The force field does not support the structure: a chain of one residue, a residue of unknown type
-            with atoms, or one with fewer than three atoms. Names it.
+        InputError: The file cannot be read, or the force field does not support the structure: a chain of one residue,
+            a residue of unknown type with atoms, or one with fewer than three atoms. Names it.
         OutputError: The structure has no atoms, or a position is not finite.
         ConfigError: The platform does not work, or OpenMM is not installed.
 
@@ -114,10 +115,12 @@ def relax(
     from fastfold.inference.relax.platforms import choose_platform
     from fastfold.inference.relax.prepare import check_relaxable
 
-    protein, own_names = named_protein(structure)
+    if not isinstance(getattr(structure, "protein", structure), Protein):
+        structure = read_logged(structure, RELAXATION, whole=True)
+    given, own_names = named_protein(structure)
     names = names or own_names
+    protein = given if continuous else open_breaks(given)
     breaks = {} if continuous else chain_breaks(protein, names)
-    given, protein = protein, open_breaks(protein, breaks)
     check_relaxable(protein, names, breaks)
     check_not_mirrored(protein, names)
     platform = choose_platform(config.platform, threads=config.threads or available_cores())

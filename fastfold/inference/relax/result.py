@@ -16,6 +16,8 @@ from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Hydrogens, Protein
 
+_SHOWN_BREAKS = 5  #: Number of chain breaks that a summary names
+
 
 @dataclass(frozen=True)
 class BondedCysteines:
@@ -57,7 +59,7 @@ class RelaxResult:
     residues_freed: int  #: Residues without restraints in the last round
     atoms_added: int  #: Number of added heavy atoms
     seconds: float  #: Seconds of the relaxation
-    #: Pairs of residues with consecutive numbers that are not bonded, with their distance
+    #: Neighbours in a chain of the input that no bond joins, with their distance
     chain_breaks: tuple[str, ...] = ()
     disulfides: tuple[BondedCysteines, ...] = ()  #: Disulfide bonds of the force field
     #: Residues whose side chains were placed again, because a bond passed through a ring
@@ -116,7 +118,9 @@ class RelaxResult:
             f"{self.platform}, {self.seconds:.0f} s"
         )
         if self.chain_breaks:
-            what += f"; chain broken between {', '.join(self.chain_breaks)}"
+            more = len(self.chain_breaks) - _SHOWN_BREAKS
+            what += f"; chain broken between {', '.join(self.chain_breaks[:_SHOWN_BREAKS])}"
+            what += f" and at {more} more places" if more > 0 else ""
         if self.disulfides:
             what += f"; disulfide bonds {', '.join(' - '.join(bond.residues) for bond in self.disulfides)}"
         if self.side_chains_rebuilt:

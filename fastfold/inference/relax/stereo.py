@@ -15,38 +15,39 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.losses.violation import find_violations
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import gather_atoms, lookup
-from fastfold.protein.geometry import dihedrals, follows
+from fastfold.protein.geometry import follows, without_bond
 from fastfold.protein.labels import AuthorNames, residue_label
+from fastfold.protein.metrics.backbone import BackboneGeometry, measure_backbone, off_planar
 from fastfold.protein.protein import Protein
 from fastfold.protein.validation.covalent import CHIRAL_CENTRES, hands, wrong_hands
 
-MAX_PEPTIDE_BOND = 2.5
-"""Distance in Å of C and N above which two residues are not bonded; a peptide bond has 1.33."""
-_MAX_ALPHA_DISTANCE = 4.6
-"""The same limit for alpha carbons, if C or N is missing; across a peptide bond they are 3.8 apart."""
 
-
-def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int, str]:
-    """Return the residues too far from their predecessor, with a description of each break."""
-    present = protein.atom_mask > 0.5
-    breaks: dict[int, str] = {}
-    for i in np.flatnonzero(follows(protein.chain_index, protein.residue_index)).tolist():
-        for before, after, limit in (("C", "N", MAX_PEPTIDE_BOND), ("CA", "CA", _MAX_ALPHA_DISTANCE)):
-            a, b = (i - 1, rc.atom_order[before]), (i, rc.atom_order[after])
-            if present[a] and present[b]:
-                distance = float(np.linalg.norm(protein.atom_positions[b] - protein.atom_positions[a]))
-                if distance > limit:
-                    ends = f"{residue_label(protein, i - 1, names)} and {residue_label(protein, i, names)}"
-                    breaks[i] = f"{ends} ({before}-{after} {distance:.1f} Å)"
-                break
-    return breaks
-
-
-def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
+def open_breaks(protein: Protein) -> Protein:
     """Return the structure with residue numbers that are consecutive only between bonded residues."""
     tied = follows(protein.chain_index, protein.residue_index)
-    tied[list(breaks)] = False
+    tied[1:] &= ~without_bond(protein.atom_positions, protein.atom_mask)
     return replace(protein, residue_index=np.cumsum(np.where(tied, 1, 2)))
+
+
+def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[tuple[int, int], str]:
+    """Return neighbours with atoms in a chain that no bond joins, by their numbers, with their distance in words."""
+    present = protein.atom_mask > 0.5
+    rows = np.flatnonzero(present.any(-1))
+    before, after = rows[:-1], rows[1:]
+    ends = (protein.chain_index[before] == protein.chain_index[after]) & (
+        protein.residue_index[after] - protein.residue_index[before] != 1
+    )
+    breaks = {}
+    for i, j in zip(before[ends].tolist(), after[ends].tolist(), strict=True):
+        text = f"{residue_label(protein, i, names)} and {residue_label(protein, j, names)}"
+        for one, other in (("C", "N"), ("CA", "CA")):
+            a, b = (i, rc.atom_order[one]), (j, rc.atom_order[other])
+            if present[a] and present[b]:
+                distance = float(np.linalg.norm(protein.atom_positions[b] - protein.atom_positions[a]))
+                text += f" ({one}-{other} {distance:.1f} Å)"
+                break
+        breaks[i, j] = text
+    return breaks
 
 
 _LEAST_MIRRORED = 3  #: Number of wrong hands from which a chain can be a mirror image
@@ -60,7 +61,8 @@ _PEPTIDE_BOND = 1.33
 
 def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
     """Raise InputError for a chain of mostly D-amino acids, or, without beta carbons, of positive phi angles."""
-    of_alpha, phi = hands(protein, *CHIRAL_CENTRES[0]), _phi(protein)
+    of_alpha, phi = hands(protein, *CHIRAL_CENTRES[0]), _measured(protein).phi.numpy()
+    phi[protein.aatype == rc.restype_order["G"]] = np.nan
     for name, rows in zip(names.chain_ids, protein.chains, strict=True):
         known = of_alpha[rows][of_alpha[rows] != 0]
         count, least, what = int((known < 0).sum()), _LEAST_MIRRORED, "alpha carbons are of D-amino acids"
@@ -74,29 +76,15 @@ def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
             )
 
 
-def _phi(protein: Protein) -> np.ndarray:
-    """Return phi of residues other than glycine in degrees, NaN where it is not defined."""
-    after = np.flatnonzero(follows(protein.chain_index, protein.residue_index))
-    angles, known = _torsions(protein, (after - 1, "C"), *((after, name) for name in ("N", "CA", "C")))
-    known &= protein.aatype[after] != rc.restype_order["G"]
-    phi = np.full(len(protein), np.nan)
-    phi[after[known]] = angles[known]
-    return phi
-
-
-def _torsions(protein: Protein, *atoms: tuple[np.ndarray, str]) -> tuple[np.ndarray, np.ndarray]:
-    places = [(rows, rc.atom_order[name]) for rows, name in atoms]
-    known = np.all([protein.atom_mask[place] > 0.5 for place in places], axis=0)
-    return dihedrals(*(protein.atom_positions[place].astype(np.float64) for place in places)), known
+def _measured(protein: Protein) -> BackboneGeometry:
+    arrays = (protein.atom_positions, protein.atom_mask, protein.residue_index, protein.chain_index)
+    return measure_backbone(*map(torch.from_numpy, arrays))
 
 
 def twisted_residues(protein: Protein) -> np.ndarray:
     """Return a mask ``[N]`` of residues after a peptide bond with omega far from cis and trans."""
-    after = np.flatnonzero(follows(protein.chain_index, protein.residue_index))
-    before = after - 1
-    omega, known = _torsions(protein, (before, "CA"), (before, "C"), (after, "N"), (after, "CA"))
-    off_planar = np.minimum(np.abs(omega), 180.0 - np.abs(omega))
-    return _both_ends(before, after, known & (off_planar > MAX_TWIST), len(protein))
+    after = np.flatnonzero((off_planar(_measured(protein).omega) > MAX_TWIST).numpy())
+    return _both_ends(after - 1, after, np.ones(len(after), bool), len(protein))
 
 
 def stretched_residues(protein: Protein) -> np.ndarray:

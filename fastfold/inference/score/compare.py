@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.observed import observed_chain
 from fastfold.protein.metrics.chain_mapping import ChainMap, equal_chains, map_chains
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.structure import ChainStructure, structure_to_protein
@@ -32,7 +30,7 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
     (:meth:`fastfold.protein.validation.StructureCheck.to_dict`).
     """
     structure = given.read()
-    chains = [observed_chain(chain) for chain in structure.chains]
+    chains = structure.chains
     predicted, true, mask, mapping = _ca_atoms(prediction, chains)
     scores: dict[str, Any] = {
         "file": given.path.name,
@@ -40,7 +38,7 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
         "tm_score": tm_score(predicted, true, mask, reference_length=len(mask)),
         "rmsd": float(rmsd(predicted, true, mask)),
         "composite": None,
-        "geometry": check_structure(structure_to_protein(replace(structure, chains=tuple(chains)))).to_dict(),
+        "geometry": check_structure(structure_to_protein(structure)).to_dict(),
     }
     if prediction.ptm is not None:
         scores["composite"] = prediction.mean_plddt / 100 * float(prediction.ptm) * scores["tm_score"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.geometry import without_bond
 from fastfold.protein.io.records import UNKNOWN, ChainRecord, Conformer, amino_acid, bonded, choose_conformer
 from fastfold.protein.structure import ChainStructure
 
@@ -101,7 +102,6 @@ def _match(residue: Conformer, letters: np.ndarray) -> np.ndarray:
 
 
 _SHOWN = 10
-_FAR_APART = 8.0  #: Distance in Å from C to the next N above that of any strained peptide bond
 _MAX_STEP = 20_000
 """Limit of a step between residue numbers, larger than in any PDB file; keeps sums within 32 bits."""
 
@@ -185,10 +185,8 @@ def _report_types(
 
 
 def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
-    carbons, nitrogens = (rc.atom_order[name] for name in ("C", "N"))
-    apart = np.linalg.norm(chain.positions[1:, nitrogens] - chain.positions[:-1, carbons], axis=-1)
-    known = chain.mask[1:, nitrogens] * chain.mask[:-1, carbons] > 0
-    breaks = np.flatnonzero(known & (np.diff(chain.residue_index) == 1) & (apart > _FAR_APART))
+    apart = without_bond(chain.positions, chain.mask)
+    breaks = np.flatnonzero((np.diff(chain.residue_index) == 1) & apart)
     if len(breaks):
         labels = (f"{chain.residue_names[i]} {chain.author_numbers[i]}" for i in (breaks[0], breaks[0] + 1))
         more = f", and at {len(breaks) - 1} more places" if len(breaks) > 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,15 +12,13 @@ import numpy as np
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.geometry import without_bond
 from fastfold.protein.io.read import log_warnings, read_structure
-from fastfold.protein.labels import fill_numbers
 from fastfold.protein.structure import ChainStructure, Structure
 from fastfold.utils.text_files import PathLike
 
 BREAK_STEP: Final = 200
 """Step of the residue index at a break that the numbers do not show, as in dl_binder_design."""
-_MAX_PEPTIDE_BOND: Final = 3.0
-"""Distance in Å of C and N from which networks are shown a break, as in dl_binder_design."""
 _N, _CA, _C = (rc.atom_order[atom] for atom in ("N", "CA", "C"))
 
 
@@ -29,6 +28,7 @@ class Purpose:
 
     what: str  #: Verb and object, after "cannot"
     needs_every_residue: bool = False  #: True if no residue may have CA alone
+    of_others: str = "no network sees their backbone"  #: Consequence for residues without a backbone
 
 
 FIXED_BACKBONE = Purpose("fix a backbone")
@@ -38,6 +38,7 @@ SCORE = Purpose("score a structure")
 TEMPLATE = Purpose("use a template")
 INITIAL_GUESS = Purpose("start from a structure")
 RELAXATION = Purpose("relax a structure", needs_every_residue=True)
+COMPARISON = Purpose("compare with a structure", of_others="scores of all atoms leave them out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,25 +51,26 @@ class ObservedChain(ChainStructure):
 
 
 @dataclass(frozen=True, eq=False)
-class ObservedStructure:
+class ObservedStructure(Structure):
     """Structure as a target."""
 
-    name: str  #: Name of the file without its suffixes
     chains: tuple[ObservedChain, ...]  #: The chains in the order of the file; at least one
-    warnings: tuple[str, ...]  #: Decisions of the reader, one sentence each
 
 
-def read_observed(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = ()) -> ObservedStructure:
-    """Read a structure as a target: the residues with coordinates, in chains whose index shows every gap.
+def read_observed(
+    source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = (), whole: bool = False
+) -> ObservedStructure:
+    """Read a structure of a user: the residues with coordinates, in chains whose index shows every gap.
 
     The residue index is that of :func:`~fastfold.protein.io.read.read_structure`: the place in the sequence of the
     polymer if the file has it, otherwise the number in the file. Further gaps come from residues without a peptide
-    bond. A warning tells of each chain with residues left out, or with a gap that no number shows.
+    bond. A warning tells of each chain with residues left out.
 
     Args:
         source: As of :func:`~fastfold.protein.io.read.read_structure`.
         purpose: Use of the structure, for messages.
         chain_ids: Chains to read, in the order of the file; none for all.
+        whole: Return all residues of the polymers, as of :func:`all_residues`.
 
     Raises:
         InputError: A chain is missing or lacks the backbone that the purpose needs, or see
@@ -86,29 +88,36 @@ def read_observed(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = (
         [1, 2, 3, 4, 7, 8, 9, 10]
     """
     structure = read_structure(source)
-    path = structure.name if isinstance(source, Structure) else source
+    path = source if isinstance(source, str | os.PathLike) else structure.name
     known = [chain.chain_id for chain in structure.chains]
     if missing := sorted(set(chain_ids) - set(known)):
         raise InputError(f"has no chain {missing[0]!r}, only {', '.join(known)}", path=path)
     chosen = [one for one in structure.chains if not chain_ids or one.chain_id in chain_ids]
     warnings = [*structure.warnings, *check_backbone(chosen, purpose, path=path)]
     chains = tuple(map(observed_chain, chosen))
+    if whole:
+        chains = tuple(map(all_residues, chains))
     for chain in chains:
-        about = f"Chain {chain.chain_id!r}:"
         if left_out := max(len(chain.whole) - len(chain), 0):
             residues = f"{left_out} residue{'s' if left_out > 1 else ''}"
-            warnings.append(f"{about} {residues} without coordinates left out; networks see the gaps.")
-        for i in np.flatnonzero(np.diff(chain.residue_index) == BREAK_STEP):
-            ends = " and ".join(
-                " ".join(x[k] for x in (chain.residue_names, chain.author_numbers)) for k in (i, i + 1)
+            warnings.append(
+                f"Chain {chain.chain_id!r}: {residues} without coordinates left out; networks see the gaps."
             )
-            warnings.append(f"{about} no bond joins {ends}; networks see a gap between them.")
-    return ObservedStructure(structure.name, chains, tuple(warnings))
+    return ObservedStructure(
+        name=structure.name,
+        chains=chains,
+        resolution=structure.resolution,
+        method=structure.method,
+        release_date=structure.release_date,
+        warnings=tuple(warnings),
+    )
 
 
-def read_logged(source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = ()) -> ObservedStructure:
-    """Read a structure as a target and log the warnings; arguments and errors as of :func:`read_observed`."""
-    structure = read_observed(source, purpose, chain_ids=chain_ids)
+def read_logged(
+    source: Any, purpose: Purpose, *, chain_ids: Sequence[str] = (), whole: bool = False
+) -> ObservedStructure:
+    """Read a structure of a user and log the warnings; arguments and errors as of :func:`read_observed`."""
+    structure = read_observed(source, purpose, chain_ids=chain_ids, whole=whole)
     log_warnings(structure.warnings, source)
     return structure
 
@@ -148,7 +157,7 @@ def check_backbone(
                 path=path,
             )
         if count:
-            warnings.append(f"{shortage}; no network sees their backbone.")
+            warnings.append(f"{shortage}; {purpose.of_others}.")
     return warnings
 
 
@@ -173,30 +182,31 @@ def observed_chain(chain: ChainStructure) -> ObservedChain:
 
 
 def all_residues(chain: ObservedChain) -> ObservedChain:
-    """Return a chain with all residues of the polymer; those that were left out lack atoms.
-
-    They get numbers next to those of their neighbours. If unused numbers are too few, ``author_numbers`` is empty.
-    """
+    """Return a chain with all residues of the polymer; those that were left out lack atoms, names and numbers."""
     if not chain.whole:
         return chain
     n, places = len(chain.whole), chain.places
     numbers, names = [""] * n, [""] * n
     for k, place in enumerate(places.tolist()):
         numbers[place], names[place] = chain.author_numbers[k], chain.residue_names[k]
-    numbers = fill_numbers(numbers)
     shape = (n, rc.atom_type_num)
     arrays = {"positions": np.zeros((*shape, 3), np.float32), "mask": np.zeros(shape, np.float32)}
     arrays["b_factors"] = np.zeros(shape, np.float32)
     for name, array in arrays.items():
         array[places] = getattr(chain, name)
+    # The index of observed residues rises at least as fast as their places.
+    last = np.searchsorted(places, np.arange(n), side="right") - 1
+    index = np.where(
+        last < 0, chain.residue_index[0] - places[0], (chain.residue_index - places)[last]
+    ) + np.arange(n)
     return ObservedChain(
         chain_id=chain.chain_id,
         sequence=chain.whole,
         positions=arrays["positions"],
         mask=arrays["mask"],
-        residue_index=np.arange(n, dtype=np.int32),
+        residue_index=index.astype(np.int32),
         b_factors=arrays["b_factors"],
-        author_numbers=tuple(numbers) if all(numbers) else (),
+        author_numbers=tuple(numbers),
         residue_names=tuple(names),
         has_sequence=True,
     )
@@ -209,20 +219,13 @@ def gapped_index(chain: ChainStructure) -> np.ndarray:
     get :data:`BREAK_STEP`, unless the file lists the polymer, which says that they are neighbours.
     """
     steps = np.diff(chain.residue_index)
-    for i in np.flatnonzero((steps == 1) & _is_apart(chain)).tolist():
+    for i in np.flatnonzero((steps == 1) & without_bond(chain.positions, chain.mask)).tolist():
         before, after = (_number(chain, k) for k in (i, i + 1))
         if before is not None and after is not None and after - before > 1:
             steps[i] = after - before
         elif not chain.has_sequence:
             steps[i] = BREAK_STEP
     return np.cumsum([chain.residue_index[0], *steps]).astype(np.int32)
-
-
-def _is_apart(chain: ChainStructure) -> np.ndarray:
-    """Return a mask ``[N - 1]`` of neighbours without a peptide bond; False where C or N is missing."""
-    known = (chain.mask[:-1, _C] > 0.5) & (chain.mask[1:, _N] > 0.5)
-    apart = np.linalg.norm(chain.positions[1:, _N] - chain.positions[:-1, _C], axis=-1)
-    return np.asarray(known & (apart > _MAX_PEPTIDE_BOND))
 
 
 def _number(chain: ChainStructure, residue: int) -> int | None:

@@ -139,13 +139,6 @@ def _of_protein(protein: Protein, name: str, names: AuthorNames) -> Structure:
     return Structure(name=name, chains=chains)
 
 
-def read_user_structure(source: Any) -> Structure:
-    """Read a structure and log the reader's warnings; source and errors as of :func:`read_structure`."""
-    structure = read_structure(source)
-    log_warnings(structure.warnings, source)
-    return structure
-
-
 def log_warnings(warnings: Iterable[str], source: Any) -> None:
     """Log warnings about a structure with its path, or the name of an object."""
     for warning in warnings:

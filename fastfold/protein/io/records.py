@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.geometry import MAX_PEPTIDE_BOND
 
 UNKNOWN: Final = "X"
 BACKBONE: Final = ("N", "CA", "C", "O")
@@ -297,8 +298,8 @@ def _name_arginine_nitrogens(residue: Conformer) -> None:
 
 
 def bonded(before: Conformer, after: Conformer) -> bool | None:
-    """Return True if C and N of two residues are within 2 Å; None if one is missing."""
+    """Return True if C and N of two residues are near enough for a peptide bond; None if one is missing."""
     carbon, nitrogen = before.position("C"), after.position("N")
     if carbon is None or nitrogen is None:
         return None
-    return bool(np.linalg.norm(carbon - nitrogen) < 2.0)
+    return bool(np.linalg.norm(carbon - nitrogen) <= MAX_PEPTIDE_BOND)

@@ -21,7 +21,7 @@ from fastfold.inference.design.results.table import Design, design_rows
 from fastfold.inference.design.task import DesignTask, binder, fixed_backbone, hallucination, partial
 from fastfold.inference.report.discover import find_predictions
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.io.read import read_structure
 from tests.helpers.results import helix_prediction
 from tests.inference.design.test_filters import entry, write
 
@@ -37,13 +37,13 @@ def _superposed(points: np.ndarray, given: np.ndarray) -> float:
 
 def _bent(backbone: Path) -> np.ndarray:
     """Atoms of the first chain of the file, bent and moved."""
-    positions = read_user_structure(backbone).chains[0].positions.copy()
+    positions = read_structure(backbone).chains[0].positions.copy()
     at = np.arange(len(positions))[:, None, None]
     return positions + np.sin(0.8 * at + np.array([0.0, 1.0, 2.0])) * 1.5 + 20.0
 
 
 def test_the_backbone_is_superposed_on_itself(backbone: Path) -> None:
-    chain = read_user_structure(backbone).chains[0]
+    chain = read_structure(backbone).chains[0]
     task, positions = fixed_backbone(backbone, chain="A", keep="A2-4"), _bent(backbone)
     letters = "".join(
         letter if i < 9 else {"A": "G"}.get(letter, "A") for i, letter in enumerate(chain.sequence)
@@ -59,7 +59,7 @@ def test_the_backbone_is_superposed_on_itself(backbone: Path) -> None:
 
 
 def test_the_motif_is_superposed_on_itself(backbone: Path) -> None:
-    chain = read_user_structure(backbone).chains[0]
+    chain = read_structure(backbone).chains[0]
     task, positions = partial(backbone, "A3-6,A9", chain="A"), _bent(backbone)
     motif = [2, 3, 4, 5, 8]
     expected = _superposed(positions[motif, CA], chain.positions[motif, CA])
@@ -71,7 +71,7 @@ def test_the_motif_is_superposed_on_itself(backbone: Path) -> None:
 
 
 def test_unresolved_and_unknown_residues_do_not_count(backbone: Path) -> None:
-    chain = read_user_structure(backbone).chains[0]
+    chain = read_structure(backbone).chains[0]
     task, positions = fixed_backbone(backbone, chain="A", keep="A2"), _bent(backbone)
     assert task.reference is not None
     mask, aatype = task.reference.mask.clone(), task.reference.aatype.clone()
@@ -125,7 +125,7 @@ def test_each_step_has_the_figures(monomer: AlphaFold, backbone: Path) -> None:
         for row in state.log:
             assert names <= row.keys()
             assert not ({"backbone_rmsd", "motif_rmsd", "seqid"} - names) & row.keys()
-        given = read_user_structure(backbone).chains[0].positions[:, CA]
+        given = read_structure(backbone).chains[0].positions[:, CA]
         where = slice(2, 6) if "motif_rmsd" in names else slice(None)
         expected = _superposed(state.trace[-1][where], given[where])
         assert state.log[-1][min(names - {"seqid"})] == pytest.approx(expected, rel=1e-4)
@@ -144,7 +144,7 @@ def _design(task: DesignTask, sequence: str) -> Design:
 
 
 def test_the_table_and_filters_have_the_figures(tmp_path: Path, backbone: Path) -> None:
-    chain = read_user_structure(backbone).chains[0]
+    chain = read_structure(backbone).chains[0]
     task = fixed_backbone(backbone, chain="A")
     aatype = rc.sequence_to_aatype(chain.sequence)
     fold = helix_prediction("d", 14, aatype=aatype, sequences=(chain.sequence,))
@@ -168,7 +168,7 @@ def test_an_open_ring_is_named(tmp_path: Path) -> None:
     task = hallucination(14, cyclic=True)
     helix_prediction("d", 14).save(tmp_path, rank=1, plots=False)
     (folded,) = find_predictions(tmp_path)
-    chain = read_user_structure(folded.files[".cif"]).chains[0].positions
+    chain = read_structure(folded.files[".cif"]).chains[0].positions
     gap = float(np.linalg.norm(chain[0, rc.atom_order["N"]] - chain[-1, rc.atom_order["C"]]))
     (row,) = design_rows([_design(task, "A" * 14)], tmp_path, ())
     assert row["ring_gap"] == f"{gap:.2f}"

@@ -24,7 +24,7 @@ from fastfold.inference.design.task import (
     hallucination,
     partial,
 )
-from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.io.read import read_structure
 
 
 def test_losses_read_no_value_of_the_device(backbone: Path) -> None:
@@ -61,7 +61,7 @@ def test_separation_is_the_shorter_way_in_rings() -> None:
 
 
 def test_kept_residues_are_the_files(backbone: Path) -> None:
-    sequence = read_user_structure(backbone).chains[0].sequence
+    sequence = read_structure(backbone).chains[0].sequence
     task = fixed_backbone(backbone, chain="A", keep="A2-4,A9")
     assert task.num_parameters == 10
     (designed,) = task.letters("W" * 10)
@@ -108,7 +108,7 @@ def test_only_the_designed_chain_of_a_binder_is_a_ring(backbone: Path) -> None:
 )
 def test_residues_that_do_not_exist_are_named(backbone: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        residue_places(text, read_user_structure(backbone).chains, backbone)
+        residue_places(text, read_structure(backbone).chains, backbone)
 
 
 def test_unusable_tasks_are_refused(backbone: Path) -> None:

@@ -9,12 +9,23 @@ import gemmi
 import numpy as np
 import pytest
 
+from fastfold.data.targets import structure_chains
 from fastfold.errors import InputError
+from fastfold.inference.relax.prepare import segments
+from fastfold.inference.relax.stereo import open_breaks
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.observed import (
+    BINDING_SITE,
     BREAK_STEP,
+    COMPARISON,
     FIXED_BACKBONE,
+    INITIAL_GUESS,
+    MOTIF,
     RELAXATION,
     SCORE,
+    TEMPLATE,
+    ObservedStructure,
+    Purpose,
     all_residues,
     check_backbone,
     observed_chain,
@@ -26,6 +37,7 @@ from fastfold.protein.labels import AuthorNames
 from tests.helpers.peptides import helix
 from tests.helpers.structure_texts import atom_line, chain_lines, seqres_lines
 
+N, C = rc.atom_order["N"], rc.atom_order["C"]
 SEQUENCE = "MTYKLILNGKTLKGETTTEAVDAATAEKVFKQYANDNG"
 
 
@@ -49,7 +61,10 @@ def test_breaks_are_gaps_where_numbers_are_consecutive(tmp_path: Path) -> None:
     path = write(tmp_path, chain_lines(*(("ALA", n) for n in range(1, 5)), breaks=(2,)))
     assert index_of(path) == [1, 2, 2 + BREAK_STEP, 3 + BREAK_STEP]
     found = read_observed(path, SCORE)
-    assert "Chain 'A': no bond joins ALA 2 and ALA 3; networks see a gap between them." in found.warnings
+    assert found.warnings == (
+        "Chain 'A' breaks between ALA 2 and ALA 3 with consecutive numbers; if these are two molecules, give each a "
+        "separate chain name.",
+    )
 
 
 def test_bonded_residues_are_neighbours_whatever_their_numbers(tmp_path: Path) -> None:
@@ -75,7 +90,9 @@ def test_residues_without_coordinates_are_gaps(tmp_path: Path) -> None:
     assert found.warnings == ("Chain 'A': 3 residues without coordinates left out; networks see the gaps.",)
     whole = all_residues(chain)
     assert (whole.sequence, whole.residue_index.tolist()) == ("MTYKLILN", list(range(8)))
-    assert whole.author_numbers == tuple(map(str, range(31, 39)))
+    assert whole.author_numbers == ("", "32", "33", "", "", "36", "37", "38")
+    (same,) = read_observed(write(tmp_path, lines), SCORE, whole=True).chains
+    assert (same.sequence, same.whole, same.author_numbers) == (whole.sequence, "", whole.author_numbers)
     np.testing.assert_array_equal(whole.positions, read_structure(write(tmp_path, lines)).chains[0].positions)
 
 
@@ -131,8 +148,19 @@ def test_chains_without_backbone_are_refused(tmp_path: Path, lines: list[str], m
         read_observed(write(tmp_path, lines), FIXED_BACKBONE)
 
 
+@pytest.mark.parametrize(
+    "purpose",
+    [FIXED_BACKBONE, MOTIF, BINDING_SITE, SCORE, TEMPLATE, INITIAL_GUESS, RELAXATION, COMPARISON],
+    ids=lambda purpose: purpose.what,
+)
+def test_every_purpose_is_named_for_chains_of_ca_alone(tmp_path: Path, purpose: Purpose) -> None:
+    path = write(tmp_path, [atom_line("CA", "ALA", n, 3.8 * n) for n in range(1, 6)])
+    with pytest.raises(InputError, match=f"cannot {purpose.what}: 5 of 5 residues have CA alone"):
+        read_observed(path, purpose)
+
+
 def test_some_residues_of_ca_alone_are_counted(tmp_path: Path) -> None:
-    alone = [atom_line("CA", "ALA", n, 3.8 * n) for n in (3, 4)]
+    alone = [atom_line("CA", "ALA", n, 3.8 * (n - 1)) for n in (3, 4)]
     path = write(tmp_path, [*chain_lines(("ALA", 1), ("ALA", 2)), *alone])
     assert read_observed(path, SCORE).warnings == (
         "2 of 4 residues have CA alone; no network sees their backbone.",
@@ -148,10 +176,51 @@ def test_missing_chains_are_named(tmp_path: Path) -> None:
         read_observed(path, SCORE, chain_ids=["X"])
 
 
-def test_all_residues_have_no_numbers_of_the_file_if_there_are_too_few(tmp_path: Path) -> None:
+def test_all_residues_have_the_index_of_those_with_coordinates(tmp_path: Path) -> None:
+    """A gap of the numbers that the listed sequence does not have."""
+    letters, numbers = ["ALA"] * 7, (312, 313, 346, 348)
+    lines = [*seqres_lines(*letters), *chain_lines(*(("ALA", n) for n in numbers), breaks=(2, 3))]
+    chain = read_structure(write(tmp_path, lines)).chains[0]
+    places = [1, 2, 3, 5]
+    mask = np.zeros_like(chain.mask)
+    mask[places], positions = 1, np.zeros_like(chain.positions)
+    positions[places] = chain.positions[chain.mask.any(1)]
+    named = ["", "312", "313", "346", "", "348", ""]
+    moved = replace(chain, mask=mask, positions=positions, author_numbers=tuple(named))
+    seen = observed_chain(moved)
+    assert seen.residue_index.tolist() == [1, 2, 35, 37]
+    assert all_residues(seen).residue_index.tolist() == [0, 1, 2, 35, 36, 37, 38]
+
+
+def test_labels_are_those_of_the_file_unless_numbers_are_too_few(tmp_path: Path) -> None:
     lines = [*seqres_lines(*["ALA"] * 3), *chain_lines(("ALA", 1), ("ALA", 2), breaks=(1,))]
     chain = read_structure(write(tmp_path, lines)).chains[0]
-    mask, numbers = chain.mask.copy(), ("1", "", "2")
+    mask = chain.mask.copy()
     mask[[1, 2]] = mask[[2, 1]]
-    found = all_residues(observed_chain(replace(chain, mask=mask, author_numbers=numbers)))
-    assert found.author_numbers == ()
+    for numbers, expected in ((("1", "", "2"), ()), (("1", "", "3"), ("1", "2", "3"))):
+        whole = all_residues(observed_chain(replace(chain, mask=mask, author_numbers=numbers)))
+        (labelled,) = structure_chains(ObservedStructure("x", (whole,)))
+        assert labelled.labels == expected
+
+
+def test_alpha_carbons_decide_about_breaks_where_c_or_n_is_missing(tmp_path: Path) -> None:
+    lines = chain_lines(*(("ALA", n) for n in range(1, 5)), breaks=(2,))
+    kept = [line for line in lines if not (line[12:16].strip() == "C" and int(line[22:26]) in (2, 3))]
+    assert index_of(write(tmp_path, kept)) == [1, 2, 2 + BREAK_STEP, 3 + BREAK_STEP]
+
+
+@pytest.mark.parametrize(("distance", "is_bonded"), [(1.33, True), (2.4, True), (2.6, False)])
+def test_one_limit_decides_for_networks_relaxation_and_the_reader(
+    tmp_path: Path, distance: float, is_bonded: bool
+) -> None:
+    protein = helix("AAAA")
+    apart = protein.atom_positions[2, N] - protein.atom_positions[1, C]
+    xyz = protein.atom_positions.copy()
+    xyz[2:] += apart / np.linalg.norm(apart) * (distance - np.linalg.norm(apart))
+    protein = replace(protein, atom_positions=xyz)
+    lines = [line for line in to_pdb(protein).splitlines() if line.startswith("ATOM")]
+    step, numbers = 1 if is_bonded else BREAK_STEP, {1: 1, 2: 2, 3: 8, 4: 9}
+    assert index_of(write(tmp_path, lines)) == [1, 2, 2 + step, 3 + step]
+    assert segments(open_breaks(protein)) == ([[0, 1, 2, 3]] if is_bonded else [[0, 1], [2, 3]])
+    jump = [f"{line[:22]}{numbers[int(line[22:26])]:>4}{line[26:]}" for line in lines]
+    assert index_of(write(tmp_path, jump)) == ([1, 2, 3, 4] if is_bonded else [1, 2, 8, 9])

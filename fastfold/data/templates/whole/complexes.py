@@ -20,8 +20,8 @@ from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.observed import TEMPLATE, check_backbone
-from fastfold.protein.io.read import log_warnings, read_user_structure, structure_name
+from fastfold.protein.io.observed import TEMPLATE, read_logged
+from fastfold.protein.io.read import structure_name
 from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.structure import Structure
 from fastfold.utils.foreign_text import table_rows
@@ -52,10 +52,7 @@ def read_whole(path: PathLike | Structure, *, min_plddt: float = 0.0) -> list[Cu
     Raises:
         InputError: The file cannot be read or has no protein, or no residue is left.
     """
-    structure, name = read_user_structure(path), structure_name(path)
-    log_warnings(
-        check_backbone(structure.chains, TEMPLATE, path=name if isinstance(path, Structure) else path), path
-    )
+    structure, name = read_logged(path, TEMPLATE, whole=True), structure_name(path)
     chains, count = [], 0
     for one in structure.chains:
         kept = np.all((one.b_factors >= min_plddt) | (one.mask == 0), axis=-1, keepdims=True)

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.read import read_structure
-from fastfold.protein.structure import ChainStructure, Structure
+from fastfold.protein.io.observed import SCORE, ObservedStructure, read_observed
+from fastfold.protein.structure import ChainStructure
 
 Features = Mapping[str, np.ndarray]
 Use = Literal["template", "initial_guess"]
@@ -33,9 +33,9 @@ class GivenStructure:
     #: dl_binder_design does for the target of a binder
     shows_targets: bool = False
 
-    def read(self) -> Structure:
-        """Read the file; see :func:`fastfold.protein.io.read.read_structure`."""
-        return read_structure(self.path)
+    def read(self, *, whole: bool = False) -> ObservedStructure:
+        """Read the file; see :func:`fastfold.protein.io.observed.read_observed`."""
+        return read_observed(self.path, SCORE, whole=whole)
 
     @property
     def needs_templates(self) -> bool:
@@ -46,7 +46,7 @@ class GivenStructure:
         """Return raw template features per chain; None without templates."""
         if not self.needs_templates:
             return None
-        structure = self.read()
+        structure = self.read(whole=True)
         name = structure.name.encode()
         if self.use == "template":
             features = [masked_template(chain, name) for chain in structure.chains]

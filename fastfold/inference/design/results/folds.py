@@ -13,7 +13,7 @@ from fastfold.inference.design.task import DesignTask
 from fastfold.inference.output.score_files import read_pae
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.lddt import count_clashes
 from fastfold.protein.metrics.tm_score import rmsd, superpose
 
@@ -52,7 +52,7 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
         figures["i_pAE"] = float(pae[between].mean()) if between.any() else None
     if prediction.structure is None:
         return figures
-    chains = read_user_structure(prediction.structure).chains
+    chains = read_structure(prediction.structure).chains
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
     chain, index = torch.from_numpy(task.chain), torch.from_numpy(task.residue_index)

@@ -16,9 +16,9 @@ from fastfold.inference.design.results.folds import Figures, alone_figures, fold
 from fastfold.inference.design.task import DesignTask
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.summary import tab_separated
-from fastfold.inference.relax.stereo import MAX_PEPTIDE_BOND
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.interfaces import parse_condition
+from fastfold.protein.geometry import MAX_PEPTIDE_BOND
 
 PASSED = "passed"  #: Verdict of a design that passes all filters
 
