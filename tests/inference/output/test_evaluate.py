@@ -17,6 +17,7 @@ from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import structure_to_protein
 from tests.helpers.command_line import CommandLine
 from tests.helpers.complexes import cut
+from tests.helpers.peptides import helix
 from tests.helpers.results import helix_prediction
 
 SEQUENCE = "MKTAYIAKQRGWLPEDNSVT"
@@ -112,5 +113,18 @@ def test_a_target_without_a_structure_is_told_and_goes_on(
 def test_a_reference_that_does_not_exist_is_refused_before_anything_is_folded(cli: CommandLine):
     assert _fold(cli, "--reference", "nowhere") == 1
     assert not list(cli.out.glob("one_*"))
+
+
+def test_a_reference_of_ca_alone_is_refused_before_anything_is_folded(
+    cli: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    lines = to_pdb(helix(SEQUENCE)).splitlines()
+    (tmp_path / "ca.pdb").write_text("\n".join(line for line in lines if line[12:16] == " CA ") + "\n")
+    assert _fold(cli, "--reference", str(tmp_path / "ca.pdb")) == 1
+    assert "cannot compare with a structure: 20 of 20 residues have CA alone" in capsys.readouterr().err
+    assert not list(cli.out.glob("one_*"))
+
+
+def test_a_missing_reference_is_named() -> None:
     with pytest.raises(InputError, match="nowhere"):
         find_reference(Path("nowhere"), "one")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastfold.errors import InputError, OutputError
-from fastfold.inference.relax import RelaxConfig, relax_file
+from fastfold.inference.relax import RelaxConfig, relax, relax_file
 from fastfold.inference.relax.files import result_paths
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
@@ -19,6 +21,7 @@ from fastfold.protein.structure import structure_to_protein
 from tests.helpers.peptides import helix
 
 NAMES = AuthorNames(("H", "x"), ("-1", "0", "52", "52A", "52B", "7", "8", "9"))
+N, C = rc.atom_order["N"], rc.atom_order["C"]
 CPU = RelaxConfig(platform="CPU", threads=1)
 
 
@@ -42,6 +45,38 @@ def test_chains_numbers_and_b_factors_are_kept(tmp_path: Path) -> None:
     assert " HA  ALA H  -1 " in paths["pdb"].read_text()
     assert " LEU H  52 " in paths["pdb"].read_text()
     assert " GLU H  52A" in paths["pdb"].read_text()
+
+
+@pytest.mark.parametrize("first_after", [332, 330])
+def test_a_missing_loop_stays_open_under_the_names_of_the_file(tmp_path: Path, first_after: int) -> None:
+    """Two residues are left out, with a gap in the numbers and with consecutive ones; no sequence is listed."""
+    names = AuthorNames(("D",), tuple(str(326 + i) for i in range(9)))
+    lines = [line for line in to_pdb(helix("AKLEWGSAV"), names=names).splitlines() if line[:4] == "ATOM"]
+    moved = [
+        f"{line[:22]}{number - 332 * (number > 331) + first_after * (number > 331):>4}{line[26:]}"
+        for line in lines
+        if (number := int(line[22:26])) not in (330, 331)
+    ]
+    source = tmp_path / "x.pdb"
+    source.write_text("\n".join([*moved, "END", ""]))
+    result, paths = relax_file(source, tmp_path, RelaxConfig(platform="CPU", max_iterations=20, max_rounds=1))
+    (text,) = json.loads(paths["record"].read_text())["chain_breaks"]
+    assert text.startswith(f"GLU 329 of chain D and SER {first_after} of chain D (C-N ")
+    expected = AuthorNames(("D",), tuple(map(str, [*range(326, 330), *range(first_after, first_after + 3)])))
+    for kind in ("pdb", "cif"):
+        assert author_names(read_structure(paths[kind])) == expected
+    ends = result.protein.atom_positions[4, N] - result.protein.atom_positions[3, C]
+    assert np.linalg.norm(ends) > 3.0  # a bond has 1.33
+
+
+@pytest.mark.parametrize("run", [relax, relax_file])
+def test_chains_of_ca_alone_are_refused_by_the_purpose(tmp_path: Path, run: Callable[[Path], object]) -> None:
+    source = tmp_path / "x.pdb"
+    lines = to_pdb(helix("AKLEW")).splitlines()
+    source.write_text("\n".join(line for line in lines if line[12:16] == " CA ") + "\n")
+    with pytest.raises(InputError, match="cannot relax a structure: 5 of 5 residues have CA alone"):
+        run(source)
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_names_that_a_pdb_file_cannot_hold_give_a_cif_file(
