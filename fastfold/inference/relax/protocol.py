@@ -117,9 +117,9 @@ def relax(
 
     if not isinstance(getattr(structure, "protein", structure), Protein):
         structure = read_logged(structure, RELAXATION, whole=True)
-    given, own_names = named_protein(structure)
+    source, own_names = named_protein(structure)
     names = names or own_names
-    protein = given if continuous else open_breaks(given)
+    protein = source if continuous else open_breaks(source)
     breaks = {} if continuous else chain_breaks(protein, names)
     check_relaxable(protein, names, breaks)
     check_not_mirrored(protein, names)
@@ -147,7 +147,7 @@ def relax(
     done = _rounds(start, config, platform, names, _Ticker(on_progress, config.max_rounds))
     return replace(
         done,
-        protein=replace(done.protein, residue_index=given.residue_index),
+        protein=replace(done.protein, residue_index=source.residue_index),
         reason=done.reason or _reason(done),
         geometry_before=check_structure(protein).figures,
         geometry=check_structure(done.protein).figures if done.minimized else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,7 +24,7 @@ class Edge(NamedTuple):
     restraint: int  #: Number of the restraint
 
 
-class Path(NamedTuple):
+class ShortestPath(NamedTuple):
     """Path between two residues."""
 
     length: float  #: In Å
@@ -43,7 +42,7 @@ def shorter_paths(
     separations: Sequence[int | None],
     edges: Sequence[Edge],
     limits: Sequence[tuple[int, int, float]],
-) -> list[Path | None]:
+) -> list[ShortestPath | None]:
     """Return the shortest path between each two residues if it is shorter than their limit, otherwise None.
 
     Distances from many residues are lowered together, along the chains and over the restraints in turn, until none
@@ -56,13 +55,17 @@ def shorter_paths(
         limits: First and second residue, and a length in Å.
     """
     longest = max((limit for *_, limit in limits), default=0.0)
-    beyond = 2 * math.ceil(longest / TWO_STEPS) + 1  # steps of a chain that no path of interest has
-    steps = [beyond if one is None else min(one, beyond) for one in separations]
-    nodes = dict(zip(places, np.cumsum([0, *steps]).tolist(), strict=True))
+    is_end = [one is None or chain_span(one) > longest for one in separations]
+    steps = [1 if end or one is None else one for one, end in zip(separations, is_end, strict=True)]
+    numbers = np.cumsum([0, *steps]).tolist()
+    nodes = dict(zip(places, numbers, strict=True))
+    starts = [0, *(node for node, end in zip(numbers[1:], is_end, strict=True) if end)]
     graph = _Graph(
-        1 + sum(steps), [edge._replace(first=nodes[edge.first], second=nodes[edge.second]) for edge in edges]
+        numbers[-1] + 1,
+        starts,
+        [edge._replace(first=nodes[edge.first], second=nodes[edge.second]) for edge in edges],
     )
-    found: list[Path | None] = [None] * len(limits)
+    paths: list[ShortestPath | None] = [None] * len(limits)
     by_source: dict[int, list[int]] = defaultdict(list)
     for number, (first, _, _) in enumerate(limits):
         by_source[nodes[first]].append(number)
@@ -74,48 +77,64 @@ def shorter_paths(
             for number in by_source[source]:
                 _, second, limit = limits[number]
                 if lengths[nodes[second], column] < limit * (1.0 - _ROUNDING):
-                    found[number] = graph.path(lengths[:, column], nodes[second])
-    return found
+                    paths[number] = graph.path(lengths[:, column], nodes[second])
+    return paths
 
 
 class _Graph:
-    """Line of ``N`` nodes, a peptide bond after the other, with restraints between some of them."""
+    """Lines of ``N`` nodes in all, a peptide bond after the other, with restraints between some nodes.
 
-    def __init__(self, size: int, edges: Sequence[Edge]) -> None:
-        self.size = size
+    Args:
+        size: Number of nodes.
+        starts: First node of each line.
+        edges: Restraints of nodes.
+    """
+
+    def __init__(self, size: int, starts: Sequence[int], edges: Sequence[Edge]) -> None:
         self.edges: dict[int, list[Edge]] = defaultdict(list)  # by second node
         for edge in edges:
             self.edges[edge.second].append(edge)
             self.edges[edge.first].append(edge._replace(first=edge.second, second=edge.first))
+        lines = np.repeat(np.arange(len(starts)), np.diff([*starts, size])).tolist()
+        self.neighbours = [
+            [
+                (other, length)
+                for step, length in ((1, STEP), (2, TWO_STEPS))
+                for other in (node - step, node + step)
+                if 0 <= other < size and lines[other] == lines[node]
+            ]
+            for node in range(size)
+        ]
 
     def lengths_from(self, sources: Sequence[int], longest: float) -> np.ndarray:
-        """Return the lengths ``[N, S]`` float32 in Å of the shortest paths from ``S`` nodes, exact up to ``longest``."""
-        lengths = np.full((self.size, len(sources)), np.inf, np.float32)
+        """Return lengths ``[N, S]`` float32 in Å of shortest paths from ``S`` nodes, exact up to ``longest``."""
+        size = len(self.neighbours)
+        lengths = np.full((size, len(sources)), np.inf, np.float32)
         lengths[sources, np.arange(len(sources))] = 0.0
         through = np.empty(len(sources), np.float32)
         while True:
             before = np.minimum(lengths, longest)
-            for order in (range(self.size), range(self.size - 1, -1, -1)):
-                sign = order.step
-                for node in order:
-                    row = lengths[node]
-                    for back, length in ((node - sign, STEP), (node - 2 * sign, TWO_STEPS)):
-                        if 0 <= back < self.size:
-                            np.minimum(row, np.add(lengths[back], length, out=through), out=row)
-                    for edge in self.edges.get(node, ()) if sign > 0 else ():
-                        np.minimum(row, np.add(lengths[edge.first], edge.length, out=through), out=row)
+            for node in range(size):
+                row = lengths[node]
+                for other, length in self.neighbours[node]:
+                    if other < node:
+                        np.minimum(row, np.add(lengths[other], length, out=through), out=row)
+                for edge in self.edges.get(node, ()):
+                    np.minimum(row, np.add(lengths[edge.first], edge.length, out=through), out=row)
+            for node in reversed(range(size)):
+                row = lengths[node]
+                for other, length in self.neighbours[node]:
+                    if other > node:
+                        np.minimum(row, np.add(lengths[other], length, out=through), out=row)
             if np.array_equal(before, np.minimum(lengths, longest)):
                 return lengths
 
-    def path(self, lengths: np.ndarray, end: int) -> Path:
+    def path(self, lengths: np.ndarray, end: int) -> ShortestPath:
         """Return the path to a node from the node with length 0, for lengths ``[N]`` of its paths."""
         node, numbers = end, list[int]()
         while lengths[node] > 0.0:
             options: list[tuple[float, int, int | None]] = [
-                (lengths[back] + length, back, None)
-                for step, length in ((1, STEP), (2, TWO_STEPS))
-                for back in (node - step, node + step)
-                if 0 <= back < self.size
+                (lengths[other] + length, other, None) for other, length in self.neighbours[node]
             ]
             options += [
                 (lengths[edge.first] + edge.length, edge.first, edge.restraint)
@@ -123,4 +142,4 @@ class _Graph:
             ]
             _, node, restraint = min(options, key=lambda option: option[0])
             numbers += [] if restraint is None else [restraint]
-        return Path(float(lengths[end]), tuple(reversed(numbers)))
+        return ShortestPath(float(lengths[end]), tuple(reversed(numbers)))

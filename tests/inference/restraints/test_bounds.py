@@ -90,6 +90,7 @@ def test_impossible_limits_are_refused(one: Restraint, message: str) -> None:
     [
         Restraint(0, 1, 3.9, math.inf),
         Restraint(0, B, 500, math.inf),
+        Restraint(0, B, 1e9, math.inf),
         Restraint(0, B, 0, 2, atoms="any"),
         Restraint(0, 1, 0, 1.3, atoms="any"),
         Restraint(0, 1, 2.9, 3.1),
