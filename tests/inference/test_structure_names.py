@@ -26,6 +26,7 @@ from fastfold.inference.design.task import DesignTask, binder, fixed_backbone, p
 from fastfold.inference.folding.prediction import add_settings, check_rings, initial_structure
 from fastfold.inference.output.score_files import scored_names
 from fastfold.inference.report.interfaces import find_rows
+from fastfold.inference.restraints import read_restraints
 from fastfold.inference.score.run import structure_targets
 from fastfold.inference.target_templates import TargetTemplates
 from fastfold.protein.io.observed import SCORE, read_observed
@@ -197,6 +198,19 @@ def test_a_score_has_the_names_of_its_structure(chain_d: Path, cli: CommandLine)
     )
     (again,), _ = structure_targets([next(cli.out.glob("d_rank_001_*.pdb"))])
     assert np.diff(again.chains[0].residue_index).tolist() == np.diff(INDEX_D).tolist()
+
+
+def test_restraints_of_a_score_have_the_names_of_its_structure(chain_d: Path, tmp_path: Path) -> None:
+    (target,), errors = structure_targets([chain_d])
+    assert not errors
+    labels = target.chains[0].residue_labels
+    table = tmp_path / "links.csv"
+    table.write_text(f"chain1,residue1,chain2,residue2,max\nD,{labels[2]},D,{labels[-1]},40\n")
+    (restraint,) = read_restraints(table, target)
+    assert (restraint.first, restraint.second) == (2, len(labels) - 1)
+    table.write_text("chain1,residue1,chain2,residue2,max\nA,3,A,9,40\n")
+    with pytest.raises(InputError, match="unknown chain 'A'; the target has D"):
+        read_restraints(table, target)
 
 
 def test_residues_without_coordinates_are_parts_left_out_of_the_chain(tmp_path: Path) -> None:
