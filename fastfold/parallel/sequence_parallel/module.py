@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.sequence_parallel.attention import ring_attention, ulysses_attention
-from fastfold.parallel.sequence_parallel.first_call import FirstCall
+from fastfold.parallel.sequence_parallel.comparison import SequenceComparison
 from fastfold.utils.module_structure import exchange_modules, move_into
 
 METHODS = {"ring": ring_attention, "ulysses": ulysses_attention}
@@ -26,7 +26,7 @@ METHODS = {"ring": ring_attention, "ulysses": ulysses_attention}
 class SequenceParallel:
     """Runs a module on this rank's part of each sequence.
 
-    Operators on single positions need no change; others are refused at the first call. In the named modules, calls of
+    Operators on single positions need no change; others are refused when they first run. In the named modules, calls of
     ``torch.nn.functional.scaled_dot_product_attention`` and ``nn.MultiheadAttention`` become ring or all-to-all
     attention over the ranks, also when activation checkpointing repeats them; ``torch.compile`` leaves these modules
     out. Tables of learned positions are read from the beginning of the part.
@@ -45,8 +45,8 @@ class SequenceParallel:
         attention: Classes of the submodules that call attention.
         positions: Embeddings whose input is positions counted from 0.
         method: ``ring`` or ``ulysses``.
-        compare_first: Run a short sequence in parts and as a whole before the first call, and refuse a module whose
-            results differ.
+        compare_first: Run the module in parts and as a whole before its first call, at every new length, and after a
+            call with operators that were not compared. Refuse it if the results differ, naming the operator.
 
     Raises:
         ConfigError: The method is unknown, the module has no submodule of these classes, or was made parallel before.
@@ -81,7 +81,7 @@ class SequenceParallel:
         self.sizes: list[int] | None = None
         self.is_whole = False
         """True while every rank runs a whole sequence, for a comparison."""
-        self._first_call = FirstCall(group, self._laid_out)
+        self._comparison = SequenceComparison(group, self._laid_out, self._sizes)
         layers = {child for child in module.modules() if isinstance(child, attention)}
         if not layers:
             kinds = attention if isinstance(attention, tuple) else (attention,)
@@ -101,9 +101,7 @@ class SequenceParallel:
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
         if compare_first:
-            self._handle = self.module.register_forward_pre_hook(
-                torch.compiler.disable(self._compare), with_kwargs=True
-            )
+            self._comparison.attach(self.module)
 
     def _spread(self, layer: nn.Module) -> nn.Module:
         """Return a layer with attention over the ranks, which takes over the attributes of ``layer``."""
@@ -126,15 +124,11 @@ class SequenceParallel:
         """
         self.sizes = shard_sizes(x.shape[dim], self.group.size)
         part = x.narrow(dim, self.first, self.sizes[self.group.rank])
-        self._first_call.note(part, dim)
+        self._comparison.note(part, dim)
         return part
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
-
-    def _compare(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._handle.remove()
-        self._first_call.compare(module, args, kwargs, self._sizes())
 
     @contextmanager
     def _laid_out(self, sizes: Sequence[int] | None) -> Iterator[None]:
@@ -154,7 +148,7 @@ class SequenceParallel:
 
     def attention(self) -> _Attention:
         """Return a context in which PyTorch's attention is that of this rank's part."""
-        return _Attention(self.method, self.group, self._sizes())
+        return _Attention(self)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SequenceParallel:
         # A copy of the module (such as an average of weights) works on the same sequences.
@@ -167,8 +161,6 @@ def _parallel_variant(layer: Any) -> Any:
 
     @torch.compiler.disable(reason="attention over the ranks sends messages, which cannot be traced")
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.sequence.is_whole:
-            return layer.forward(self, *args, **kwargs)
         with self.sequence.attention() as attention:
             result = layer.forward(self, *args, **kwargs)
         if not attention.calls:
@@ -183,23 +175,27 @@ def _parallel_variant(layer: Any) -> Any:
 
 
 class _Attention(TorchFunctionMode):
-    """Replaces PyTorch's attention by attention over the ranks."""
+    """Replaces PyTorch's attention by attention over the ranks, except while every rank runs the whole."""
 
-    def __init__(self, method: str, group: Group, sizes: list[int]) -> None:
+    def __init__(self, sequence: SequenceParallel) -> None:
         super().__init__()
-        self.method, self.group, self.sizes = method, group, sizes
+        self.sequence, self.group, self.sizes = sequence, sequence.group, sequence._sizes()
         self.calls = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func is scaled_dot_product_attention:
-            return self.attend(*args, **(kwargs or {}))
-        if func is multi_head_attention_forward:
+        if func not in (scaled_dot_product_attention, multi_head_attention_forward):
+            return func(*args, **(kwargs or {}))
+        self.calls += 1
+        with self.sequence._comparison.paused():
+            if self.sequence.is_whole:
+                return func(*args, **(kwargs or {}))
+            if func is scaled_dot_product_attention:
+                return self.attend(*args, **(kwargs or {}))
             given = signature(multi_head_attention_forward).bind(*args, **(kwargs or {}))
             given.apply_defaults()
             return self.attend_heads(SimpleNamespace(**given.arguments))
-        return func(*args, **(kwargs or {}))
 
     def attend(
         self,
@@ -233,7 +229,6 @@ class _Attention(TorchFunctionMode):
             and own != sum(self.sizes)
         ):
             keys, attn_mask = _key_mask(attn_mask), None
-        self.calls += 1
         # [*, H, N, D] -> [*, 1, N, H, D]
         q, k, v = (x.transpose(-3, -2).unsqueeze(-4) for x in (query, key, value))
         bias = unseen = None
@@ -245,7 +240,7 @@ class _Attention(TorchFunctionMode):
             unseen = (bias == -torch.inf).all(-1, keepdim=True)
             bias = bias.masked_fill(unseen, 0)
         mask = None if keys is None else keys.unsqueeze(-2)
-        mixed = METHODS[self.method](
+        mixed = METHODS[self.sequence.method](
             q, k, v, bias, mask, group=self.group, sizes=self.sizes, causal=is_causal, scale=scale
         )
         mixed = mixed.squeeze(-4).transpose(-3, -2)

@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comparison import detached_copy, is_close, without_small_weights
-from fastfold.parallel.sequence_parallel.first_call import FirstCall
+from fastfold.parallel.sequence_parallel.comparison import SequenceComparison
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
 from tests.helpers.spawn_ranks import launch
 
@@ -121,7 +121,7 @@ def test_one_rank_has_nothing_to_compare() -> None:
     def lay_out(sizes: object) -> Any:
         raise AssertionError
 
-    FirstCall(Group(None), lay_out).compare(nn.Identity(), (X,), {}, [7])
+    SequenceComparison(Group(None), lay_out, list).compare(nn.Identity(), (X,), {}, [7])
 
 
 def test_small_weights_come_back() -> None:
