@@ -89,17 +89,9 @@ class SequenceComparison:
         module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(end, with_kwargs=True, always_call=True)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave operators out inside the context, which is attention over the ranks or over the whole."""
-        logs = [log for log in self._open[-1:] if not log.is_paused]
-        for log in logs:
-            log.is_paused = True
-        try:
-            yield
-        finally:
-            for log in logs:
-                log.is_paused = False
+    def paused(self) -> AbstractContextManager[object]:
+        """Return a context whose operators are left out: attention over the ranks or over the whole."""
+        return self._open[-1].paused() if self._open else nullcontext()
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any, is_compiled: bool) -> None:
         if self._is_comparing or self._open:

@@ -8,7 +8,7 @@ their results differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+)
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -38,20 +42,7 @@ def is_pointwise(func: OpOverload) -> bool:
     return torch.Tag.pointwise in func.tags
 
 
-class _Watching(TorchDispatchMode):
-    """A mode that sees operators outside of attention over the ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_paused = False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True: the compiler does not leave out code that runs inside the mode."""
-        return True
-
-
-class OperatorLog(_Watching):
+class OperatorLog(TorchDispatchMode):
     """Kinds of the operators that run inside the context.
 
     Operators on single elements count by their name, others with their arguments that are no tensors and no fractions:
@@ -62,12 +53,21 @@ class OperatorLog(_Watching):
         super().__init__()
         self.kinds: set[Hashable] = set()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: the compiler does not leave out code that runs inside the mode."""
+        return True
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not self.is_paused:
-            self.record(func, args, kwargs)
+        self.record(func, args, kwargs)
         return func(*args, **kwargs) if kwargs else func(*args)
+
+    def paused(self) -> AbstractContextManager[object]:
+        """Return a context whose operators are left out, those of attention over the ranks or over the whole."""
+        is_innermost = _get_current_dispatch_mode() is self
+        return _pop_mode_temporarily() if is_innermost else nullcontext()
 
     def record(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
         """Add the kind of an operator."""
@@ -100,8 +100,7 @@ class RepeatableCall(OperatorLog):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not self.is_paused:
-            self.record(func, args, kwargs)
+        self.record(func, args, kwargs)
         return self.run(func, args, kwargs or {})
 
     def run(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -136,6 +135,16 @@ class OutputLog(RepeatableCall):
         self._entries: list[_Entry] = []
         self._sources = WeakIdKeyDictionary()
         self._path: list[str] = []
+        self._is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out operators inside the context; results are known to come from attention."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -156,12 +165,12 @@ class OutputLog(RepeatableCall):
         sources = [self._sources[x] for x in inputs if x in self._sources]
         result = self.run(func, args, kwargs or {})
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        if not self.is_paused:
+        if not self._is_paused:
             copies = [x.detach().to("cpu", copy=True) for x in outputs]
             place = self._path[-1] if self._path else ""
             self._entries.append(_Entry(place, func, shapes, sources, copies))
         for x in outputs:
-            self._sources[x] = _ATTENTION if self.is_paused else len(self._entries) - 1
+            self._sources[x] = _ATTENTION if self._is_paused else len(self._entries) - 1
         return result
 
     def first_apart(self, whole: OutputLog, part: tuple[int, int, int]) -> str | None:
