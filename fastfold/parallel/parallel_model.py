@@ -34,6 +34,7 @@ from fastfold.parallel.data_parallel.optimizer import (
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import layouts
+from fastfold.parallel.turns import take_turn
 
 
 class Parallel(nn.Module):
@@ -116,6 +117,8 @@ class Parallel(nn.Module):
             raise ConfigError(
                 f"pp={self.plan.pp} has no forward pass on one rank: run steps by fastfold.parallel.Pipeline(parallel)"
             )
+        if self.plan.zero == 3:
+            take_turn("forward()")
         try:
             output = self.module(*args, **kwargs)
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -244,6 +247,7 @@ class Parallel(nn.Module):
                 "the gradients are already averaged over the ranks: after parallel(...) leave out reduce_gradients() "
                 "and loss_share(), or call parallel.module(...); call zero_grad() before the next step"
             )
+        take_turn("reduce_gradients()")
         self.gradients.finish(self.gradients.take_sample())
 
     def clip_grad_norm_(self, max_norm: float) -> float:
@@ -292,6 +296,8 @@ class Parallel(nn.Module):
             rank0_only: True to return copies in host memory on rank 0, and an empty dict on the others. Then each
                 other rank and device holds at most its own part and one tensor. False to return tensors on every rank.
         """
+        if self.plan.zero == 3 or self.plan.tp > 1 or self.plan.pp > 1:  # parameters are in parts on the ranks
+            take_turn("state_dict()")
         found: dict[str, Tensor] = {}
         if not rank0_only:
             found = self.plain(self.module.state_dict())

@@ -21,6 +21,7 @@ from fastfold.data.training.sample import COPIES, FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import DistributedContext, Parallel
+from fastfold.parallel.turns import take_turn
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.build import Placement
@@ -186,6 +187,7 @@ class Trainer:
 
     def _step(self, started: float) -> None:
         """Run one optimisation step over this process's samples; :meth:`_finish_pending` reads its outcome."""
+        take_turn("a training step")
         progress, batch = self.progress, self.config.optim.batch_size
         step, trainer = progress.step, self.config.trainer
         recycles = num_recycles(trainer.seed, step, self.config.data.max_recycles)
@@ -312,6 +314,7 @@ class Trainer:
 
     def save(self) -> None:
         """Start writing a checkpoint of the state for the next step."""
+        take_turn("a checkpoint")
         loaders = self.context.leaders(self.context.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
         state["settings"] = self._settings

@@ -17,6 +17,7 @@ from torch.utils.weak import TensorWeakRef
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local
+from fastfold.parallel.turns import take_turn
 from fastfold.utils.module_structure import tensors_in
 
 Kept = dict[str, tuple[TensorWeakRef, int]]  #: A gradient and its version, by name
@@ -294,6 +295,7 @@ class BackwardReduction:
         self._gradients.set_aside()
         if self._is_paused:
             return
+        take_turn("backward()")
         self._is_running = True
         self._overlap.enter_context(self._gradients.overlapped(data=True))
         torch.autograd.Variable._execution_engine.queue_callback(self._end)

@@ -101,7 +101,9 @@ class SequenceComparison:
         self._key = tuple(self._sizes()), module.training, torch.is_grad_enabled()
         if self._key not in self._known:
             self._known[self._key] = self.compare(module, args, kwargs, self._key[0])
-        if not is_compiled and not any(isinstance(x, torch._dynamo.OptimizedModule) for x in module.modules()):
+        if not is_compiled and not any(
+            isinstance(x, torch._dynamo.OptimizedModule) for x in module.modules()
+        ):
             self._open.append(OperatorLog())
             self._open[-1].__enter__()
 
@@ -123,7 +125,7 @@ class SequenceComparison:
             )
 
     def _wait_for_others(self, module: nn.Module, names: str) -> None:
-        """Wait until the other ranks have run an operator that was not compared, too; the comparison is a collective."""
+        """Wait until all ranks have run an operator that was not compared, because the comparison is a collective."""
         assert self._group.process_group is not None
         store = dist.distributed_c10d._get_default_store()
         ranks = dist.get_process_group_ranks(self._group.process_group)
@@ -131,7 +133,7 @@ class SequenceComparison:
         store.set(f"{place}/{self._group.rank}", names)
         try:
             store.wait([f"{place}/{rank}" for rank in range(self._group.size)], _WAIT)
-        except dist.DistStoreError as error:
+        except RuntimeError as error:  # DistStoreError of most stores
             raise ConfigError(
                 f"{type(module).__name__} ran {names} on rank {self._group.rank} of {self._group.name} for the first "
                 "time and not on all others, so it cannot be compared with the whole sequence: make its operators "

@@ -7,7 +7,7 @@ their results differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -26,8 +26,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fastfold.parallel.comparison import is_close
 
-_RANDOM = frozenset(
-    "rand randn rand_like randn_like bernoulli bernoulli_ uniform_ normal_ exponential_ log_normal_ cauchy_".split()
+_RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "bernoulli"}) | frozenset(
+    {"bernoulli_", "uniform_", "normal_", "exponential_", "log_normal_", "cauchy_"}
 )
 """Operators that fill a tensor with random numbers."""
 
@@ -219,10 +219,12 @@ def _is_part(own: Tensor, whole: Tensor, part: tuple[int, int, int]) -> bool:
         return False
     # Positions may be flattened with a batch before them or features after them.
     outer = size // count
-    cuts: Callable[[int], Tensor] = lambda k: (
-        whole.unflatten(dim, (k, length, outer // k)).narrow(dim + 1, first, count).flatten(dim, dim + 2)
-    )
-    return any(_equal(own, cuts(k)) for k in range(1, outer + 1) if outer % k == 0)
+
+    def cut(before: int) -> Tensor:
+        unflattened = whole.unflatten(dim, (before, length, outer // before))
+        return unflattened.narrow(dim + 1, first, count).flatten(dim, dim + 2)
+
+    return any(_equal(own, cut(before)) for before in range(1, outer + 1) if outer % before == 0)
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comparison import detached_copy, is_close, without_small_weights
+from fastfold.parallel.sequence_parallel import comparison
 from fastfold.parallel.sequence_parallel.comparison import SequenceComparison
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
 from tests.helpers.spawn_ranks import launch
@@ -115,6 +120,126 @@ def _local_operators() -> None:
 def test_what_looks_along_the_sequence_and_stays_local_is_refused() -> None:
     """Positions, convolutions (behind a gate of zeros too), recurrent layers, means, unnamed attention, shifts."""
     launch(_local_operators, 2)
+
+
+class _Changing(nn.Module):
+    """A module whose operators depend on the call, on the length or on training."""
+
+    def __init__(self, when: Callable[[_Changing, Tensor], bool]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.when, self.calls, self.seen = when, 0, [0]
+        self.attention, self.conv, self.drop = (
+            _Attention(False),
+            nn.Conv1d(8, 8, 3, padding=1),
+            nn.Dropout(0.5),
+        )
+        self.register_buffer("count", torch.zeros(()))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.count += 1
+        x = self.drop(x + self.conv(x.mT).mT if self.when(self, x) else x)
+        return x + self.attention(x, None, None)
+
+
+def _changed_later() -> None:
+    group = ParallelMesh(ParallelPlan(sp=2)).group("sp")
+    refusal = r"aten\.convolution in conv \(Conv1d\) sees only this rank's part of the sequence"
+
+    def call(sequence: SequenceParallel, length: int = 7) -> None:
+        x = torch.randn(2, length, 8, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
+        sequence(sequence.shard(x, 1)).square().sum().backward()
+
+    sequence = _parallel(_Changing(lambda m, x: m.calls > 2), group)
+    call(sequence)
+    call(sequence)
+    with pytest.raises(ConfigError, match=refusal):
+        call(sequence)
+    sequence = _parallel(_Changing(lambda m, x: m.calls == 2), group)
+    call(sequence)
+    with pytest.raises(ConfigError, match=r"ran aten\.convolution.* and does not when the call is repeated"):
+        call(sequence)
+    sequence = _parallel(_Changing(lambda m, x: x.shape[1] > 4), group)
+    call(sequence, 4)
+    with pytest.raises(ConfigError, match=refusal):
+        call(sequence, 12)
+    sequence = _parallel(_Changing(lambda m, x: not m.training), group)
+    call(sequence)
+    sequence.module.eval()
+    with pytest.raises(ConfigError, match=refusal), torch.no_grad():
+        call(sequence)
+
+
+def test_a_path_that_begins_later_is_compared_when_it_does() -> None:
+    """At a later call, at a new length, in evaluation; a path of one call alone cannot be compared."""
+    launch(_changed_later, 2)
+
+
+def _counted() -> Any:
+    compare = SequenceComparison.compare
+    return mock.patch.object(SequenceComparison, "compare", autospec=True, side_effect=compare)
+
+
+def _compared_once() -> None:
+    group = ParallelMesh(ParallelPlan(sp=2)).group("sp")
+    model = _Changing(lambda m, x: False)
+    sequence = _parallel(model, group)
+    before = torch.get_rng_state()
+    with mock.patch.object(
+        SequenceComparison, "compare", autospec=True, side_effect=SequenceComparison.compare
+    ) as made:
+        for length in (7, 9, 7, 9, 7):
+            x = torch.randn(
+                2, length, 8, generator=torch.Generator().manual_seed(length), dtype=torch.float64
+            )
+            sequence(sequence.shard(x, 1)).square().sum().backward()
+    assert made.call_count == 2
+    assert (model.calls, float(model.count)) == (5, 5.0)
+    # The generator has drawn for the calls alone.
+    found = torch.rand(3)
+    torch.set_rng_state(before)
+    for length in (7, 9, 7, 9, 7):
+        nn.functional.dropout(X.new_ones(2, (length + 1 - group.rank) // 2, 8))
+    assert torch.equal(found, torch.rand(3))
+    # A long sequence is shortened for the comparison, and its calls are not compared again.
+    with mock.patch.object(comparison, "MAX_POSITIONS", 6):
+        sequence = _parallel(_Changing(lambda m, x: False), group)
+        with mock.patch.object(
+            SequenceComparison, "compare", autospec=True, side_effect=SequenceComparison.compare
+        ) as made:
+            for _ in range(3):
+                sequence(sequence.shard(x, 1))
+        assert made.call_count == 1
+        sequence = _parallel(_Changing(lambda m, x: True), group)
+        with pytest.raises(ConfigError, match=r"aten\.convolution in conv"):
+            sequence(sequence.shard(X, 1))
+
+
+def test_a_length_is_compared_once_and_leaves_nothing_behind() -> None:
+    launch(_compared_once, 2)
+
+
+def _alone() -> str:
+    group = ParallelMesh(ParallelPlan(sp=2)).group("sp")
+    sequence = _parallel(_Changing(lambda m, x: group.rank == 1 and m.calls > 1), group)
+    sequence(sequence.shard(X, 1))
+    try:
+        with mock.patch.object(comparison, "_WAIT", timedelta(seconds=0.5)):
+            sequence(sequence.shard(X, 1))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_an_operator_of_one_rank_alone_is_refused_there() -> None:
+    """The other rank does not wait for a comparison."""
+    first, second = launch(_alone, 2)
+    assert first == ""
+    assert re.search(
+        "ran aten.convolution.* on rank 1 of sp for the first time and not on all others", second
+    )
 
 
 def test_one_rank_has_nothing_to_compare() -> None:

@@ -181,7 +181,10 @@ KINDS: dict[str, Kind] = {
     "largest": (lambda m, x: x - x.amax(1, keepdim=True), f"aten.amax in _Net {PART}"),
     "softmax over positions": (lambda m, x: x + x.softmax(1), f"aten._softmax in _Net {PART}"),
     "learned positions": (lambda m, x: x + m.table[:, : x.shape[1]], f"aten.slice in _Net {LENGTH}"),
-    "counted positions": (lambda m, x: x + m.places(torch.arange(x.shape[1])), f"aten.arange in _Net {LENGTH}"),
+    "counted positions": (
+        lambda m, x: x + m.places(torch.arange(x.shape[1])),
+        f"aten.arange in _Net {LENGTH}",
+    ),
     "scale by the length": (lambda m, x: x * x.shape[1] ** -0.5, f"aten.mul in _Net {LENGTH}"),
     "scale by the length's logarithm": (
         lambda m, x: x * torch.log(torch.tensor(float(x.shape[1]))),
@@ -225,7 +228,9 @@ def _difference(kind: str) -> float:
     for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
         if ours.grad is not None:
             dist.all_reduce(ours.grad)
-            worst = max(worst, float((ours.grad - theirs.grad).abs().max() / theirs.grad.abs().max().clamp(1e-9)))
+            worst = max(
+                worst, float((ours.grad - theirs.grad).abs().max() / theirs.grad.abs().max().clamp(1e-9))
+            )
     return worst
 
 
