@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fastfold.errors import ConfigError, suggest
-from fastfold.evoformer.config import model_config
+from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.training.bounds import check_bounds
 from fastfold.training.config import ModelConfig, TrainConfig
 from fastfold.training.parallel_config import ParallelConfig, axes_of
@@ -70,7 +70,8 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
             closest valid one.
     """
     _store_schemas()
-    overrides = _whole_numbers(_check_names(overrides))
+    parsed = _check_names(overrides)
+    overrides = _whole_numbers(parsed)
     try:
         with initialize_config_module(config_module=_CONFIGS, version_base="1.3"):
             composed = compose("train", [f"++{x}" if x.startswith(_OPEN) else x for x in overrides])
@@ -80,7 +81,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
     assert isinstance(tree, DictConfig)
     for group, schema in _GROUPS.items():
         check_bounds(group, schema, cast(Any, OmegaConf.to_container(tree[group], resolve=True)))
-    network_config(cast(ModelConfig, OmegaConf.to_object(tree.model)))
+    _check_effects(parsed, network_config(cast(ModelConfig, OmegaConf.to_object(tree.model))))
     axes_of(cast(ParallelConfig, OmegaConf.to_object(tree.parallel)))
     return tree
 
@@ -173,6 +174,33 @@ def _check_names(overrides: Sequence[str]) -> list[Override]:
             meant = _OTHER_NAMES.get(key.rpartition(".")[2].lower())
             raise ConfigError(f"found no setting {key!r}; {suggest(key, names, meant=meant, cutoff=0.0)}")
     return parsed
+
+
+def _check_effects(overrides: Sequence[Override], network: ConfigDict) -> None:
+    """Refuse settings of samples that the network does not have; those of a preset may stay.
+
+    Raises:
+        ConfigError: A setting has no effect on this network.
+    """
+    reads_coevolution = bool(network.model.embeddings_and_evoformer.get("coevolution", False))
+    needs = {
+        "data.unclamped_probability": (
+            not is_multimer(network),
+            "it clamps every backbone FAPE within a chain, and those between chains by interface_fape",
+        ),
+        "data.coevolution_dropout": (reads_coevolution, "it does not read coevolution"),
+        "data.coevolution_subsets": (reads_coevolution, "it does not read coevolution"),
+        "data.max_chains": (is_multimer(network), "its samples are single chains"),
+        "data.spatial_crop_probability": (is_multimer(network), "its samples are single chains"),
+    }
+    kind = "multimer" if is_multimer(network) else "monomer"
+    for override in overrides:
+        has_effect, reason = needs.get(override.key_or_group, (True, ""))
+        if not has_effect:
+            raise ConfigError(
+                f"{override.key_or_group} has no effect on this {kind} network: {reason}. Leave the setting out, or "
+                "choose another network with model="
+            )
 
 
 def _whole_numbers(overrides: Sequence[Override]) -> list[str]:

@@ -46,6 +46,12 @@ class DataConfig:
     distillation_min_plddt: float = bounded(50.0, least=0, most=100)
     #: Rows to draw evenly from deeper alignments of predicted structures, or null for all rows
     distillation_max_rows: int | None = bounded(1000, least=1)
+    #: Shorter predicted structures are left out; ``min_length`` does not apply to them
+    distillation_min_length: int = bounded(200, least=1)
+    #: Longer predicted structures are left out, or null for no limit; ``max_length`` does not apply to them
+    distillation_max_length: int | None = bounded(1024, least=1)
+    #: Predicted structures with fewer alignment rows are left out; ``min_rows`` does not apply to them
+    distillation_min_rows: int = bounded(200, least=0)
     #: Folder of the PDB's mmCIF files, from which template hits next to the alignments are read; or null for no
     #: templates
     template_mmcif_dir: str | None = None
@@ -68,6 +74,8 @@ class DataConfig:
     min_length: int = bounded(1, least=1)
     #: Longer chains (or complexes) are left out; null for no limit
     max_length: int | None = bounded(None, least=1)
+    #: Chains with fewer alignment rows are left out, with the query; 0 counts no rows
+    min_rows: int = bounded(0, least=0)
     max_resolution: float = bounded(9.0, above=0)  #: Resolution in Å; chains of worse structures are left out
     #: Resolution in Å of structures that state none, or null to keep the confidence heads from learning from such
     #: structures

@@ -27,6 +27,30 @@ def test_every_preset_composes_and_describes_a_network(preset: str):
     assert network_config(config.model).model.embeddings_and_evoformer.evoformer_num_block > 0
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["model=model_1_multimer_v3", "data.unclamped_probability=1.0"], "clamps every backbone FAPE"),
+        (["+preset=finetune_multimer", "data.coevolution_dropout=0.5"], "does not read coevolution"),
+        (["+preset=initial", "data.coevolution_subsets=2"], "does not read coevolution"),
+        (["+preset=mini", "data.max_chains=3"], "its samples are single chains"),
+        (["+preset=finetune", "data.spatial_crop_probability=0.2"], "its samples are single chains"),
+    ],
+)
+def test_a_setting_without_effect_on_the_network_is_refused(settings: list[str], reason: str):
+    name = settings[-1].partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"{name} has no effect on this (multimer|monomer) network.*{reason}"):
+        compose_config([*settings, *PLACES])
+
+
+def test_settings_with_an_effect_and_those_of_presets_compose():
+    given = {"data.coevolution_dropout": 0.5, "data.unclamped_probability": 0.3}
+    config = compose_config(["+preset=mini", *(f"{name}={x}" for name, x in given.items()), *PLACES])
+    assert (config.data.coevolution_dropout, config.data.unclamped_probability) == (0.5, 0.3)
+    config = compose_config(["+preset=overfit", "model=model_1_multimer_v3", "data.max_chains=3", *PLACES])
+    assert (config.data.unclamped_probability, config.data.max_chains) == (1.0, 3)
+
+
 def loss_weights(name: str, *overrides: str) -> list[float | None]:
     """Weights of smooth lDDT and the CA trace in a preset; None where the network has no such loss."""
     node = network_config(compose_config([f"+preset={name}", *overrides, *PLACES]).model).model.heads

@@ -150,6 +150,8 @@ def test_an_index_gives_what_a_scan_gives(
     settings = {
         "directory": str(folder / "data"),
         "distillation": str(folder / "predicted"),
+        "distillation_min_length": 1,
+        "distillation_min_rows": 0,
         "valid_split": "train",
         "max_single_residue": 0.1,
         "oversample": {"6new": 3.0},

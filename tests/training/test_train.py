@@ -275,6 +275,7 @@ def test_predicted_structures_are_mixed_in_where_they_are_sure(data_folder: Path
         write_helix(tmp_path / "predicted" / f"{name}.pdb", 18, plddt=plddt)
     out = tmp_path / "run"
     second = [f"data.distillation={tmp_path / 'predicted'}", "data.distillation_probability=0.5"]
+    second += ["data.distillation_min_length=1", "data.distillation_min_rows=0"]
     assert here(data_folder, out, *second, "trainer.steps=10")
     consumed = [json.loads(line)["id"] for line in (out / "order_rank_0.jsonl").read_text().splitlines()]
     assert 4 <= consumed.count("sure") <= 16

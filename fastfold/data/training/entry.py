@@ -249,6 +249,11 @@ def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
     return tuple(sorted((_complex(members) for members in files.values()), key=lambda entry: entry.id))
 
 
+def chains_of(entry: Entry) -> tuple[Entry, ...]:
+    """Return the chains of a complex, or the entry of a single chain."""
+    return entry.members if isinstance(entry, ComplexEntry) else (entry,)
+
+
 def _complex(members: list[Entry]) -> ComplexEntry:
     first = members[0]
     copies = Counter(member.sequence for member in members)

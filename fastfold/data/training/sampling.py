@@ -13,7 +13,14 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from fastfold.data.loading.loader import draw_rng
-from fastfold.data.training.entry import DISTILLATION, Entry, read_entry, resolved_share
+from fastfold.data.training.entry import (
+    DISTILLATION,
+    Entry,
+    alignment_depth,
+    chains_of,
+    read_entry,
+    resolved_share,
+)
 from fastfold.errors import ConfigError, InputError
 
 _STREAM = 1  # of draw_rng; stream 0 is for making samples
@@ -100,6 +107,8 @@ class Filters:
     max_single_residue: float = 0.8  #: Largest share of one residue type in the sequence
     min_length: int = 1  #: Smallest number of residues
     max_length: int | None = None  #: Largest number of residues, or None
+    #: Smallest number of alignment rows with the query, of every chain of a complex; 0 counts no rows
+    min_rows: int = 0
     min_resolved: float = 0.0  #: Smallest share of residues whose CA has a position; 0 reads no structures
     #: ``YYYY-MM-DD``, or None. An experimental structure must have a date, not later than this.
     max_release_date: str | None = None
@@ -137,15 +146,15 @@ def apply_filters(
     taken = dict.fromkeys(checks, 0)
     left: list[Entry] = []
     unreadable: list[tuple[str, str]] = []
-    needed = f"resolved residues >= {filters.min_resolved:g}"
-    if filters.min_resolved > 0:
-        taken |= {needed: 0, "readable files": 0}
+    # These read files, so they come last.
+    of_files = dict(_checks_of_files(filters, resolved))
+    if of_files:
+        taken |= dict.fromkeys((*of_files, "readable files"), 0)
     for entry in entries:
         failed = next((name for name, passes in checks.items() if not passes(entry)), None)
-        if failed is None and filters.min_resolved > 0:
+        if failed is None:
             try:
-                share = resolved(entry) if entry.resolved is None else entry.resolved
-                failed = needed if share < filters.min_resolved else None
+                failed = next((name for name, passes in of_files.items() if not passes(entry)), None)
             except InputError as error:
                 failed = "readable files"
                 unreadable.append((entry.id, str(error)))
@@ -184,6 +193,24 @@ def _checks(filters: Filters) -> Iterator[tuple[str, Callable[[Entry], bool]]]:
         yield (
             f"released until {last}",
             lambda entry: entry.source == DISTILLATION or entry.release_date <= last,
+        )
+
+
+def _checks_of_files(
+    filters: Filters, resolved: Callable[[Entry], float]
+) -> Iterator[tuple[str, Callable[[Entry], bool]]]:
+    """Yield names and conditions that may read an entry's files."""
+    if filters.min_rows > 0:
+        yield (
+            f"alignment rows >= {filters.min_rows}",
+            lambda entry: min(map(alignment_depth, chains_of(entry))) >= filters.min_rows,
+        )
+    if filters.min_resolved > 0:
+        yield (
+            f"resolved residues >= {filters.min_resolved:g}",
+            lambda entry: (
+                (resolved(entry) if entry.resolved is None else entry.resolved) >= filters.min_resolved
+            ),
         )
 
 

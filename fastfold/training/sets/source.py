@@ -36,8 +36,14 @@ _FILTERS = (
     "max_single_residue",
     "min_length",
     "min_resolved",
+    "min_rows",
 )
-_FIXED = ("train_split", "valid_split", "oversample", "depth_weights", *_FILTERS)
+_OF_DISTILLATION = ("max_length", "min_length", "min_rows")
+"""Filters with values of their own for predicted structures."""
+_FIXED = (
+    *("train_split", "valid_split", "oversample", "depth_weights", *_FILTERS),
+    *(f"distillation_{name}" for name in _OF_DISTILLATION),
+)
 """Settings that select the entries of a packed set."""
 _USELESS = ("alignments", "cache", "distillation", "distillation_alignments", "duplicates", "index")
 _NOT_SCANNED = ("cache", "crop_size", "index", "max_recycles", "order", "prefetch", "workers")
@@ -167,6 +173,7 @@ def _pairs(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
     filters = Filters(**{name: getattr(config, name) for name in _FILTERS})
+    of_predicted = {name: getattr(config, f"distillation_{name}") for name in _OF_DISTILLATION}
 
     def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         return group_complexes(entries) if complexes else entries
@@ -185,12 +192,19 @@ def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSo
             duplicates=config.duplicates if source == EXPERIMENTAL else None,
         )
         entries = grouped(everything.entries)
-        return apply_filters(entries, filters, resolved=_resolved), everything.unreadable
+        bounds = replace(filters, **of_predicted) if source == DISTILLATION else filters
+        return apply_filters(entries, bounds, resolved=_resolved), everything.unreadable
 
     train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample, config.alignments)
     distillation = None
     if config.distillation is not None:
-        distillation, more = found(config.distillation, DISTILLATION, {}, config.distillation_alignments)
+        try:
+            distillation, more = found(config.distillation, DISTILLATION, {}, config.distillation_alignments)
+        except ConfigError as error:
+            raise ConfigError(
+                f"data.distillation: {error}. Its own filters are data.distillation_min_length, "
+                "data.distillation_max_length and data.distillation_min_rows"
+            ) from error
         unreadable += more
     valid: tuple[Entry, ...] = ()
     if config.valid_split is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastfold.data.training.dataset import open_dataset
-from fastfold.data.training.entry import DISTILLATION, Entry
+from fastfold.data.training.entry import DISTILLATION, Entry, group_complexes
 from fastfold.data.training.sampling import Filters, apply_filters, largest_share
 from fastfold.errors import ConfigError
-from tests.helpers.small_sets import pdb_text, write
+from tests.helpers.small_sets import a3m, pdb_text, write
 
 NOWHERE = Path("nowhere.pdb")
 
@@ -61,6 +62,23 @@ def test_unresolved_chains_are_taken_and_structures_read_only_if_needed(tmp_path
     filtered = apply_filters([half, known], Filters(min_resolved=0.51))
     assert [kept.id for kept in filtered.entries] == ["known"]
     assert filtered.taken["resolved residues >= 0.51"] == 1
+
+
+def test_alignment_rows_are_those_of_the_table_or_counted(tmp_path: Path) -> None:
+    """With the query; of a complex every chain has to have them, and an invalid alignment is listed."""
+    query = "MKVLAAGIT"
+    write(tmp_path / "counted.a3m", a3m(query, query[::-1], query))
+    write(tmp_path / "bad.a3m", "no alignment")
+    counted, bad = (entry(name, query, alignment_dir=tmp_path) for name in ("counted", "bad"))
+    shallow, deep = replace(entry("shallow"), msa_rows=2), replace(entry("deep"), msa_rows=3)
+    filtered = apply_filters([counted, bad, shallow, deep], Filters(min_rows=3))
+    assert [kept.id for kept in filtered.entries] == ["counted", "deep"]
+    assert filtered.taken["alignment rows >= 3"] == 1
+    assert [name for name, _ in filtered.unreadable] == ["bad"]
+    whole = group_complexes([replace(deep, structure=Path("a.pdb")), replace(shallow, structure=Path("a.pdb"))])
+    assert apply_filters(whole, Filters(min_rows=2)).entries == whole
+    with pytest.raises(ConfigError, match=r"alignment rows >= 3: 1"):
+        apply_filters(whole, Filters(min_rows=3))
 
 
 def test_each_filter_counts_what_it_took() -> None:

@@ -50,6 +50,8 @@ def config_of(folder: Path) -> DataConfig:
     return DataConfig(
         directory=str(folder / "data"),
         distillation=str(folder / "predicted"),
+        distillation_min_length=1,
+        distillation_min_rows=0,
         template_mmcif_dir=str(folder / "mmcif"),
         valid_split="train",
         crop_size=50,
