@@ -296,7 +296,9 @@ class Parallel(nn.Module):
             rank0_only: True to return copies in host memory on rank 0, and an empty dict on the others. Then each
                 other rank and device holds at most its own part and one tensor. False to return tensors on every rank.
         """
-        if self.plan.zero == 3 or self.plan.tp > 1 or self.plan.pp > 1:  # parameters are in parts on the ranks
+        if (
+            self.plan.zero == 3 or self.plan.tp > 1 or self.plan.pp > 1
+        ):  # parameters are in parts on the ranks
             take_turn("state_dict()")
         found: dict[str, Tensor] = {}
         if not rank0_only:

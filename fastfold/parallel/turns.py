@@ -1,8 +1,8 @@
 """Turns of the ranks: announcements over the store of the collective part that each rank begins.
 
 A rank that leaves its loop early lets the others wait in a collective until it times out. So every rank announces a
-backward pass and other collective parts before it begins them. A rank whose turn is another one is refused, and so is
-one whose others have ended or wait elsewhere.
+backward pass and other collective parts before it begins them. A rank is refused if another one begins another part,
+waits in another collective or has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal[
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _PATIENCE = 10.0  #: Seconds to wait for the other ranks; then a collective waits, which notices ranks that were killed
-_LOOK_SECONDS = 0.5  #: Time between two looks at what the other ranks do
+_LOOK_SECONDS = 0.5  #: Time between two looks at the other ranks
 
 _REMEDY = (
     "every rank has to take the same steps: give all ranks as many batches (drop_last=True of DataLoader and "
@@ -51,25 +51,25 @@ class Turns:
         After some seconds without a reason the wait ends, because the part itself notices ranks that were killed.
 
         Raises:
-            ConfigError: Another rank begins another part, waits elsewhere or has ended.
+            ConfigError: Another rank begins another part, waits in another collective or has ended.
         """
         self._number += 1
         number = self._number
         with suppress(dist.DistNetworkError):  # the store's process has ended, which the part itself notices
             if self._store.add(f"{number}/{kind}", 1) == self._size:
-                self._store.set(f"{number}/begun", "")
-                for name in (*_KINDS, "begun", "asked"):
+                self._store.set(f"{number}/arrived", "")
+                for name in (*_KINDS, "arrived", "asked"):
                     self._store.delete_key(f"{number - 1}/{name}")
                 return
             end = time.monotonic() + _PATIENCE
-            while not self._has_begun(number) and time.monotonic() < end:
+            while not self._all_arrived(number) and time.monotonic() < end:
                 self._refuse(number, kind)
                 self._store.set(f"{number}/asked", "")
 
-    def _has_begun(self, number: int) -> bool:
+    def _all_arrived(self, number: int) -> bool:
         """Wait for a turn to begin, until the next look."""
         end, pause = time.monotonic() + _LOOK_SECONDS, 1e-4
-        while not self._store.check([f"{number}/begun"]):
+        while not self._store.check([f"{number}/arrived"]):
             if time.monotonic() > end:
                 return False
             time.sleep(pause)
@@ -77,16 +77,14 @@ class Turns:
         return True
 
     def _refuse(self, number: int, kind: Kind) -> None:
-        begun = [other for other in _KINDS if other != kind and self._store.check([f"{number}/{other}"])]
-        reason = (
-            f"another rank begins {begun[0]}"
-            if begun
-            else self._reason(f"{number}/ended", f"{number}/elsewhere")
-        )
+        others = [other for other in _KINDS if other != kind and self._store.check([f"{number}/{other}"])]
+        reason = f"another rank begins {others[0]}" if others else self._reason(number)
         if reason:
             raise ConfigError(f"rank {self._rank} of {self._size} begins {kind}, but {reason}: {_REMEDY}")
 
-    def _reason(self, *keys: str) -> str:
+    def _reason(self, number: int) -> str:
+        """Return the reason for which a rank will not take a turn, or an empty text."""
+        keys = (f"{number}/ended", f"{number}/waiting")
         return next((self._store.get(key).decode() for key in keys if self._store.check([key])), "")
 
     def close(self) -> None:
@@ -110,23 +108,23 @@ class Turns:
                     continue
                 place = self._collective()
                 if place and not self._ended.wait(_LOOK_SECONDS) and place == self._collective():
-                    self._store.set(f"{number}/elsewhere", f"rank {self._rank} waits in {place[1]}")
+                    self._store.set(f"{number}/waiting", f"rank {self._rank} waits in {place[1]}")
 
     def _collective(self) -> tuple[int, str] | None:
         """Return the call of ``torch.distributed`` over all ranks that the program waits in, and its place."""
-        frame, found = sys._current_frames().get(self._caller), None
+        frame, collective = sys._current_frames().get(self._caller), None
         while frame is not None:
             is_collective = frame.f_globals.get("__name__") == dist.distributed_c10d.__name__
             if is_collective and frame.f_locals.get("group") in (None, dist.group.WORLD):
-                found = frame
+                collective = frame
             frame = frame.f_back
-        if found is None:
+        if collective is None:
             return None
-        caller = found.f_back
+        caller = collective.f_back
         while caller is not None and str(caller.f_globals.get("__name__")).startswith("torch."):
             caller = caller.f_back
         place = f" ({caller.f_code.co_filename}, line {caller.f_lineno})" if caller else ""
-        return id(found), f"torch.distributed.{found.f_code.co_name}(){place}"
+        return id(collective), f"torch.distributed.{collective.f_code.co_name}(){place}"
 
 
 _current: tuple[dist.ProcessGroup, Turns] | None = None
@@ -138,7 +136,7 @@ def take_turn(kind: Kind) -> None:
     Nothing happens in a single process and in simulated ones.
 
     Raises:
-        ConfigError: Another rank begins another part, waits elsewhere or has ended.
+        ConfigError: Another rank begins another part, waits in another collective or has ended.
     """
     global _current
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() not in ("gloo", "nccl"):

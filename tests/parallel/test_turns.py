@@ -101,7 +101,7 @@ def _one_after_the_other() -> int:
         take_turn("backward()")
         take_turn("state_dict()")
     assert turns._current is not None
-    return sum(turns._current[1]._store.check([f"{n}/begun"]) for n in range(1, 41))
+    return sum(turns._current[1]._store.check([f"{n}/arrived"]) for n in range(1, 41))
 
 
 def test_turns_leave_one_record() -> None:

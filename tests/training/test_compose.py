@@ -39,7 +39,9 @@ def test_every_preset_composes_and_describes_a_network(preset: str):
 )
 def test_a_setting_without_effect_on_the_network_is_refused(settings: list[str], reason: str):
     name = settings[-1].partition("=")[0]
-    with pytest.raises(ConfigError, match=rf"{name} has no effect on this (multimer|monomer) network.*{reason}"):
+    with pytest.raises(
+        ConfigError, match=rf"{name} has no effect on this (multimer|monomer) network.*{reason}"
+    ):
         compose_config([*settings, *PLACES])
 
 

@@ -143,13 +143,13 @@ def apply_filters(
         ConfigError: No chain remains; has the number removed by each filter.
     """
     checks = dict(_checks(filters))
-    taken = dict.fromkeys(checks, 0)
+    removed = dict.fromkeys(checks, 0)
     left: list[Entry] = []
     unreadable: list[tuple[str, str]] = []
     # These read files, so they come last.
     of_files = dict(_checks_of_files(filters, resolved))
     if of_files:
-        taken |= dict.fromkeys((*of_files, "readable files"), 0)
+        removed |= dict.fromkeys((*of_files, "readable files"), 0)
     for entry in entries:
         failed = next((name for name, passes in checks.items() if not passes(entry)), None)
         if failed is None:
@@ -161,16 +161,16 @@ def apply_filters(
         if failed is None:
             left.append(entry)
         else:
-            taken[failed] += 1
+            removed[failed] += 1
     if not left:
-        took = "; ".join(f"{name}: {count}" for name, count in taken.items() if count)
+        took = "; ".join(f"{name}: {count}" for name, count in removed.items() if count)
         raise ConfigError(
             f"no chain is left to train on: the filters took all {len(entries)} ({took}); relax them "
             "or add structures"
             if entries
             else "the training set contains no chain; check the data folder"
         )
-    return Filtered(tuple(left), taken, tuple(unreadable))
+    return Filtered(tuple(left), removed, tuple(unreadable))
 
 
 def _checks(filters: Filters) -> Iterator[tuple[str, Callable[[Entry], bool]]]:

@@ -158,8 +158,8 @@ class SequenceComparison:
             with torch.compiler.set_stance("force_eager"), torch.no_grad():
                 parts, whole = self._inputs(args, kwargs, sizes, used)
                 log, run = RepeatableCall(), self._run
-                found = run(module, parts, used, log)
-                problem = self._difference(found, run(module, whole, None, RepeatableCall()), used)
+                of_part = run(module, parts, used, log)
+                problem = self._difference(of_part, run(module, whole, None, RepeatableCall()), used)
                 if problem := self._first(problem):
                     culprit = self._first(self._culprit(module, parts, whole, used))
                     raise ConfigError(
@@ -181,7 +181,7 @@ class SequenceComparison:
         return next(filter(None, texts), "")
 
     def _culprit(self, module: nn.Module, parts: Any, whole: Any, sizes: Sequence[int]) -> str | None:
-        """Name the first operator that gives another result on this rank's part."""
+        """Return the name of the first operator that gives another result on this rank's part, or None."""
         # Layers choose other operators for tensors that are not contiguous, as those of a part may be.
         parts = tree_map_only(Tensor, _contiguous, parts)
         logs = OutputLog(module), OutputLog(module)
@@ -194,7 +194,7 @@ class SequenceComparison:
     def _run(self, module: nn.Module, inputs: Any, sizes: Sequence[int] | None, log: OperatorLog) -> Any:
         self._open.append(log)
         try:
-            # Some operators are others where a graph is recorded; what it saves is not needed.
+            # Some operators are others where a graph is recorded; tensors that it saves are not needed.
             with (
                 unchanged(module),
                 torch.set_grad_enabled(self._has_graph),
@@ -205,9 +205,9 @@ class SequenceComparison:
                 with self._laid_out(sizes), log:
                     return module(*args, **kwargs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            where = "the whole of" if sizes is None else "parts of"
+            length = "the whole of" if sizes is None else "parts of"
             raise ConfigError(
-                f"{type(module).__name__} on {where} a sequence raises {type(error).__name__}: "
+                f"{type(module).__name__} on {length} a sequence raises {type(error).__name__}: "
                 f"{first_line(error)}; {_REMEDY}"
             ) from error
         finally:
@@ -257,8 +257,8 @@ class SequenceComparison:
         kept = [start + i for start, count in zip(starts, short, strict=False) for i in range(count)]
         return x[..., torch.tensor(kept, device=x.device)]
 
-    def _difference(self, found: Any, expected: Any, short: Sequence[int]) -> str | None:
-        ours, theirs = list(tensors_in(found)), list(tensors_in(expected))
+    def _difference(self, of_part: Any, expected: Any, short: Sequence[int]) -> str | None:
+        ours, theirs = list(tensors_in(of_part)), list(tensors_in(expected))
         problem = None
         if len(ours) != len(theirs):
             return f"expected {len(theirs)} results, found {len(ours)}"

@@ -174,7 +174,7 @@ class OutputLog(RepeatableCall):
         return result
 
     def first_apart(self, whole: OutputLog, part: tuple[int, int, int]) -> str | None:
-        """Name the first operator whose inputs are the same in both runs and whose results are not.
+        """Return the name of the first operator that has the same inputs in both runs and other results.
 
         ``part`` is the first position of this rank, the number of its positions, and that of all. Operators on
         positions are preferred to those that make constants.

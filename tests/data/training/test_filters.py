@@ -75,7 +75,9 @@ def test_alignment_rows_are_those_of_the_table_or_counted(tmp_path: Path) -> Non
     assert [kept.id for kept in filtered.entries] == ["counted", "deep"]
     assert filtered.taken["alignment rows >= 3"] == 1
     assert [name for name, _ in filtered.unreadable] == ["bad"]
-    whole = group_complexes([replace(deep, structure=Path("a.pdb")), replace(shallow, structure=Path("a.pdb"))])
+    whole = group_complexes(
+        [replace(deep, structure=Path("a.pdb")), replace(shallow, structure=Path("a.pdb"))]
+    )
     assert apply_filters(whole, Filters(min_rows=2)).entries == whole
     with pytest.raises(ConfigError, match=r"alignment rows >= 3: 1"):
         apply_filters(whole, Filters(min_rows=3))

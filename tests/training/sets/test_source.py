@@ -48,7 +48,9 @@ def test_predicted_structures_have_filters_of_their_own(tmp_path: Path) -> None:
     assert everything is not None
     assert len(everything.entries) == 5
     none = replace(config, distillation_min_rows=201)
-    with pytest.raises(ConfigError, match=r"data\.distillation: .*alignment rows >= 201.*data\.distillation_min_rows"):
+    with pytest.raises(
+        ConfigError, match=r"data\.distillation: .*alignment rows >= 201.*data\.distillation_min_rows"
+    ):
         source.open_source(none, 0)
 
 
