@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings, official_keys
+from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings, known_names
 from tests.helpers.networks import oracle_arrays, oracle_config
 
 
@@ -37,16 +37,16 @@ def _openfold_state(name: str, era: str) -> dict[str, Tensor]:
     fused = bool(
         config.model.embeddings_and_evoformer.evoformer.triangle_multiplication_outgoing.fuse_projection_weights
     )
-    names = official_keys(multimer=model.multimer, fused=fused, fused_templates=fused)
-    by_key = {key: openfold for openfold, key in names.items()}
+    names = known_names(multimer=model.multimer, fused=fused, fused_templates=fused)
+    by_key = {row.official: row.openfold for row in names}
     mappings = {mapping.key: mapping for mapping in alphafold_mappings(model)}
-    respell = {"v1": _first_era, "v2": _second_era}[era]
+    respell = {"v1": _first_era, "v2": str}[era]
     state: dict[str, Tensor] = {}
     for key, array in official_arrays(name).items():
         flat = array.reshape(mappings[key].flat_shape)
         stacked = mappings[key].block is not None
         for i, block in enumerate(flat if stacked else [flat]):
-            spelled = respell(by_key[key].replace("*", str(i)), multimer=model.multimer)
+            spelled = respell(by_key[key].replace("*", str(i)))
             state[spelled] = torch.from_numpy(_turned(spelled, block).copy())
     return state
 
@@ -60,25 +60,10 @@ def _turned(name: str, array: np.ndarray) -> np.ndarray:
     return array.T
 
 
-def _first_era(name: str, *, multimer: bool) -> str:
-    name = name.replace(
-        "template_single_embedder.template_single_embedder", "template_angle_embedder.linear_1"
+def _first_era(name: str) -> str:
+    name = name.removeprefix("template_embedder.")
+    name = name.replace("template_single_embedder", "template_angle_embedder").replace(
+        "_points.linear", "_points"
     )
-    name = name.replace("template_single_embedder.template_projector", "template_angle_embedder.linear_2")
-    if name.startswith(("evoformer.", "extra_msa_stack.")):
-        name = re.sub(
-            r"(blocks\.\d+)\.(msa_transition|outer_product_mean|tri_|pair_transition)", r"\1.core.\2", name
-        )
-    return re.sub(r"^(evoformer\..*\.msa_att_col)\.", r"\1._msa_att.", name)
-
-
-def _second_era(name: str, *, multimer: bool) -> str:
-    if not multimer:
-        inner = "template_single_embedder"
-        name = name.replace(f"{inner}.template_single_embedder", f"{inner}.linear_1")
-        name = name.replace(f"{inner}.template_projector", f"{inner}.linear_2")
-    if name.startswith(("template_", "linear_t.")):
-        return f"template_embedder.{name}"
-    name = re.sub(r"(ipa\.linear_\w+_points)\.", r"\1.linear.", name)
-    name = re.sub(r"(blocks\.\d+)\.(tri_|pair_transition)", r"\1.pair_stack.\2", name)
-    return re.sub(r"^(evoformer\..*\.msa_att_col)\.", r"\1._msa_att.", name)
+    inner = r"(blocks\.\d+)\.(?:pair_stack\.)?(msa_transition|outer_product_mean|tri_|pair_transition)"
+    return re.sub(inner, r"\1.core.\2", name) if name.startswith(("evoformer.", "extra_msa_stack.")) else name

@@ -35,17 +35,19 @@ from fastfold.evoformer.weights.mapping import (
     write_parameters,
 )
 from fastfold.evoformer.weights.names import PREFIX, alphafold_mappings
-from fastfold.evoformer.weights.openfold_file import OpenFoldParameters, is_openfold
+from fastfold.evoformer.weights.openfold_file import OpenFoldParameters, is_openfold, openfold_parameters
 from fastfold.evoformer.weights.safetensors_file import OwnFile, write_own
+from fastfold.evoformer.weights.state_dict_file import OwnParameters, infer_own_config, is_own
 from fastfold.evoformer.weights.untrusted import READABLE, Format, file_format, open_archive, read_torch
 from fastfold.utils.atomic_files import replacing
 
-Kind = Literal["alphafold", "openfold", "fastfold"]
+Kind = Literal["alphafold", "openfold", "fastfold", "state dict"]
 
 _KINDS: dict[Kind, str] = {
     "alphafold": "official AlphaFold parameters (.npz)",
     "openfold": "OpenFold checkpoint (.pt)",
     "fastfold": "FastFold weights (.safetensors)",
+    "state dict": "FastFold state dict without a configuration",
 }
 
 
@@ -212,34 +214,53 @@ def convert(
 
     Args:
         path_in: As :func:`read_weights`.
-        path_out: ``.safetensors`` (FastFold) or ``.npz`` (official layout, which cannot hold a configuration).
+        path_out: ``.safetensors`` (FastFold), ``.npz`` (official layout) or ``.pt`` (OpenFold's names, version 2). Only
+            the first holds a configuration.
         config: As :func:`read_weights`.
-        dtype: Element type of the parameters in a ``.safetensors`` file: float16 or bfloat16 halve it. ``.npz``
-            supports only float32.
+        dtype: Element type of the parameters: float16 or bfloat16 halve the file. ``.npz`` lacks bfloat16.
 
     Raises:
         WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another suffix; or a
             parameter is too large for the element type.
-    OutputError: The output cannot be written.
+        OutputError: The output cannot be written.
     """
     path_in, path_out = Path(path_in), Path(path_out)
-    _check_ending(path_out, (".safetensors", ".npz"))
-    if path_out.suffix == ".npz" and dtype != torch.float32:
-        raise WeightsError(
-            f"{path_out}: .npz files hold float32 only; choose a name that ends in .safetensors"
-        )
+    _check_output(path_out, dtype)
     with suppress(OSError, ValueError):
         if os.path.samefile(path_in, path_out):
             raise WeightsError(f"{path_out}: the output is the same file as the input; choose another name")
     info, state = read_weights(path_in, config=config)
-    if path_out.suffix == ".safetensors":
-        state = {name: value.to(dtype) for name, value in state.items()}
-        save_weights(path_out, state, info.config, preset=info.preset, metadata=info.notes)
-    else:
-        info.model.load_state_dict(state, assign=True)
-        with _replacing(path_out) as temporary:
-            _write_npz(temporary, info.model)
+    write_weights(path_out, state, info, dtype=dtype)
     return weights_info(path_out)
+
+
+def write_weights(
+    path: AnyPath, state: Mapping[str, Tensor], info: WeightsInfo, *, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write a state dict in the format of a file name's ending, as :func:`convert`.
+
+    Args:
+        path: As the output of :func:`convert`.
+        state: Parameters of the description's network, under our names.
+        info: Description of the file that the network is from.
+        dtype: As :func:`convert`.
+
+    Raises:
+        WeightsError: The name has another ending, or a parameter is too large for the element type.
+        OutputError: The file cannot be written.
+    """
+    path = Path(path)
+    _check_output(path, dtype)
+    state = {name: value.to(dtype) for name, value in state.items()}
+    if path.suffix == ".safetensors":
+        save_weights(path, state, info.config, preset=info.preset, metadata=info.notes)
+        return
+    for name, value in state.items():
+        refuse_not_finite(f"{path} (not written)", name, value.float().numpy())
+    info.model.load_state_dict(state, assign=True)
+    write = _write_npz if path.suffix == ".npz" else _write_openfold
+    with _replacing(path) as temporary:
+        write(temporary, info.model, dtype)
 
 
 @contextmanager
@@ -257,26 +278,24 @@ def _open(
         elif kind == "npz":
             source = NpzParameters(opened.enter_context(open_archive(path)), path)
         else:
-            tensors = read_torch(path)
-            if not is_openfold(tensors):
-                if "input_embedder.target_to_msa.weight" in tensors:
-                    raise WeightsError(
-                        f"{path}: is a FastFold state dict without a configuration; save it with "
-                        "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
-                    )
+            tensors, place = read_torch(path)
+            notes = {"container": place} if place else {}
+            if not is_own(tensors) and not is_openfold(tensors):
                 raise WeightsError(
                     f"{path}: expected OpenFold's parameter names, found {next(iter(tensors))}. {READABLE}"
                 )
-            source = OpenFoldParameters(tensors, str(path))
+            source = (OwnParameters if is_own(tensors) else OpenFoldParameters)(tensors, str(path))
+        has_own_names = isinstance(source, OwnFile | OwnParameters)
         if model is None:
+            infer = infer_own_config if has_own_names else infer_config
             if config is None:
-                config = infer_config(source.shapes, name_hint=path.name) if stored is None else stored
+                config = infer(source.shapes, name_hint=path.name) if stored is None else stored
             model = _network(config, source.origin)
-        mappings = own_mappings(model) if kind == "safetensors" else alphafold_mappings(model)
+        mappings = own_mappings(model) if has_own_names else alphafold_mappings(model)
         check_parameters(mappings, source)
         info = WeightsInfo(
             path=path,
-            kind=_FORMATS[kind],
+            kind="state dict" if has_own_names and stored is None else _FORMATS[kind],
             model=model,
             dtype=source.dtype,
             preset=preset or preset_of(model.config, path.name),
@@ -302,14 +321,28 @@ def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
         raise WeightsError(f"{path}: expected a name that ends in {' or '.join(endings)}")
 
 
-def _write_npz(path: Path, model: AlphaFold) -> None:
+def _check_output(path: Path, dtype: torch.dtype) -> None:
+    _check_ending(path, (".safetensors", ".npz", ".pt"))
+    if path.suffix == ".npz" and dtype == torch.bfloat16:
+        raise WeightsError(f"{path}: .npz files hold float32 or float16, not bfloat16; choose one of these")
+
+
+def _write_npz(path: Path, model: AlphaFold, dtype: torch.dtype) -> None:
     """Write the official layout, stored and without dates, so that equal weights give equal files."""
     with zipfile.ZipFile(path, "w") as archive:
         for key, array in write_parameters(model, alphafold_mappings(model)):
             member = zipfile.ZipInfo(f"{PREFIX}{key}.npy")
             member.external_attr = 0o644 << 16
             with archive.open(member, "w", force_zip64=True) as file:
+                array = array.astype(np.float16) if dtype == torch.float16 else array
                 np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _write_openfold(path: Path, model: AlphaFold, dtype: torch.dtype) -> None:
+    """Write OpenFold's state dict. Equal weights give equal files."""
+    state = {name: torch.from_numpy(array).to(dtype) for name, array in openfold_parameters(model)}
+    with path.open("wb") as file:
+        torch.save(state, file)
 
 
 @contextmanager
@@ -318,7 +351,7 @@ def _replacing(path: Path) -> Iterator[Path]:
     with replacing(path) as temporary:
         try:
             yield temporary
-        except SafetensorError as error:
+        except (SafetensorError, RuntimeError) as error:  # the latter from torch.save
             raise OutputError(
                 f"cannot write {str(path)!r}: {error}; free some space or choose another folder"
             ) from error

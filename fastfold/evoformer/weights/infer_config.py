@@ -89,7 +89,9 @@ _HEADS = f"""
 """
 
 
-def infer_config(shapes: Mapping[str, Shape], *, name_hint: str | None = None) -> ConfigDict:
+def infer_config(
+    shapes: Mapping[str, Shape], *, name_hint: str | None = None, base: ConfigDict | None = None
+) -> ConfigDict:
     """Infer the configuration of the network that parameters of these shapes belong to.
 
     Args:
@@ -98,12 +100,13 @@ def infer_config(shapes: Mapping[str, Shape], *, name_hint: str | None = None) -
             layer (template attention).
         name_hint: File name. An official model's name in it (``params_model_1_ptm.npz``) decides settings that the
             shapes leave open, unless the shapes contradict it.
+        base: Configuration of a network of the same kind, which is changed; None for the most similar official one.
 
     Returns:
         A tree with AlphaFold's keys. Missing and invalid sizes are the preset's; the comparison of the network's
         shapes with the file's reports them.
     """
-    config = model_config(_closest_preset(shapes, name_hint))
+    config = model_config(_closest_preset(shapes, name_hint)) if base is None else base
     trunk, heads = config.model.embeddings_and_evoformer, config.model.heads
     _set_sizes(trunk, _TRUNK, shapes)
     _set_relative_positions(config, shapes)
@@ -169,14 +172,14 @@ def _closest_preset(shapes: Mapping[str, Shape], name_hint: str | None) -> str:
 
 
 def _set_sizes(node: ConfigDict, table: str, shapes: Mapping[str, Shape], **fields: str) -> None:
-    """Set the settings of a table that the node has, except those of missing or invalid parameters."""
+    """Set the settings of a table that the node has, except for missing or invalid parameters and disabled steps."""
     for row in table.format(**fields).strip().splitlines():
         path, key, axis = row.split()
         *parents, name = path.split(".")
         target = reduce(getitem, parents, node)
         value = key in shapes if axis == "present" else _axis(shapes, key, axis)
         too_large = name.endswith("num_block") and value is not None and value > MAX_BLOCKS
-        if name in target and value is not None and not too_large:
+        if name in target and value is not None and not too_large and target.get("enabled", True):
             target[name] = value
 
 
@@ -218,7 +221,8 @@ def _set_block(block: ConfigDict, shapes: Mapping[str, Shape]) -> None:
     query = f"{_EVOFORMER}/msa_column_attention/attention//query_w"
     split = len(shapes.get(query, ())) == 4
     heads = _axis(shapes, query, "2") if split else block.msa_row_attention_with_pair_bias.num_head
-    _set_found(block.msa_column_attention, num_head=heads)
+    if block.msa_column_attention.get("enabled", True):
+        _set_found(block.msa_column_attention, num_head=heads)
     _set_transition(block.msa_transition, shapes, f"{_EVOFORMER}/msa_transition")
     _set_pair_steps(block, shapes, _EVOFORMER)
 

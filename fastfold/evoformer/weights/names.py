@@ -1,11 +1,13 @@
 """Names of the network's parameters: ours, the official program's and OpenFold's, in one table.
 
 Official names are Haiku's: scopes joined by slashes, then ``//`` and the parameter. Blocks of a stack are stacked along
-the leading axis of one array. OpenFold has a tensor for each block, as we have. A ``*`` is the number of a block.
+the leading axis of one array. OpenFold has a tensor for each block, as we have; its names are those of version 2. A
+``*`` is the number of a block.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -25,6 +27,9 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.evoformer.weights.mapping import ParamMapping
 
 PREFIX = "alphafold/alphafold_iteration/"  #: Prefix of every key of an official file
+#: Official weights of layers with one input channel, which are vectors
+ONE_CHANNEL = re.compile(r"/template_pair_embedding_[14567]//weights$")
+_BLOCK = re.compile(r"\.blocks\.([0-9]{1,6})\.")
 
 
 class Names(NamedTuple):
@@ -66,7 +71,11 @@ _MULTIMER_TEMPLATES = """
     query           single_template_embedding/template_pair_embedding_8    {pair}.query_embedding_linear
     output          output_linear                                          linear_t
 """
-_TORSIONS = """
+_MONOMER_TORSIONS = """
+    single      template_single_embedding    linear_1
+    projection  template_projection          linear_2
+"""
+_MULTIMER_TORSIONS = """
     single      template_single_embedding    template_single_embedder
     projection  template_projection          template_projector
 """
@@ -75,8 +84,8 @@ _MSA_STEPS = """
     msa_row_attention.pair_norm         msa_row_attention_with_pair_bias/feat_2d_norm      msa_att_row.layer_norm_z
     msa_row_attention.pair_bias.weight  msa_row_attention_with_pair_bias//feat_2d_weights  msa_att_row.linear_z.weight
     msa_row_attention.attention         msa_row_attention_with_pair_bias/attention         msa_att_row.mha
-    msa_column_attention.norm           msa_column_{is_global}attention/query_norm         msa_att_col.layer_norm_m
-    msa_column_attention.attention      msa_column_{is_global}attention/attention          msa_att_col.{mha}
+    msa_column_attention.norm           msa_column_{is_global}attention/query_norm         msa_att_col.{own}layer_norm_m
+    msa_column_attention.attention      msa_column_{is_global}attention/attention          msa_att_col.{own}{mha}
     msa_transition.norm                 msa_transition/input_layer_norm            msa_transition.layer_norm
     msa_transition.hidden               msa_transition/transition1                 msa_transition.linear_1
     msa_transition.output               msa_transition/transition2                 msa_transition.linear_2
@@ -121,19 +130,19 @@ _STRUCTURE_INPUTS = """
 """
 _MONOMER_POINT_ATTENTION = """
     query         q_scalar        linear_q
-    query_points  q_point_local   linear_q_points
+    query_points  q_point_local   linear_q_points.linear
     key           kv_scalar       linear_kv
-    key_points    kv_point_local  linear_kv_points
+    key_points    kv_point_local  linear_kv_points.linear
     value         kv_scalar       linear_kv
-    value_points  kv_point_local  linear_kv_points
+    value_points  kv_point_local  linear_kv_points.linear
 """
 _MULTIMER_POINT_ATTENTION = """
     query         q_scalar_projection                   linear_q
-    query_points  q_point_projection/point_projection   linear_q_points
+    query_points  q_point_projection/point_projection   linear_q_points.linear
     key           k_scalar_projection                   linear_k
-    key_points    k_point_projection/point_projection   linear_k_points
+    key_points    k_point_projection/point_projection   linear_k_points.linear
     value         v_scalar_projection                   linear_v
-    value_points  v_point_projection/point_projection   linear_v_points
+    value_points  v_point_projection/point_projection   linear_v_points.linear
 """
 _POINT_ATTENTION_OUTPUTS = """
     attention.pair_bias      invariant_point_attention/attention_2d               ipa.linear_b
@@ -185,7 +194,7 @@ def _rows(
 
 
 def _pair_steps(ours: str, official: str, openfold: str, *, fused: bool) -> Iterator[Names]:
-    stack = {"ours": f"{ours}.blocks.*.", "official": f"{official}/", "openfold": f"{openfold}.blocks.*."}
+    stack = {"ours": f"{ours}.blocks.*.", "official": f"{official}/", "openfold": openfold}
     for node, step in (("starting", "tri_att_start"), ("ending", "tri_att_end")):
         yield from _rows(_TRIANGLE_ATTENTION, **stack, node=node, step=step)
     # For incoming edges OpenFold contracts a with b, the official program b with a.
@@ -208,19 +217,31 @@ def _block(ours: str, official: str, *, fused: bool, is_global: bool) -> Iterato
         official=f"{official}/",
         openfold=f"{ours}.blocks.*.",
         is_global="global_" if is_global else "",
+        own="" if is_global else "_msa_att.",
         mha="global_attention" if is_global else "mha",
     )
-    yield from _pair_steps(ours, official, ours, fused=fused)
+    yield from _pair_steps(ours, official, f"{ours}.blocks.*.pair_stack.", fused=fused)
 
 
 def _templates(*, multimer: bool, fused: bool) -> Iterator[Names]:
     official, table = "evoformer/template_embedding", _MULTIMER_TEMPLATES if multimer else _MONOMER_TEMPLATES
-    yield from _rows(table, ours="template_embedder.", official=f"{official}/", pair="template_pair_embedder")
+    yield from _rows(
+        table,
+        ours="template_embedder.",
+        official=f"{official}/",
+        openfold="template_embedder.",
+        pair="template_pair_embedder",
+    )
     stack = "template_embedding_iteration" if multimer else "template_pair_stack/__layer_stack_no_state"
     official = f"{official}/single_template_embedding/{stack}"
-    yield from _pair_steps("template_embedder.stack", official, "template_pair_stack", fused=fused)
-    prefixes = {"ours": "template_torsion_embedder.", "openfold": "template_single_embedder."}
-    yield from _rows(_TORSIONS, **prefixes, official="evoformer/")
+    blocks = "template_embedder.template_pair_stack.blocks.*."
+    yield from _pair_steps("template_embedder.stack", official, blocks, fused=fused)
+    yield from _rows(
+        _MULTIMER_TORSIONS if multimer else _MONOMER_TORSIONS,
+        ours="template_torsion_embedder.",
+        official="evoformer/",
+        openfold="template_embedder.template_single_embedder.",
+    )
 
 
 def _structure_module(*, multimer: bool, transitions: int, residual_blocks: int) -> Iterator[Names]:
@@ -279,16 +300,29 @@ def parameter_names(
 
 
 @cache
-def official_keys(*, multimer: bool, fused: bool, fused_templates: bool) -> dict[str, str]:
-    """Return official keys by OpenFold name, with ``*`` for the number of a block; see :func:`parameter_names`."""
-    names = parameter_names(
-        multimer=multimer, fused=fused, fused_templates=fused_templates, transitions=3, residual_blocks=32
+def known_names(*, multimer: bool, fused: bool, fused_templates: bool) -> tuple[Names, ...]:
+    """Return the names of every depth that a file may have; see :func:`parameter_names`."""
+    return tuple(
+        parameter_names(
+            multimer=multimer, fused=fused, fused_templates=fused_templates, transitions=3, residual_blocks=32
+        )
     )
-    return {openfold: official for _, official, openfold in names}
 
 
-def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
-    """Return the mappings of all official parameters to those of ``model``, each of ours exactly once.
+def split_block(name: str) -> tuple[str, int | None]:
+    """Return a name with ``*`` for its first block's number, and that number."""
+    match = _BLOCK.search(name)
+    return _BLOCK.sub(".blocks.*.", name, count=1), int(match[1]) if match else None
+
+
+def official_axes(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the official axes of a PyTorch parameter's ``shape``: reversed, head axes joined."""
+    shape = shape[::-1]
+    return shape[1:] if ONE_CHANNEL.search(key) and len(shape) == 2 and shape[0] == 1 else shape
+
+
+def network_names(model: AlphaFold) -> list[Names]:
+    """Return the rows of the table for a network's kind; see :func:`parameter_names`.
 
     Raises:
         WeightsError: The network has parts that AlphaFold does not have, such as ``mini``.
@@ -297,8 +331,8 @@ def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
     is_own = any(part is not None for part in (embedder.coevolution, embedder.sequence_convolution))
     if is_own or model.extra_msa_embedder is None or not has_whole_blocks(model.config):
         raise WeightsError(
-            ".npz files hold AlphaFold's networks only; this one reads coevolution, or lacks the extra MSA or steps of "
-            "its blocks. Save it as .safetensors"
+            ".npz and .pt files hold AlphaFold's networks only; this one reads coevolution, or lacks the extra MSA or "
+            "steps of its blocks. Save it as .safetensors"
         )
     trunk = model.config.model.embeddings_and_evoformer
     stacks = [
@@ -306,16 +340,26 @@ def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
         *([] if model.template_embedder is None else [trunk.template.template_pair_stack]),
     ]
     fused = [bool(steps.triangle_multiplication_outgoing.fuse_projection_weights) for steps in stacks]
-    names = parameter_names(
-        multimer=model.multimer,
-        fused=fused[0],
-        fused_templates=fused[-1],
-        transitions=len(model.structure_module.transition),
-        residual_blocks=len(model.structure_module.angles.blocks),
+    return list(
+        parameter_names(
+            multimer=model.multimer,
+            fused=fused[0],
+            fused_templates=fused[-1],
+            transitions=len(model.structure_module.transition),
+            residual_blocks=len(model.structure_module.angles.blocks),
+        )
     )
+
+
+def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
+    """Return the mappings of all official parameters to those of ``model``, each of ours exactly once.
+
+    Raises:
+        WeightsError: As :func:`network_names`.
+    """
     parameters = model.state_dict()
     mappings = []
-    for ours, key, _ in names:
+    for ours, key, _ in network_names(model):
         if "*" in ours:
             blocks = (ours.replace("*", str(i)) for i in count())
             present = list(takewhile(parameters.__contains__, blocks))

@@ -1,54 +1,58 @@
-"""Reading OpenFold's state dicts of all releases under official keys, with official axes.
+"""OpenFold's state dicts: those of all releases are read under official keys, and those of version 2 are written.
 
 OpenFold's matrices are the transposed official ones, with head axes joined with their channels and a tensor per block.
 Names that changed between releases (published monomer weights, training checkpoints, the multimer refactoring) are
-first converted to one spelling.
+first converted to those of version 2.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from torch import Tensor
 
 from fastfold.errors import WeightsError
-from fastfold.evoformer.weights.mapping import Source
-from fastfold.evoformer.weights.names import official_keys
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.mapping import Source, write_parameters
+from fastfold.evoformer.weights.names import (
+    ONE_CHANNEL,
+    alphafold_mappings,
+    known_names,
+    network_names,
+    official_axes,
+    split_block,
+)
 from fastfold.evoformer.weights.untrusted import types_of
 
 # Constant tables that older releases store next to the parameters.
 _CONSTANTS = re.compile(r"structure_module\.(?:default_frames|group_idx|atom_mask|lit_positions)")
-# Layers with one input channel, whose official weight is a vector.
-_VECTOR = re.compile(r"/template_pair_embedding_[14567]//weights$")
 # For incoming edges OpenFold contracts a with b, the official program b with a.
 _EXCHANGED_HALVES = re.compile(r"/triangle_multiplication_incoming/(?:projection|gate)//")
 
-_TORSIONS = "template_single_embedder"
-# Spelling in some release, and our common spelling. Wrappers add prefixes, and releases moved modules.
+# Spellings of older releases and of version 2. Wrappers add prefixes, and releases moved modules.
+_PAIR_STEP = r"(?=tri_|pair_transition\.)"
 _SPELLINGS = tuple(
     (re.compile(pattern), spelling)
     for pattern, spelling in (
         (r"^(?:module\.)?(?:model\.)?", ""),
-        (r"^template_embedder\.", ""),
-        (r"^template_(?:angle|single)_embedder\.linear_1\.", f"{_TORSIONS}.template_single_embedder."),
-        (r"^template_(?:angle|single)_embedder\.linear_2\.", f"{_TORSIONS}.template_projector."),
+        (r"^(?=template_(?!embedder\.)|linear_t\.)", "template_embedder."),
+        (r"\.template_angle_embedder\.", ".template_single_embedder."),
         (r"^extra_msa_stack\.stack\.", "extra_msa_stack."),
-        (r"(\.blocks\.[0-9]+)\.(?:core|pair_stack)\.", r"\1."),
-        (r"\.msa_att_col\._msa_att\.", ".msa_att_col."),
-        (r"_points\.linear\.", "_points."),
+        (rf"^((?:evoformer|extra_msa_stack)\.blocks\.[0-9]+)\.(?:core\.)?{_PAIR_STEP}", r"\1.pair_stack."),
+        (r"(\.blocks\.[0-9]+)\.core\.", r"\1."),
+        (r"^(evoformer\..*\.msa_att_col)\.(?!_msa_att\.)", r"\1._msa_att."),
+        (r"_points\.(?!linear\.)", "_points.linear."),
     )
 )
-_BLOCK = re.compile(r"\.blocks\.([0-9]{1,6})\.")
 
 
 def spell(name: str) -> tuple[str, int | None]:
-    """Return the common spelling of any release's name, with ``*`` for a block's number, and that number."""
+    """Return version 2's spelling of any release's name, with ``*`` for a block's number, and that number."""
     for pattern, spelling in _SPELLINGS:
         name = pattern.sub(spelling, name)
-    match = _BLOCK.search(name)
-    return _BLOCK.sub(".blocks.*.", name), int(match[1]) if match else None
+    return split_block(name)
 
 
 def is_openfold(names: Iterable[str]) -> bool:
@@ -74,11 +78,13 @@ class OpenFoldParameters(Source):
         self._tensors = tensors
         spelled = {name: spell(name) for name in tensors}
         spellings = {spelling for spelling, _ in spelled.values()}
-        self._official = official_keys(
+        templates = "template_embedder.template_pair_stack.blocks.*"
+        known = known_names(
             multimer="structure_module.ipa.linear_k.weight" in spellings,
-            fused="evoformer.blocks.*.tri_mul_out.linear_ab_p.weight" in spellings,
-            fused_templates="template_pair_stack.blocks.*.tri_mul_out.linear_ab_p.weight" in spellings,
+            fused="evoformer.blocks.*.pair_stack.tri_mul_out.linear_ab_p.weight" in spellings,
+            fused_templates=f"{templates}.tri_mul_out.linear_ab_p.weight" in spellings,
         )
+        self._official = {names.openfold: names.official for names in known}
         self._names: dict[str, dict[int | None, str]] = {}
         for name, (spelling, block) in spelled.items():
             if _CONSTANTS.fullmatch(spelling):
@@ -134,8 +140,7 @@ class OpenFoldParameters(Source):
                 f"{self.origin}: parameter {self.label(key)} has different shapes in different blocks; "
                 "the file is damaged, download it again"
             )
-        shape = own.pop()[::-1]
-        shape = shape[1:] if _VECTOR.search(key) and len(shape) == 2 and shape[0] == 1 else shape
+        shape = official_axes(key, own.pop())
         if None in names:
             return shape
         absent = next((i for i in range(len(names)) if i not in names), None)
@@ -146,3 +151,27 @@ class OpenFoldParameters(Source):
                 "the file is incomplete, download it again"
             )
         return (len(names), *shape)
+
+
+def openfold_parameters(model: AlphaFold) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield OpenFold's name (version 2) and float32 array of a network's parameters, one by one.
+
+    Raises:
+        WeightsError: The network has parts that AlphaFold does not have.
+    """
+    names = {row.official: row.openfold for row in network_names(model)}
+    mappings = alphafold_mappings(model)
+    layout = {mapping.key: (mapping.flat_shape, mapping.block is not None) for mapping in mappings}
+    for key, array in write_parameters(model, mappings):
+        shape, is_stacked = layout[key]
+        blocks = array.reshape(shape)
+        for i, block in enumerate(blocks if is_stacked else [blocks]):
+            yield names[key].replace("*", str(i)), _openfold_axes(key, block)
+
+
+def _openfold_axes(key: str, array: np.ndarray) -> np.ndarray:
+    if ONE_CHANNEL.search(key):
+        return array[:, None]
+    if _EXCHANGED_HALVES.search(key):
+        array = np.roll(array, array.shape[-1] // 2, axis=-1)
+    return np.ascontiguousarray(array.T)

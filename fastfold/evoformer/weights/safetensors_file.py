@@ -24,6 +24,7 @@ from torch import Tensor
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import PRESETS
 from fastfold.evoformer.weights.mapping import Source
+from fastfold.evoformer.weights.state_dict_file import is_own
 from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, types_of
 
 FORMAT_VERSION = "1"
@@ -54,7 +55,8 @@ class _Entry:
 class OwnFile(Source):
     """Open weights file of FastFold, under our names; it must stay open while parameters are read.
 
-    The constructor reads only the header.
+    The constructor reads only the header. ``config`` is None for a state dict that another program wrote under our
+    names.
 
     Raises:
         WeightsError: The file is damaged, not FastFold's or of a later version, or its configuration is invalid.
@@ -66,17 +68,7 @@ class OwnFile(Source):
         shapes = {name: entry.shape for name, entry in self._entries.items()}
         super().__init__(str(path), shapes, types_of(entry.dtype for entry in self._entries.values()))
         check_size(path, sum(4 * prod(shape) for shape in self.shapes.values()))
-        version = metadata.get("fastfold_format")
-        if version is None:
-            raise WeightsError(
-                f"{path}: expected a FastFold safetensors file, found one without a configuration in its header. "
-                f"{READABLE}; create one with fastfold weights convert"
-            )
-        if version != FORMAT_VERSION:
-            raise WeightsError(
-                f"{path}: expected format version {FORMAT_VERSION}, found {version[:20]}; update FastFold"
-            )
-        self.config = self._parse(metadata.get("config", ""))
+        self.config = self._stored_config(metadata)
         preset = metadata.get("preset")
         self.preset = preset if preset in PRESETS else None
         self.notes = {name: text for name, text in metadata.items() if name not in _OWN_NOTES}
@@ -91,6 +83,22 @@ class OwnFile(Source):
         if self._file.readinto(data.data) != data.nbytes:
             raise WeightsError(f"{self.origin}: {DAMAGED}")
         return tensor.float().numpy()
+
+    def _stored_config(self, metadata: Mapping[str, str]) -> ConfigDict | None:
+        """Return the configuration of the header, or None for a state dict under our names that lacks it."""
+        version = metadata.get("fastfold_format")
+        if version is None and is_own(self.shapes):
+            return None
+        if version is None:
+            raise WeightsError(
+                f"{self.origin}: expected a FastFold safetensors file, found one without a configuration in its "
+                f"header. {READABLE}; create one with fastfold weights convert"
+            )
+        if version != FORMAT_VERSION:
+            raise WeightsError(
+                f"{self.origin}: expected format version {FORMAT_VERSION}, found {version[:20]}; update FastFold"
+            )
+        return self._parse(metadata.get("config", ""))
 
     def _parse(self, text: str) -> ConfigDict:
         try:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import WeightsError
+from fastfold.evoformer.weights.containers import contained_networks
 
 SIZE_LIMIT = 8 << 30  #: Limit in bytes for a file's parameters; the official models take 0.4 GB
 
-READABLE = "FastFold reads AlphaFold's .npz, OpenFold's .pt and its own .safetensors files"
+READABLE = "FastFold reads AlphaFold's .npz, OpenFold's .pt, and its own .safetensors files and state dicts"
 DAMAGED = "is truncated or damaged; download it again"
 NO_PICKLES = (
     "is a pickle, which can run code when it is read; FastFold never reads pickles. "
@@ -59,6 +60,10 @@ def file_format(path: Path) -> Format:
 def _head(path: Path) -> tuple[bytes, int]:
     try:
         status = path.stat()
+        if (path / "adapter_config.json").is_file():
+            raise WeightsError(
+                f"{path}: is an adapter; merge it into its base first: fastfold weights merge BASE {path} OUT"
+            )
         if stat.S_ISDIR(status.st_mode):
             raise WeightsError(
                 f"{path}: is a folder; pass a file in it. (For a DeepSpeed checkpoint, run zero_to_fp32.py in its "
@@ -156,14 +161,15 @@ def check_size(path: Path, size: int) -> None:
         )
 
 
-def read_torch(path: Path) -> dict[str, Tensor]:
-    """Read the named tensors of a PyTorch checkpoint, memory-mapped if its format allows it.
+def read_torch(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Read a network's tensors from a PyTorch checkpoint, memory-mapped if its format allows it.
 
-    Returns the exponential moving average of a training checkpoint if it has one, and unwraps state dicts.
+    Returns:
+        Tensors by name, and the network's place in the checkpoint; see :mod:`fastfold.evoformer.weights.containers`.
 
     Raises:
         WeightsError: The file is damaged, or holds objects other than tensors, or tensors that are not plain
-            parameters.
+            parameters, or several networks.
     """
     zipped = zipfile.is_zipfile(path)
     if zipped:
@@ -188,16 +194,12 @@ def read_torch(path: Path) -> dict[str, Tensor]:
             f"{path}: expected only tensors, found a Python object ({found[1]}); it {NO_PICKLES}. (From a training "
             "checkpoint, save only the parameters: torch.save(checkpoint['ema']['params'], FILE).)"
         ) from None
-    state = _state_dict(content)
-    if state is None:
-        raise WeightsError(
-            f"{path}: expected a state dict; save one with torch.save(model.state_dict(), FILE)"
-        )
+    state, place = _network(path, content)
     for name, tensor in state.items():
         if problem := _problem(name, tensor):
             raise WeightsError(f"{path}: {problem}")
     check_size(path, sum(4 * tensor.numel() for tensor in state.values()))
-    return {name: tensor.detach() for name, tensor in state.items()}
+    return {name: tensor.detach() for name, tensor in state.items()}, place
 
 
 def types_of(dtypes: Iterable[torch.dtype]) -> str:
@@ -205,15 +207,22 @@ def types_of(dtypes: Iterable[torch.dtype]) -> str:
     return ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
 
 
-def _state_dict(content: Any) -> Mapping[str, Any] | None:
-    """Return the parameters in a checkpoint: the moving average, those in a wrapper, or the checkpoint's own."""
-    if not isinstance(content, Mapping):
-        return None
-    ema = content.get("ema")
-    if isinstance(ema, Mapping) and isinstance(ema.get("params"), Mapping):
-        return ema["params"]
-    wrapped = (content.get(name) for name in ("state_dict", "model", "module"))
-    return next((state for state in wrapped if isinstance(state, Mapping)), content) or None
+def _network(path: Path, content: object) -> tuple[Mapping[Any, Any], str]:
+    """Return the entries of a checkpoint's network and its place; all entries if no network is recognised."""
+    networks = contained_networks(content)
+    if len(networks) > 1:
+        places = ", ".join(network.place or "the file's own entries" for network in networks)
+        raise WeightsError(
+            f"{path}: expected one network, found {len(networks)} ({places}); save one of them with "
+            "torch.save(STATE_DICT, FILE)"
+        )
+    if networks:
+        return networks[0].entries, networks[0].place
+    if not isinstance(content, Mapping) or not content:
+        raise WeightsError(
+            f"{path}: expected a state dict; save one with torch.save(model.state_dict(), FILE)"
+        )
+    return content, ""
 
 
 def _problem(name: Any, tensor: Any) -> str | None:

@@ -249,16 +249,26 @@ def test_a_network_is_saved_as_its_state(
     assert same(read_weights(tmp_path / "a.safetensors")[1], state)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("ending", "dtype"),
+    [
+        (".safetensors", torch.float16),
+        (".safetensors", torch.bfloat16),
+        (".npz", torch.float16),
+        (".pt", torch.float16),
+        (".pt", torch.bfloat16),
+    ],
+)
 def test_half_precision_halves_the_file_and_rounds_each_parameter_once(
-    tmp_path: Path, state: dict[str, Tensor], dtype: torch.dtype
+    tmp_path: Path, state: dict[str, Tensor], ending: str, dtype: torch.dtype
 ) -> None:
-    whole, half = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    whole, half = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
     convert(PARAMS, whole)
     info = convert(whole, half, dtype=dtype)
     assert info.dtype == str(dtype).removeprefix("torch.")
     elements = sum(value.numel() for value in state.values())
-    assert whole.stat().st_size - half.stat().st_size == pytest.approx(2 * elements, rel=0.01)
+    aligned = 0.02 if ending == ".pt" else 0.01  # PyTorch's tensors begin at multiples of 64 bytes
+    assert whole.stat().st_size - half.stat().st_size == pytest.approx(2 * elements, rel=aligned)
     assert same(read_weights(half)[1], {name: value.to(dtype).float() for name, value in state.items()})
 
 
@@ -270,8 +280,15 @@ def test_parameters_too_large_for_half_precision_are_refused(
     with pytest.raises(WeightsError, match=r"b\.safetensors.*infinite"):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", dtype=torch.float16)
     assert not (tmp_path / "b.safetensors").exists()
-    with pytest.raises(WeightsError, match=r"\.npz files hold float32"):
-        convert(tmp_path / "a.safetensors", tmp_path / "b.npz", dtype=torch.float16)
+    for ending in (".npz", ".pt"):
+        with pytest.raises(WeightsError, match=rf"b\{ending} \(not written\): parameter {name} .*infinite"):
+            convert(tmp_path / "a.safetensors", tmp_path / f"b{ending}", dtype=torch.float16)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_bfloat16_is_refused_where_numpy_lacks_it(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"a\.npz: \.npz files hold float32 or float16, not bfloat16"):
+        convert(tmp_path / "does not exist", tmp_path / "a.npz", dtype=torch.bfloat16)
 
 
 @pytest.mark.long
@@ -316,9 +333,9 @@ def test_conversion_does_not_overwrite_its_input(own: Path, tmp_path: Path) -> N
     assert own.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a", "a.npz.gz", "a.pkl"])
+@pytest.mark.parametrize("name", ["a.ckpt", "a", "a.npz.gz", "a.pkl"])
 def test_other_endings_are_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
-    with pytest.raises(WeightsError, match=r"ends in \.safetensors or \.npz"):
+    with pytest.raises(WeightsError, match=r"ends in \.safetensors or \.npz or \.pt"):
         convert(tmp_path / "does not exist", tmp_path / name)
 
 
@@ -335,8 +352,11 @@ def test_weights_that_could_not_be_read_are_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
+_WRITERS = {".safetensors": "write_own", ".npz": "_write_npz", ".pt": "_write_openfold"}
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("ending", [".safetensors", ".npz"])
+@pytest.mark.parametrize("ending", [".safetensors", ".npz", ".pt"])
 def test_an_interrupted_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, ending: str
 ) -> None:
@@ -348,7 +368,7 @@ def test_an_interrupted_write_leaves_the_old_file(
 
     old = tmp_path / f"a{ending}"
     old.write_bytes(b"old")
-    monkeypatch.setattr(checkpoint, "write_own" if ending == ".safetensors" else "_write_npz", half)
+    monkeypatch.setattr(checkpoint, _WRITERS[ending], half)
     with pytest.raises(OutputError if isinstance(error, OSError) else KeyboardInterrupt) as caught:
         convert(PARAMS, old)
     if isinstance(error, OSError):
@@ -358,7 +378,7 @@ def test_an_interrupted_write_leaves_the_old_file(
     assert old.read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("ending", [".safetensors", ".npz"])
+@pytest.mark.parametrize("ending", [".safetensors", ".npz", ".pt"])
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path, ending: str) -> None:
     with pytest.raises(OutputError, match=r"nowhere.*the folder does not exist; create it"):
         convert(PARAMS, tmp_path / "nowhere" / f"a{ending}")

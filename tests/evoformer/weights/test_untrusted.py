@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.checkpoint import (
@@ -210,14 +209,6 @@ def test_a_network_of_another_family_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path / "a.pt")
 
 
-def test_our_own_state_dict_without_configuration_is_explained(
-    tmp_path: Path, state: dict[str, Tensor]
-) -> None:
-    torch.save(state, tmp_path / "a.pt")
-    with pytest.raises(WeightsError, match=r"without a configuration; save it with .*save_weights"):
-        load_model(tmp_path / "a.pt")
-
-
 def test_compressed_pytorch_files_are_refused(tmp_path: Path) -> None:
     """PyTorch stores without compression; a bomb could not."""
     torch.save(openfold_state("synthetic_monomer", "v1"), tmp_path / "a.pt")
@@ -250,19 +241,12 @@ def test_a_format_is_known_by_its_content_whatever_the_name(tmp_path: Path, own:
         assert file_format(path) == kind
 
 
-def test_the_moving_average_is_preferred_and_wrappers_are_opened(tmp_path: Path) -> None:
-    path, inner = tmp_path / "a.pt", {"w": torch.arange(3.0)}
-    other = {"w": torch.zeros(3)}
-    for content in (
-        inner,
-        {"state_dict": inner},
-        {"module": inner, "step": 3},
-        {"ema": {"params": inner}, "state_dict": other, "model": other},
-    ):
-        torch.save(content, path)
-        found = read_torch(path)
-        assert list(found) == ["w"]
-        assert torch.equal(found["w"], inner["w"])
+def test_tensors_without_a_known_network_are_all_read(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(3.0)}, tmp_path / "a.pt")
+    found, place = read_torch(tmp_path / "a.pt")
+    assert list(found) == ["w"]
+    assert torch.equal(found["w"], torch.arange(3.0))
+    assert place == ""
 
 
 def test_sizes_are_compared_with_the_limit_and_the_file(tmp_path: Path) -> None:
