@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fastfold.errors import ConfigError, suggest
+from fastfold.evoformer.weights.adapters import LowRankUpdate
 from fastfold.utils.module_structure import exchange_modules, move_into
 
 
@@ -105,6 +106,16 @@ def _merged(layer: Any) -> nn.Module:
     plain.register_parameter("weight", weight)
     plain.register_parameter("bias", bias)
     return plain
+
+
+def lora_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
+    """Return the adapters of a network by layer, for :func:`fastfold.evoformer.weights.adapters.write_adapter`."""
+    updates = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
+            low_rank = layer.parametrizations["weight"][0]
+            updates[name] = LowRankUpdate(low_rank.a.detach(), low_rank.b.detach(), low_rank.scale)
+    return updates
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from fastfold.data.training.entry import Entry, EntryData
 from fastfold.errors import ConfigError, FastFoldError, InputError, OutputError
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.adapters import write_adapter
 from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel import DistributedContext, init_distributed, started_processes
 from fastfold.training.build import build_network, plain_network
@@ -55,7 +56,7 @@ from fastfold.training.logging.loggers import (
 )
 from fastfold.training.logging.progress import TrainingProgress
 from fastfold.training.logging.tracking import MlflowLogger, WandbLogger, check_tracking
-from fastfold.training.lora import merge_lora
+from fastfold.training.lora import lora_updates, merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.parallel_config import plan_of
 from fastfold.training.report.report import write_report
@@ -343,7 +344,7 @@ class _Run:
             path.unlink(missing_ok=True)
 
     def _export(self, trainer: Trainer) -> None:
-        """Write the averaged weights, adapters merged, as a file for ``fastfold infer``."""
+        """Write the averaged weights, adapters merged, as a file for ``fastfold infer``; adapters also alone."""
         with self.ema.swapped_in():
             state = self.parallel.state_dict(rank0_only=True)
         if not self.context.is_rank_zero:
@@ -351,6 +352,11 @@ class _Run:
         if self.config.finetune.lora_rank:
             model = plain_network(self.config, self.tree)
             model.load_state_dict(state)
+            updates = lora_updates(model)
+            for layer in updates:
+                state[f"{layer}.weight"] = state[f"{layer}.parametrizations.weight.original"]
+            write_adapter(self.out / "adapter", updates, state, base=self.config.model.weights)
+            self._say(f"adapter in {self.out / 'adapter'}")
             state = merge_lora(model).state_dict()
         metadata = {
             "trained_steps": str(trainer.progress.step),

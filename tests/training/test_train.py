@@ -344,6 +344,14 @@ def test_fine_tuning_changes_what_it_should_and_nothing_else(
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert all(changes(name) for name in changed)
+    is_adapted = "finetune=lora" in overrides
+    assert (tmp_path / "tuned" / "adapter").exists() is is_adapted
+    if is_adapted:  # the adapter alone, merged later, gives the weights of the run
+        merged = tmp_path / "merged.safetensors"
+        base, adapter = plain_run / "mini.safetensors", tmp_path / "tuned" / "adapter"
+        assert main(["weights", "merge", str(base), str(adapter), str(merged)]) == 0
+        again = load_file(merged)
+        assert [name for name in after if not torch.equal(after[name], again[name])] == []
 
 
 def test_the_aligned_error_counts_after_its_step(data_folder: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""``fastfold weights``: download AlphaFold's parameters, describe a weights file, or convert it."""
+"""``fastfold weights``: download AlphaFold's parameters; describe, convert, or merge weights files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHA-256 and not fetched again.
 def add_weights_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     weights = commands.add_parser(
-        "weights", help="download AlphaFold's weights, describe a file, or convert it"
+        "weights", help="download AlphaFold's weights; describe, convert, or merge files"
     )
     actions = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
     download = actions.add_parser(
@@ -54,18 +54,41 @@ def add_weights_command(commands: Any) -> None:
         "convert",
         help="write the parameters in another format",
         description="Convert a weights file. The ending of OUT says the format: .safetensors (FastFold's own, with "
-        "the configuration inside) or .npz (AlphaFold's).",
+        "the configuration inside), .npz (AlphaFold's) or .pt (OpenFold's). IN may also be a checkpoint of Lightning, "
+        "DeepSpeed or an average of weights, under OpenFold's names or FastFold's.",
         formatter_class=argparse.HelpFormatter,
     )
     convert.add_argument("source", type=Path, metavar="IN")
     convert.add_argument("target", type=Path, metavar="OUT")
-    convert.add_argument(
+    _add_dtype(convert)
+    convert.set_defaults(run=_weights_convert)
+    merge = actions.add_parser(
+        "merge",
+        help="add a LoRA adapter to the weights that it was trained on",
+        description="Add a LoRA adapter to the weights that it was trained on. The adapter is the folder adapter of a "
+        "run with finetune=lora, or one of Hugging Face's PEFT.",
+        formatter_class=argparse.HelpFormatter,
+    )
+    merge.add_argument("base", type=Path, metavar="BASE", help="weights that the adapter was trained on")
+    merge.add_argument(
+        "adapter",
+        type=Path,
+        metavar="ADAPTER",
+        help="folder with adapter_config.json, adapter_model.safetensors",
+    )
+    merge.add_argument("target", type=Path, metavar="OUT", help="as of fastfold weights convert")
+    _add_dtype(merge)
+    merge.set_defaults(run=_weights_merge)
+
+
+def _add_dtype(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
         default="float32",
-        help="element type of a .safetensors file; parameters are float32 again when it is read (default float32)",
+        help="element type in the file; parameters are float32 again when it is read (default float32). .npz has no "
+        "bfloat16",
     )
-    convert.set_defaults(run=_weights_convert)
 
 
 def _weights_download(options: argparse.Namespace) -> int:
@@ -144,4 +167,19 @@ def _weights_convert(options: argparse.Namespace) -> int:
     dtype = getattr(torch, options.dtype)
     info = convert(one_weights_file(options.source), options.target, dtype=dtype)
     print(f"wrote {options.target}: {info.parameters:,} parameters from {options.source}")
+    return 0
+
+
+def _weights_merge(options: argparse.Namespace) -> int:
+    import torch
+
+    from fastfold.evoformer.weights.adapters import merge_adapter, read_adapter
+    from fastfold.evoformer.weights.checkpoint import read_weights, write_weights
+    from fastfold.evoformer.weights.published import one_weights_file
+
+    adapter = read_adapter(options.adapter)
+    base = one_weights_file(options.base)
+    info, state = read_weights(base)
+    write_weights(options.target, merge_adapter(state, adapter), info, dtype=getattr(torch, options.dtype))
+    print(f"wrote {options.target}: {base} with {len(adapter.updates)} layers of {options.adapter}")
     return 0
