@@ -29,7 +29,7 @@ SOURCES: dict[str, str] = _TABLE["sources"]
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """Published throughput of a language model under ZeRO 3.
+    """Published throughput of a language model under data parallelism.
 
     Attributes:
         name: Model.
@@ -45,6 +45,8 @@ class PublishedModel:
         samples: Sequences of a step.
         checkpointing: True if blocks are computed again in the backward pass.
         tokens_per_second: Published throughput of a GPU.
+        fitted: True if constants were fitted to it; the others only check them.
+        zero: Stage of ZeRO.
         llama: True for a Llama, False for a GPT.
         kv_heads: Heads of keys and values of a Llama.
         hidden: Hidden channels of a Llama's perceptron.
@@ -63,6 +65,8 @@ class PublishedModel:
     samples: int
     checkpointing: bool
     tokens_per_second: float
+    fitted: bool
+    zero: int = 3
     llama: bool = False
     kv_heads: int = 0
     hidden: int = 0
@@ -128,21 +132,21 @@ def _workload(of: PublishedModel) -> Workload:
 
 def predict(of: PublishedModel) -> float:
     """Return the cost model's tokens per second of a GPU."""
-    plan = ParallelPlan(dp=of.gpus, zero=3)
+    plan = ParallelPlan(dp=of.gpus, zero=of.zero)
     cost = step_cost(_workload(of), plan, rates(of.gpu, GENERAL), checkpointing=of.checkpointing)
     return of.samples * of.context / cost.seconds / of.gpus
 
 
 def main() -> None:
     """Print the comparison as Markdown."""
-    print("| model | GPUs | published tokens/s/GPU | model | model / published | source |")
-    print("|---|---|---|---|---|---|")
+    print("| model | GPUs | published tokens/s/GPU | model | model / published | constants | source |")
+    print("|---|---|---|---|---|---|---|")
     for of in PUBLISHED:
         found = predict(of)
         ratio = found / of.tokens_per_second
         print(
             f"| {of.name} | {of.gpus} {of.gpu} | {of.tokens_per_second:,.0f} | {found:,.0f} | {ratio:.2f} "
-            f"| {of.source} |"
+            f"| {'fitted to it' if of.fitted else 'checked'} | {of.source} |"
         )
     for name, source in SOURCES.items():
         print(f"\n* {name}: {source}.")

@@ -67,7 +67,8 @@ def parallelize(
         model: Any module, the same on every rank.
         plan: The axes, as an object, a configuration or a mesh. ``"auto"`` selects the plan that is fastest by the
             cost model, with pipeline stages if ``stages`` is given, and may checkpoint activations of the
-            blocks in ``nn.ModuleList``s; the result's ``explanation`` gives the reasons.
+            blocks in ``nn.ModuleList``s; the result's ``explanation`` gives the reasons, and ``passes`` the number of
+            backward passes of a step. Call it under ``torch.autocast`` to plan for autocast.
         example: For ``"auto"``: inputs of one step of all ranks together, as of
             :func:`fastfold.parallel.planner.auto.choose_plan`.
         gpu: For ``"auto"``: name of the GPU; None for the one of this machine.
@@ -109,10 +110,11 @@ def parallelize(
         >>> torch.allclose(parallel.state_dict()["weight"], plain.weight)
         True
     """
-    explanation, is_checkpointed = "", False
+    explanation, is_checkpointed, passes = "", False, 1
     if isinstance(plan, str):
         chosen = _automatic(model, plan, example, layers, stages, gpu)
         plan, explanation, is_checkpointed = chosen.plan, chosen.explanation, chosen.checkpointing
+        passes = chosen.passes
     elif isinstance(plan, Mapping):
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
@@ -175,6 +177,7 @@ def parallelize(
         full_state,
         sequence=found,
         explanation=explanation,
+        passes=passes,
         stage_comparison=comparison,
     )
 

@@ -54,6 +54,7 @@ class Parallel(nn.Module):
         gradients: Reduction and storage of gradients, by ZeRO stage.
         sequence: Sequence parallelism of the model, or None.
         explanation: Reasons of a plan that was chosen by the cost model; else empty.
+        passes: Backward passes of a step whose gradients add up, as the cost model chose them; else 1.
         stage_comparison: Comparison of a pipeline's stages before its first step, or None.
 
     Example:
@@ -79,13 +80,14 @@ class Parallel(nn.Module):
         *,
         sequence: Any = None,
         explanation: str = "",
+        passes: int = 1,
         stage_comparison: StageComparison | None = None,
     ) -> None:
         super().__init__()
         self.module, self.mesh, self.plan = module, mesh, mesh.plan
         self.gradients = gradients
         self._full_state = full_state
-        self.sequence, self.explanation = sequence, explanation
+        self.sequence, self.explanation, self.passes = sequence, explanation, passes
         self.stage_comparison = stage_comparison
         self.training = module.training
         losses = math.prod(group.size for group in self._loss_groups())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fastfold.errors import ConfigError, first_line
@@ -18,8 +21,10 @@ from fastfold.parallel.comparison import Split, fake, fake_copy, without_data
 from fastfold.parallel.data_parallel.units import checkpointable_blocks
 from fastfold.parallel.paths import tied_names
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.batch_traces import BatchTraces
 from fastfold.parallel.planner.cost_model import Cost, step_cost
 from fastfold.parallel.planner.fake_run import Part, Recorder, Region, Trace
+from fastfold.parallel.planner.gpu_kernels import gpu_kernels
 from fastfold.parallel.planner.hardware import ACCELERATORS, GENERAL, Rates, rates
 from fastfold.parallel.planner.search import seconds_text
 from fastfold.parallel.planner.workload import Repeat, Workload, divisors
@@ -40,6 +45,17 @@ class Choice:
     plan: ParallelPlan
     checkpointing: bool
     explanation: str
+    passes: int = 1  #: Backward passes of a rank in a step, whose gradients add up; 1 in a pipeline
+    seconds: float = math.nan  #: Time of a step by the cost model
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Cost of a plan whose ranks run some samples at once."""
+
+    cost: Cost
+    rows: int  #: Samples of a pass
+    passes: int  #: Passes of a step
 
 
 def choose_plan(
@@ -50,11 +66,14 @@ def choose_plan(
     cuts: Sequence[str] = (),
     stages: Split | None = None,
     gpu: str | Rates | None = None,
+    autocast: torch.dtype | None = None,
 ) -> Choice:
     """Choose the fastest plan that fits into memory.
 
-    Tried are data parallelism, ZeRO and activation checkpointing, tensor parallelism with ``cuts``, and pipelines with
-    ``stages``. A pipeline's microbatches have one sample.
+    Tried are data parallelism, ZeRO, activation checkpointing and gradient accumulation, tensor parallelism with
+    ``cuts``, and pipelines with ``stages``. A pipeline's microbatches have one sample.
+
+    Dropout and fused attention count as the kernels of a GPU; see :mod:`fastfold.parallel.planner.gpu_kernels`.
 
     Args:
         model: Plain module; it is neither changed nor run on data.
@@ -64,6 +83,8 @@ def choose_plan(
         cuts: Paths of the layers that tensor parallelism may cut.
         stages: Splits the model into pipeline stages, as for :func:`fastfold.parallel.parallelize`.
         gpu: Name or rates of the accelerator; None for the one of this machine.
+        autocast: bfloat16 or float16 if the model runs under autocast to it; parameters, gradients and states of the
+            optimizer keep their dtypes. None for bfloat16 inside a ``torch.autocast`` block, else no autocast.
 
     Raises:
         ConfigError: The module cannot be traced, there are fewer samples than ranks can share, or no plan fits.
@@ -80,63 +101,93 @@ def choose_plan(
     blocks = tuple(checkpointable_blocks(model))
     piped, notes = _pipelines(model, stages, ranks, blocks)
     layouts = [(tp, 1) for tp in (divisors(ranks) if cuts else [1])] + [(1, pp) for pp in piped]
-    traces: dict[tuple[int, bool], Trace] = {}
-    costs: list[Cost] = []
+    has_statistics = any(isinstance(module, _BatchNorm) for module in model.modules())
+    traces: dict[bool, BatchTraces] = {}
+    for is_cut in (False, True):
+        regions = tuple(dict.fromkeys((*blocks, *(cuts if is_cut else ()))))
+        record = partial(_traced, model, given, named, samples, regions=regions, autocast=autocast)
+        traces[is_cut] = BatchTraces(record)
+    costs: list[_Candidate] = []
     for tp, pp in layouts:
         dp = ranks // tp // pp
         each = -(-samples // dp)
         if ParallelPlan(tp=tp).crosses_machines(within) or dp > samples or each < pp:
             continue
-        rows = each if pp == 1 else 1
-        if (rows, tp > 1) not in traces:
-            regions = dict.fromkeys((*blocks, *(cuts if tp > 1 else ())))
-            traces[rows, tp > 1] = _traced(model, given, named, samples, rows, tuple(regions))
         layout = ParallelPlan(tp=tp)
-        workload = _workload(model, rows, dp * each, blocks)
-        workload._traces[layout] = _cut(traces[rows, tp > 1], tp, cuts)
         zeros = (0,) if dp == 1 else range(4 if pp == 1 else 2)
         plans = [replace(layout, dp=dp, pp=pp, zero=zero) for zero in zeros]
         inside = within // tp
         if pp == 1 and 1 < inside < dp and dp % inside == 0:
             plans.append(replace(layout, dp=dp, zero=3, dp_shard=inside))
-        costs += [
-            step_cost(workload, plan, speeds, checkpointing=again)
-            for plan in plans
-            for again in ((False, True) if blocks else (False,))
-        ]
+        for rows in (1,) if pp > 1 else (each,) if has_statistics else _micro_batches(each):
+            workload = _workload(model, rows, dp * each, blocks)
+            workload._traces[layout] = _cut(traces[tp > 1].at(rows), tp, cuts)
+            new = [
+                step_cost(workload, plan, speeds, checkpointing=again)
+                for plan in plans
+                for again in ((False, True) if blocks else (False,))
+            ]
+            costs += [_Candidate(cost, rows, -(-each // rows) if pp == 1 else 1) for cost in new]
+            # Fewer samples at once are slower; they are tried for their memory.
+            if any(_fits(cost, speeds) and not (cost.checkpointing or cost.plan.zero) for cost in new):
+                break
     if not costs:
         raise ConfigError(
             f"{ranks} ranks cannot share a batch of {samples} samples: take a larger batch or fewer ranks, or give "
             "layers= for tensor parallelism"
         )
-    fitting = [cost for cost in costs if cost.total_memory <= speeds.usable_memory]
+    fitting = [candidate for candidate in costs if _fits(candidate.cost, speeds)]
     if not fitting:
-        least = min(costs, key=lambda cost: cost.total_memory)
+        leanest = min(costs, key=lambda candidate: candidate.cost.total_memory)
         raise ConfigError(
-            f"{type(model).__name__} fits into no plan of {ranks} {speeds.sheet.name}: {_shown(least)} needs "
-            f"{least.total_memory / GIB:,.1f} GiB of {speeds.usable_memory / GIB:,.1f} GiB a GPU. Take more GPUs or a "
-            "smaller batch, or give layers= for tensor parallelism or stages= for a pipeline"
+            f"{type(model).__name__} fits into no plan of {ranks} {speeds.sheet.name}: {_shown(leanest)} needs "
+            f"{leanest.cost.total_memory / GIB:,.1f} GiB of {speeds.usable_memory / GIB:,.1f} GiB a GPU. Take more GPUs "
+            "or a smaller batch, or give layers= for tensor parallelism or stages= for a pipeline"
         )
-    fastest = min(cost.seconds for cost in fitting)
+    fastest = min(candidate.cost.seconds for candidate in fitting)
     # If the model cannot tell times apart, the plan with less sharding wins: it supports more modules.
     fitting.sort(
-        key=lambda cost: (
-            max(cost.seconds, _ALIKE * fastest),
-            cost.checkpointing,
-            cost.plan.pp,
-            cost.plan.tp,
-            cost.plan.zero,
-            cost.total_memory,
+        key=lambda candidate: (
+            max(candidate.cost.seconds, _ALIKE * fastest),
+            candidate.cost.checkpointing,
+            candidate.cost.plan.pp,
+            candidate.cost.plan.tp,
+            candidate.cost.plan.zero,
+            candidate.passes,
+            candidate.cost.total_memory,
         )
     )
     notes = [_NO_CUTS if not cuts else f"tp stays within the {within} GPUs of a machine", *notes]
+    if has_statistics:
+        notes.append("gradient accumulation was not tried: statistics of batch norm are those of a pass")
     if not blocks:
         notes.append(
             "checkpointing was not tried: no nn.ModuleList of blocks, or blocks with running statistics"
         )
+    best = fitting[0]
     return Choice(
-        fitting[0].plan, fitting[0].checkpointing, _explain(fitting, len(costs), speeds, origin, notes)
+        best.cost.plan,
+        best.cost.checkpointing,
+        _explain(fitting, len(costs), speeds, origin, notes),
+        passes=best.passes,
+        seconds=best.cost.seconds,
     )
+
+
+def _micro_batches(samples: int) -> Iterator[int]:
+    """Yield numbers of samples to run at once, from all of a rank to one, in steps of at most a half."""
+    passes, previous = 1, 0
+    while previous != 1:
+        rows = -(-samples // passes)
+        if rows != previous:
+            yield rows
+        previous = rows
+        # 1, 2, 3, 4, 6, 8, 12, ...
+        passes = passes + 1 if passes < 3 else passes * 4 // 3 if passes & (passes - 1) else passes * 3 // 2
+
+
+def _fits(cost: Cost, speeds: Rates) -> bool:
+    return cost.total_memory <= speeds.usable_memory
 
 
 def _pipelines(
@@ -163,7 +214,10 @@ def _pipelines(
 
 
 def _workload(model: nn.Module, rows: int, samples: int, blocks: Sequence[str]) -> Workload:
-    """Return a step whose micro-batches have ``rows`` samples, with its traces."""
+    """Return a step whose micro-batches have ``rows`` samples."""
+    parameters = list(model.parameters())
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    element = round(size / max(1, sum(p.numel() for p in parameters)))
     return Workload(
         name=type(model).__name__,
         build=lambda _: model,
@@ -172,27 +226,32 @@ def _workload(model: nn.Module, rows: int, samples: int, blocks: Sequence[str]) 
         stacks={name: Repeat(1) for name in blocks},
         layouts=lambda _: iter(()),
         rows=lambda _: rows,
+        parameter_bytes=element,
+        sharded_bytes=2 * element,  # Adam's moments have the parameters' dtype
     )
 
 
-def _explain(fitting: Sequence[Cost], tried: int, speeds: Rates, origin: str, notes: Sequence[str]) -> str:
-    best = fitting[0]
+def _explain(
+    fitting: Sequence[_Candidate], tried: int, speeds: Rates, origin: str, notes: Sequence[str]
+) -> str:
+    best = fitting[0].cost
     lines = [
-        f"plan: {_shown(best)}, the simplest of the fastest among {len(fitting)} that fit into memory "
+        f"plan: {_shown(fitting[0])}, the simplest of the fastest among {len(fitting)} that fit into memory "
         f"({tried} tried)",
         f"  {seconds_text(best.seconds)} a step by the cost model, {best.communication_share:.0%} of it communication; "
         f"{best.total_memory / GIB:.2f} of {speeds.usable_memory / GIB:.0f} GiB a GPU",
     ]
     if len(fitting) > 1:
-        second = fitting[1]
-        lines.append(f"  next: {_shown(second)}, {seconds_text(second.seconds)}")
+        lines.append(f"  next: {_shown(fitting[1])}, {seconds_text(fitting[1].cost.seconds)}")
     return "\n".join([*lines, *(f"  {note}" for note in notes), f"  {speeds.calibration}{origin}"])
 
 
-def _shown(cost: Cost) -> str:
-    plan = cost.plan
+def _shown(candidate: _Candidate) -> str:
+    plan = candidate.cost.plan
     text = f"{plan}, zero {plan.zero}" if plan.zero else str(plan)
-    return text + (", activation checkpointing" if cost.checkpointing else "")
+    if candidate.passes > 1:
+        text += f", {candidate.passes} passes of {candidate.rows} samples"
+    return text + (", activation checkpointing" if candidate.cost.checkpointing else "")
 
 
 def _rates(gpu: str | None) -> tuple[Rates, str]:
@@ -212,7 +271,14 @@ def _rates(gpu: str | None) -> tuple[Rates, str]:
 
 
 def _traced(
-    model: nn.Module, given: Any, named: Any, samples: int, rows: int, regions: Sequence[str]
+    model: nn.Module,
+    given: Any,
+    named: Any,
+    samples: int,
+    rows: int,
+    *,
+    regions: Sequence[str],
+    autocast: torch.dtype | None,
 ) -> Trace:
     """Trace a forward and backward pass of some samples, on tensors without data."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -222,17 +288,16 @@ def _traced(
             return x
         return fake(x[:rows] if x.dim() and len(x) == samples else x)
 
-    autocast = torch.autocast(
-        "cpu",
-        dtype=torch.bfloat16,
-        enabled=torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
+    is_enabled = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    casting = torch.autocast(
+        "cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None or is_enabled
     )
     copied = fake_copy(model, mode).train()
     with mode:
         arguments, keywords = tree_map(part, given), tree_map(part, named)
 
         def loss(module: nn.Module) -> Tensor:
-            with autocast:
+            with casting, gpu_kernels():
                 output = module(*arguments, **keywords)
             return _loss(output)
 

@@ -8,7 +8,8 @@
   leaves a machine on as many network ports as the group has GPUs in that machine.
 - A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
 - The exchanges of gradients and of ZeRO's shards overlap with the share ``Assumptions.hidden_synchronisation`` of the
-  computation. Collectives inside the model overlap by ``Assumptions.hidden_share``.
+  computation: those of each pass with that pass, those of a step with its last pass. Collectives inside the model
+  overlap by ``Assumptions.hidden_share``.
 - Several ranks wait for the slowest of them (``Assumptions.imbalance``).
 
 The constants, and the published steps that check them, are in :mod:`fastfold.parallel.planner.hardware`.
@@ -170,11 +171,7 @@ def step_cost(
         imbalance=(imbalance(plan.ranks, rates) - 1) * turns * (compute + communication),
         synchronisation=0.0
         if workload.frozen
-        else max(
-            0.0,
-            synchronisation_seconds(workload, plan, rates, parameters, count)
-            - rates.assumptions.hidden_synchronisation * count * compute,
-        ),
+        else _exposed_synchronisation(workload, plan, rates, parameters, count, compute),
         memory=memory,
         flops=flops * together,
         model_flops=model_flops * together,
@@ -325,27 +322,37 @@ def _expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Message
     return (), tuple(Communication(op, "dp", dp, sent) for op, sent in ops), elements
 
 
-def synchronisation_seconds(
-    workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int, count: int
+def _exposed_synchronisation(
+    workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int, count: int, compute: float
 ) -> float:
-    """Compute the seconds that one step exchanges gradients and ZeRO's shards.
+    """Compute the seconds of exchanges that do not overlap with passes of ``compute`` seconds each.
 
-    A rank has ``parameters`` before ZeRO, and ``count`` samples.
+    Exchanges of a pass overlap with that pass, and those of a step with its last pass.
+    """
+    of_pass, of_step = synchronisation_seconds(workload, plan, rates, parameters)
+    hidden = rates.assumptions.hidden_synchronisation * compute
+    return count * max(0.0, of_pass - hidden) + max(0.0, of_step - max(0.0, hidden - of_pass))
+
+
+def synchronisation_seconds(
+    workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int
+) -> tuple[float, float]:
+    """Compute the seconds that a rank exchanges gradients and ZeRO's shards, in each pass and once a step.
+
+    A rank has ``parameters`` before ZeRO.
     """
     if plan.replicas == 1:
-        return 0.0
+        return 0.0, 0.0
     if plan.dp_shard or (dist.is_initialized() and plan.replicas == plan.dp):
         *found, traced = _expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
     else:
         *found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
+    share = parameters / traced * workload.parameter_bytes / 4  # the exchanges are of float32
     of_sample, of_step = (
-        [
-            exchange_seconds(replace(entry, sent=entry.sent * parameters / traced), plan, rates)
-            for entry in entries
-        ]
+        [exchange_seconds(replace(entry, sent=entry.sent * share), plan, rates) for entry in entries]
         for entries in found
     )
     if plan.zero == 3:
         # The parameters are gathered for every pass, the gradients reduce-scattered once.
         of_sample[0] *= workload.passes + 2
-    return count * sum(of_sample) + sum(of_step)
+    return sum(of_sample), sum(of_step)

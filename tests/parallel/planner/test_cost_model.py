@@ -386,3 +386,27 @@ def test_a_trace_leaves_no_process_group_behind_and_refuses_to_run_beside_one() 
         ):
             pass
     assert not torch.distributed.is_initialized()
+
+
+def test_exchanges_of_a_step_overlap_with_its_last_pass_alone() -> None:
+    """Of eight passes whose gradients add up; ZeRO 3 exchanges in every pass."""
+    speeds = _rates(latency_seconds=0.0, hidden_synchronisation=0.5, link_share=1e-6)
+    for zero, times in ((0, 1), (3, 8)):
+        one, eight = (
+            step_cost(_workload(samples=8 * n), ParallelPlan(dp=8, zero=zero), speeds, checkpointing=False)
+            for n in (1, 8)
+        )
+        # A pass computes the same, whatever follows; the optimizer's step is once in both.
+        of_pass = (eight.compute - one.compute) / 7
+        whole = one.synchronisation + 0.5 * of_pass
+        assert one.synchronisation > 0
+        assert eight.synchronisation == pytest.approx(times * whole - 0.5 * of_pass * times, rel=1e-6)
+
+
+def test_exchanged_bytes_have_the_size_of_parameters() -> None:
+    speeds = _rates(latency_seconds=0.0, hidden_synchronisation=0.0)
+    half, whole = (
+        step_cost(_workload(parameter_bytes=size), ParallelPlan(dp=8), speeds).synchronisation
+        for size in (2, 4)
+    )
+    assert half == pytest.approx(whole / 2)

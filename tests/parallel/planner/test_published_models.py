@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.published_models import PUBLISHED, SOURCES, WITHIN, PublishedModel, predict
+from benchmarks.published_models import PUBLISHED, SOURCES, WITHIN, PublishedModel, _workload, predict
+from fastfold.parallel import ParallelPlan
 from fastfold.parallel.planner.cost_model import compute_seconds
 from fastfold.parallel.planner.fake_run import Operation, Part, Recorder
 from fastfold.parallel.planner.hardware import GENERAL, rates
@@ -24,6 +25,41 @@ def test_there_are_at_least_five_with_their_sources() -> None:
     assert len(PUBLISHED) >= 5
     assert WITHIN == 1.5
     assert {of.source for of in PUBLISHED} == set(SOURCES)
+
+
+def test_most_throughputs_only_check_the_constants() -> None:
+    """Fitted are MPT's on H100; another program, another GPU and networks of a tenth of the size are not."""
+    checked = [of for of in PUBLISHED if not of.fitted]
+    assert {(of.source, of.gpu) for of in PUBLISHED if of.fitted} == {("llm-foundry", "h100")}
+    assert len(checked) >= 9
+    assert {of.gpu for of in checked} == {"a100", "a100-40gb", "h100"}
+    assert sum(of.width == 768 for of in checked) >= 3
+    assert any(of.llama for of in checked)
+
+
+def test_products_of_a_gpt_are_those_of_its_formula() -> None:
+    """24 L w² + 2 w V a token, and a causal attention; twice that backward. A lost or doubled operator is noticed."""
+    gpt = next(of for of in PUBLISHED if of.name == "GPT-2 124M")
+    gpt = replace(gpt, micro=2, samples=16)
+    workload = _workload(gpt)
+    blocks = 24 * gpt.layers * gpt.width**2 + 2 * gpt.layers * gpt.context * gpt.width
+    tokens, head = gpt.micro * gpt.context, 2 * gpt.width * gpt.vocabulary
+    forward, backward, kept = 0.0, 0.0, 0.0
+    for name, region in workload.trace(ParallelPlan()).regions.items():
+        forward += workload.repeat(name).count * region.forward.flops
+        backward += workload.repeat(name).count * region.backward.flops
+        kept += region.kept if workload.repeat(name).layers else 0.0
+    assert forward == pytest.approx(tokens * (blocks + head), rel=1e-9)
+    # Fused attention computes its scores again: five products for two.
+    again = 0.5 * 2 * gpt.layers * gpt.context * gpt.width
+    assert backward == pytest.approx(tokens * (2 * (blocks + head) + again), rel=1e-9)
+    # Bytes that a block keeps under autocast for a token and channel, in addition to its input: the stream after the
+    # attention in float32; in bfloat16 two norms, queries, keys, values, the attention's result, and the hidden
+    # channels before and after GELU. Two norms keep two statistics, the attention one for each head.
+    of_channel = 4 + 2 * (2 + 3 + 1 + 2 * 4)
+    statistics = 4 * (2 * 2 + gpt.heads)
+    weights = 2 * 12 * gpt.width**2
+    assert kept - weights == pytest.approx(tokens * (of_channel * gpt.width + statistics), rel=1e-3)
 
 
 def test_the_efficiency_of_a_product_grows_with_its_intensity() -> None:
