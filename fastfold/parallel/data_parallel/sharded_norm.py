@@ -18,8 +18,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a DTensor (a collective); other tensors unchanged."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Return the whole of a DTensor in memory of its own (a collective); other tensors unchanged."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    found = tensor.full_tensor()
+    # Padded shards leave a part of more memory, which safetensors refuses and torch.save would write.
+    return found.clone() if found.untyped_storage().nbytes() > found.nbytes else found
 
 
 class ShardNorms:

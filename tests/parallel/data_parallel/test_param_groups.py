@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,11 @@ from torch.optim.optimizer import Optimizer
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, ParallelOptimizer, parallelize
 from fastfold.parallel.data_parallel.param_groups import named_groups
+from tests.helpers.schedules import SCHEDULES
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import make_gpt, make_parallel
 
 STEPS, SAVED_AT = 6, 3
-
-SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
-    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
-    "steps": lambda o: lr_scheduler.StepLR(o, 2, 0.3),
-    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
-    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=8),
-    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.5),
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.7**step),
-    "warm-up": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.ExponentialLR(o, 0.8)], [2]
-    ),
-}
 
 
 def _model(seed: int) -> nn.Module:
