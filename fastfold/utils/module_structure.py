@@ -50,6 +50,22 @@ def move_into(kind: type[M], module: nn.Module) -> M:
     return made
 
 
+def copy_level(module: M) -> M:
+    """Copy a module with the same tensors and submodules, so that these may be replaced in the copy."""
+    made = object.__new__(type(module))  # FSDP2's class would call __init__
+    made.__dict__ = dict(module.__dict__)
+    for registry in ("_parameters", "_buffers", "_modules"):
+        made.__dict__[registry] = dict(module.__dict__[registry])
+    return made
+
+
+def shallow_copy(module: M) -> M:
+    """Copy a module and its submodules with the same tensors, so that these may be replaced in the copy."""
+    made = copy_level(module)
+    made._modules = {name: child and shallow_copy(child) for name, child in module._modules.items()}
+    return made
+
+
 def exchange_modules(model: M, make: Callable[[nn.Module], nn.Module]) -> M:
     """Replace modules everywhere they are registered in a model, in place; return it or its replacement.
 

@@ -18,6 +18,7 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.paths import below, is_inside, joined, replace_at
+from fastfold.utils.module_structure import shallow_copy
 
 ShardFn = Callable[[nn.Module, ParallelMesh], nn.Module]
 """Function that creates this rank's part of a plain layer; its result has a method ``to_plain``."""
@@ -202,7 +203,7 @@ class FullStateDict:
         return next((path for path in self._shard_fns if is_inside(name, path)), None)
 
     def _layer_with(self, path: str, values: Mapping[str, Tensor]) -> nn.Module:
-        layer = _shallow(self._module.get_submodule(path))
+        layer = shallow_copy(self._module.get_submodule(path))
         for name, parameter in list(layer.named_parameters()):
             # The old parameter may be a shard of the new one, so it is not written.
             x = values.get(name, torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device))
@@ -213,16 +214,6 @@ class FullStateDict:
 def _to_plain(layer: nn.Module) -> nn.Module:
     found = layer.to_plain()  # type: ignore[operator]
     assert isinstance(found, nn.Module)
-    return found
-
-
-def _shallow(module: nn.Module) -> nn.Module:
-    """Copy a module without its tensors, so that its parameters may be replaced."""
-    found = object.__new__(type(module))  # FSDP2's class would call __init__
-    found.__dict__ = dict(module.__dict__)
-    for registry in ("_parameters", "_buffers"):
-        found.__dict__[registry] = dict(module.__dict__[registry])
-    found._modules = {name: child and _shallow(child) for name, child in module._modules.items()}
     return found
 
 

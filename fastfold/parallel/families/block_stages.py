@@ -1,0 +1,203 @@
+"""Pipeline stages of a model with a list of blocks: ``stages="auto"``.
+
+Every stage runs the model's own ``forward``, so that masks and positions are those of the plain model. Blocks of
+earlier stages pass their input on, the first own block gets what the previous stage sent, and the pass ends after the
+last own block. Modules with parameters that run before the blocks are in the first stage, those after in the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.comparison import without_data
+from fastfold.parallel.families.call_trace import CallTrace, trace_call
+from fastfold.parallel.paths import is_inside, joined
+from fastfold.parallel.pipeline import split_blocks
+from fastfold.utils.module_structure import copy_level, tensors_in
+
+_REMEDY = "give stages= as a function (fastfold.parallel.pipeline), or use dp, zero or tp instead of pp"
+
+
+def block_stages(model: nn.Module) -> Callable[[nn.Module, int], list[nn.Module]]:
+    """Return the function that splits a model and its copies into stages.
+
+    Raises:
+        ConfigError: The model has no list of blocks, or its other modules cannot be put before or after them.
+    """
+    blocks = _find_blocks(model)
+    trace = trace_call(model, "stages")
+    _check_blocks(model, blocks, trace)
+    first, last = (
+        trace.called.index(joined(blocks, str(i))) for i in (0, len(model.get_submodule(blocks)) - 1)
+    )
+    before: list[str] = []
+    everywhere: list[str] = []
+    for path in _outer_modules(model, blocks):
+        called = [i for i, name in enumerate(trace.called) if name == path]
+        if not model.get_submodule(path).state_dict():
+            everywhere.append(path)
+        elif called and called[0] < first:
+            before.append(path)
+            if called[-1] > last:
+                raise ConfigError(
+                    f'stages="auto": {path} runs before the blocks {blocks} and after them; {_REMEDY}'
+                )
+
+    def split(whole: nn.Module, count: int) -> list[nn.Module]:
+        parts = split_blocks(list(whole.get_submodule(blocks)), count)
+        return [_make_stage(whole, blocks, parts, number, before, everywhere) for number in range(count)]
+
+    return split
+
+
+def _find_blocks(model: nn.Module) -> str:
+    """Return the path of the outermost list of modules with most parameters."""
+    lists = {path: x for path, x in model.named_modules() if isinstance(x, nn.ModuleList) and len(x) > 1}
+    outer = {path: x for path, x in lists.items() if not any(is_inside(path, p) for p in lists if p != path)}
+    if not outer:
+        raise ConfigError(f'stages="auto": {type(model).__name__} has no nn.ModuleList of blocks; {_REMEDY}')
+    return max(outer, key=lambda path: sum(p.numel() for p in outer[path].parameters()))
+
+
+def _check_blocks(model: nn.Module, blocks: str, trace: CallTrace) -> None:
+    paths = [joined(blocks, str(i)) for i in range(len(model.get_submodule(blocks)))]
+    if [path for path in trace.called if path in paths] != paths:
+        raise ConfigError(f'stages="auto": {blocks} are not called once each, in their order; {_REMEDY}')
+    for path in paths:
+        if len(list(tensors_in(trace.outputs[path]))) != 1:
+            raise ConfigError(f'stages="auto": {path} returns other than one tensor; {_REMEDY}')
+    owner = blocks
+    while owner:
+        owner = owner.rpartition(".")[0]
+        held = [*model.get_submodule(owner)._parameters, *model.get_submodule(owner)._buffers]
+        if held:
+            raise ConfigError(
+                f'stages="auto": {joined(owner, held[0])} is outside of the modules around {blocks}; {_REMEDY}'
+            )
+
+
+def _outer_modules(model: nn.Module, blocks: str) -> list[str]:
+    """Return the paths of the outermost modules that do not contain the blocks."""
+    found, owner = list[str](), blocks
+    while owner:
+        inside, owner = owner, owner.rpartition(".")[0]
+        children = (joined(owner, name) for name, _ in model.get_submodule(owner).named_children())
+        found += [path for path in children if path != inside]
+    return found
+
+
+def _make_stage(
+    model: nn.Module,
+    blocks: str,
+    parts: Sequence[Sequence[nn.Module]],
+    number: int,
+    before: Sequence[str],
+    everywhere: Sequence[str],
+) -> nn.Module:
+    """Return a stage: a copy of the containers with own modules, and others replaced."""
+    is_first, is_last = number == 0, number == len(parts) - 1
+    made = _copy_containers(model, blocks)
+    for path in _outer_modules(model, blocks):
+        plain = model.get_submodule(path)
+        is_own = path in everywhere or (is_first if path in before else is_last)
+        made.set_submodule(path, plain if is_own else _Absent(plain))
+    skipped = sum(map(len, parts[:number]))
+    entry = _Entry()
+    own: list[nn.Module] = [*(_Skipped() for _ in range(skipped - 1)), *([entry] if skipped else [])]
+    own += parts[number]
+    if not is_last:
+        own.append(_End())
+    made.set_submodule(blocks, nn.ModuleList(own))
+    return _Stage(made, None if is_first else entry)
+
+
+def _copy_containers(model: nn.Module, blocks: str) -> nn.Module:
+    """Copy the modules around the blocks; all others are those of the model."""
+    made = owner = copy_level(model)
+    for name in blocks.split(".")[:-1]:
+        owner._modules[name] = inner = copy_level(owner.get_submodule(name))
+        owner = inner
+    return made
+
+
+class _Stage(nn.Module):
+    """The model's forward pass for own blocks: ``args`` of the first stage, else the tensor that was sent.
+
+    The last stage returns the tensors of the model's output as a tuple, in their order.
+    """
+
+    def __init__(self, model: nn.Module, entry: _Entry | None) -> None:
+        super().__init__()
+        self.model = model
+        self._entry = [entry]  # registered in the list of blocks
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        (entry,) = self._entry
+        if entry is not None:
+            (entry.received,) = args
+            # Ids give the shape; what is computed from them is replaced at the entry.
+            args = (torch.zeros(entry.received.shape[:-1], dtype=torch.int64, device=entry.received.device),)
+        try:
+            output = self.model(*args, **kwargs)
+        except _Ended as end:
+            return end.hidden
+        finally:
+            if entry is not None:
+                entry.received = None
+        # Stages return tensors: those of a dataclass or dictionary in their order, the loss first.
+        return output if isinstance(output, Tensor) else tuple(tensors_in(list(output.values())))
+
+
+class _Ended(Exception):
+    """End of a stage's forward pass."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+class _Skipped(nn.Module):
+    """Block of an earlier stage: passes its input on."""
+
+    def forward(self, hidden: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return _first_tensor(hidden, args, kwargs)
+
+
+class _Entry(nn.Module):
+    """Block before the first own one: returns the tensor that the previous stage sent."""
+
+    received: Tensor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.received
+
+
+class _End(nn.Module):
+    """Block after the last own one: ends the pass."""
+
+    def forward(self, hidden: Any = None, *args: Any, **kwargs: Any) -> Any:
+        raise _Ended(_first_tensor(hidden, args, kwargs))
+
+
+def _first_tensor(hidden: Any, args: Any, kwargs: Any) -> Tensor:
+    return next(x for x in (hidden, *args, *kwargs.values()) if isinstance(x, Tensor))
+
+
+class _Absent(nn.Module):
+    """Module of another stage: returns zeros in the shapes of its result, without its parameters."""
+
+    def __init__(self, plain: nn.Module) -> None:
+        super().__init__()
+        self._plain = [without_data(plain)]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        device = _first_tensor(None, args, kwargs).device
+        args, kwargs = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
+        with torch.no_grad():
+            output = self._plain[0](*args, **kwargs)
+        return tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype, device=device), output)
