@@ -6,7 +6,7 @@ import fnmatch
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import nn
@@ -22,9 +22,13 @@ from fastfold.parallel.data_parallel.full_state import FullStateDict, ShardFn
 from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
 from fastfold.parallel.data_parallel.units import checkpoint_blocks
 from fastfold.parallel.data_parallel.zero import Replicated
+from fastfold.parallel.families.attention_calls import spread_attention
+from fastfold.parallel.families.block_stages import block_stages
+from fastfold.parallel.families.tensor_layers import find_layers
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.own_stages import SharedParameter, take_own_stages
 from fastfold.parallel.parallel_model import Parallel
-from fastfold.parallel.paths import below, is_inside, joined, replace_at, tied_names
+from fastfold.parallel.paths import below, is_inside, replace_at, tied_names
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.tensor_parallel.first_call import compare_first_calls
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
@@ -41,7 +45,6 @@ if TYPE_CHECKING:
     from fastfold.parallel.planner.auto import Choice
 
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
-T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,9 +55,9 @@ def parallelize(
     *,
     example: Any = None,
     gpu: str | None = None,
-    layers: Mapping[str, ShardFn] | None = None,
-    stages: Split | None = None,
-    sequence: Sequencing | None = None,
+    layers: Mapping[str, ShardFn] | Literal["auto"] | None = None,
+    stages: Split | Literal["auto"] | None = None,
+    sequence: Sequencing | Literal["auto"] | None = None,
     dap: AxialSharding | None = None,
     device_type: str | None = None,
     compare_first: bool = True,
@@ -111,6 +114,8 @@ def parallelize(
         True
     """
     explanation, is_checkpointed, passes = "", False, 1
+    if isinstance(stages, str):
+        stages = block_stages(model)
     if isinstance(plan, str):
         chosen = _automatic(model, plan, example, layers, stages, gpu)
         plan, explanation, is_checkpointed = chosen.plan, chosen.explanation, chosen.checkpointing
@@ -118,6 +123,8 @@ def parallelize(
     elif isinstance(plan, Mapping):
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
+    if isinstance(sequence, str):
+        sequence = spread_attention(model) if asked.sp > 1 else None
     shard_fns = _shard_fns(model, asked, layers)
     check_plan(model, asked, stages, sequence, dap)
     check_tied_layers(model, shard_fns)
@@ -143,11 +150,12 @@ def parallelize(
     model = getattr(found, "module", model)  # a model that is an attention layer itself is replaced
     if is_checkpointed:
         checkpoint_blocks(model)
-    module, renamed = model, dict[str, str]()
+    module, renamed, shared = model, dict[str, str](), list[SharedParameter]()
     if asked.pp > 1:
         assert stages is not None
-        module, renamed = _own_stages(model, stages, mesh)
-        shard_fns, plain = _moved(shard_fns, renamed), _moved(plain, renamed)
+        own = take_own_stages(model, stages, mesh)
+        module, renamed, shared = own.module, own.renamed, own.shared
+        shard_fns, plain = own.moved(shard_fns), own.moved(plain)
     if asked.tp_mode == "1d":
         for name, part in module.named_children() if asked.pp > 1 else [("", module)]:
             compare_inputs(part, mesh.group("tp"))
@@ -164,8 +172,11 @@ def parallelize(
     if asked.zero == 3:
         gradients = FullySharded(module, mesh, shard_groups)
     else:
-        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        gradients = Replicated(named, mesh, shard_groups, stage=asked.zero)
+        followers = {id(x.parameter) for x in shared if not x.is_owner}
+        named = {
+            name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in followers
+        }
+        gradients = Replicated(named, mesh, shard_groups, stage=asked.zero, shared=shared)
     cut = frozenset(name for name, of_one in shard_groups.items() if of_one)
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
@@ -186,7 +197,7 @@ def _automatic(
     model: nn.Module,
     plan: str,
     example: Any,
-    layers: Mapping[str, ShardFn] | None,
+    layers: Mapping[str, ShardFn] | Literal["auto"] | None,
     stages: Split | None,
     gpu: str | None,
 ) -> Choice:
@@ -207,7 +218,7 @@ def _automatic(
 
 
 def _shard_fns(
-    model: nn.Module, plan: ParallelPlan, layers: Mapping[str, ShardFn] | None
+    model: nn.Module, plan: ParallelPlan, layers: Mapping[str, ShardFn] | Literal["auto"] | None
 ) -> dict[str, ShardFn]:
     """Return the functions of replaced layers, by path; the outermost matching module wins."""
     if plan.tp == 1:
@@ -215,8 +226,10 @@ def _shard_fns(
     if not layers:
         raise ConfigError(
             f"tp={plan.tp} needs to know which layers of {type(model).__name__} are cut: give "
-            "layers={pattern: function}"
+            'layers={pattern: function}, or layers="auto" for a model of transformers'
         )
+    if isinstance(layers, str):
+        layers = find_layers(model, plan)
     paths = [path for path, _ in model.named_modules() if path]
     found: dict[str, ShardFn] = {}
     for pattern, shard_fn in layers.items():
@@ -274,57 +287,6 @@ def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
             replace_at(model, name, found[present[0]])
 
 
-def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.ModuleDict, dict[str, str]]:
-    """Return this rank's stages, and their modules' paths to those in the model."""
-    group = mesh.group("pp")
-    paths = {id(module): path for path, module in model.named_modules() if path}
-    stages = list(split(model, group.size))
-    if len(stages) % group.size or not stages:
-        raise ConfigError(f"{len(stages)} stages cannot be spread over pp={group.size} ranks")
-    stage_of: dict[int, int] = {}
-    for number, stage in enumerate(stages):
-        for name, x in (*stage.named_parameters(), *stage.named_buffers()):
-            if stage_of.setdefault(id(x), number) != number:
-                raise ConfigError(
-                    f"{name} is in the pipeline's stages {stage_of[id(x)]} and {number}, which would train it "
-                    "separately; put the blocks that share it into one stage, or use tp or dp instead of pp"
-                )
-    for name, x in (*model.named_parameters(), *model.named_buffers()):
-        if id(x) not in stage_of:
-            raise ConfigError(
-                f"no stage of the pipeline has {name}: stages= must return every part of the model"
-            )
-    idle = next((i for i, x in enumerate(stages) if not any(p.requires_grad for p in x.parameters())), None)
-    if idle is not None:
-        raise ConfigError(
-            f"stage {idle} of {len(stages)} of the pipeline has no parameter to train: put its layers into a stage "
-            "with others, or use tp or dp instead of pp"
-        )
-    module = nn.ModuleDict(
-        {str(number): stage for number, stage in enumerate(stages) if number % group.size == group.rank}
-    )
-    own = {id(p) for p in module.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in own:
-            # Releases the memory of other ranks' stages.
-            parameter.data = parameter.data.new_empty(0)
-    renamed: dict[str, str] = {}
-    for here, part in module.named_modules():
-        if id(part) in paths and not any(is_inside(here, outer) for outer in renamed):
-            renamed[here] = paths[id(part)]
-    return module, renamed
-
-
-def _moved(by_path: Mapping[str, T], renamed: Mapping[str, str]) -> dict[str, T]:
-    """Return values of layers by their paths in this rank's stages."""
-    return {
-        joined(here, path[len(there) :].removeprefix(".")): value
-        for path, value in by_path.items()
-        for here, there in renamed.items()
-        if is_inside(path, there)
-    }
-
-
 def check_plan(
     model: nn.Module, plan: ParallelPlan, stages: object | None, sequence: object | None, dap: object | None
 ) -> None:
@@ -348,11 +310,6 @@ def check_plan(
         )
     if plan.pp > 1 and stages is None:
         raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
-    if plan.pp > 1 and tied is not None:
-        raise ConfigError(
-            f"pp={plan.pp}: {' and '.join(tied)} are one parameter, which two stages cannot share: untie them, "
-            "or use dp or tp instead of pp"
-        )
     if plan.pp > 1 and plan.zero > 1:
         raise ConfigError(
             f"zero={plan.zero} with pp={plan.pp}: a pipeline adds up the gradients of its microbatches, which stage "

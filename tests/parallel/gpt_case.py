@@ -71,7 +71,7 @@ def make_parallel(
 
 def is_tied(plan: ParallelPlan) -> bool:
     """Whether the tests tie output layer and embedding under this plan."""
-    return plan.pp == 1 and plan.tp_mode == "1d"
+    return plan.tp_mode == "1d"
 
 
 def has_unused(plan: ParallelPlan) -> bool:

@@ -239,7 +239,7 @@ def test_every_rank_starts_from_the_first_ranks_weights() -> None:
         ),
         ({"sp": 2}, {}, "sp=2 needs to know where GPT combines positions of the sequence"),
         ({"pp": 2}, {}, "pp=2 needs to know how GPT is split into stages"),
-        ({"pp": 2}, {"stages": list}, "tokens.weight and head.weight are one parameter"),
+        ({"tp": 4, "tp_mode": "2d"}, {"layers": "auto"}, 'layers="auto" finds the layers of tp_mode 1d'),
         ({"dp": 3}, {}, "dp 3 = 3 ranks, but 1 was started"),
         ({"zero": 4}, {}, "parallel.zero: expected stage 0, 1, 2 or 3"),
     ],

@@ -68,6 +68,11 @@ class ReducedGradients(ABC):
         self._kinds = {name: (p.shape, p.dtype, p.device) for name, p in parameters.items()}
 
     @property
+    def followers(self) -> frozenset[int]:
+        """Identities of parameters that train and that another pipeline stage's optimizer updates."""
+        return frozenset()
+
+    @property
     def optimised(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank's optimizer updates, by name."""
         return self.parameters

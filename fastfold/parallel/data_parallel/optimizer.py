@@ -117,7 +117,10 @@ class ParallelOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        followers = self._stage.followers
         for name, parameter in self._module.named_parameters():
+            if id(parameter) in followers:
+                continue
             if parameter.requires_grad and name not in self._stage.parameters:
                 raise ConfigError(
                     f"{name} was made to train after parallelize(), so its gradient is not summed over the ranks; set "

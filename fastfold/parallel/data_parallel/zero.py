@@ -21,6 +21,7 @@ from fastfold.parallel.data_parallel.buckets import Bucket, Buckets, EarlyReduct
 from fastfold.parallel.data_parallel.kept_gradients import BEFORE_REDUCTION, ReducedGradients
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.own_stages import SharedParameter
 from fastfold.utils.device import AbsentTensor
 
 _SCATTERED = (
@@ -36,7 +37,8 @@ class Replicated(ReducedGradients):
     pieces of the parameters, which share their memory, and the ranks exchange the pieces. At stage 2 every rank of a
     sample keeps a shard of its gradient, and adds other samples to the shard.
 
-    The parameters train, and are this rank's blocks where tensor parallel layers cut them over ``shard_groups``.
+    The parameters train, and are this rank's blocks where tensor parallel layers cut them over ``shard_groups``. Those
+    in ``shared`` are of several pipeline stages, and only their owner's rank has them in ``parameters``.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Replicated(ReducedGradients):
         mesh: ParallelMesh,
         shard_groups: Mapping[str, Sequence[Group]],
         stage: int = 0,
+        shared: Sequence[SharedParameter] = (),
     ) -> None:
         super().__init__(parameters, ShardNorms(shard_groups, mesh.group("pp")))
+        self.shared = shared
         self.mesh, self.shard_groups, self.stage = mesh, shard_groups, stage
         # Gradients are summed over the innermost group first.
         self.sample = Sharding([mesh.group("dap"), mesh.group("sp")])
@@ -77,6 +81,11 @@ class Replicated(ReducedGradients):
     # ---- parameters of the optimizer -----------------------------------------------------------------
 
     @property
+    def followers(self) -> frozenset[int]:
+        """Identities of parameters that train and that another pipeline stage's optimizer updates."""
+        return frozenset(id(one.parameter) for one in self.shared if not one.is_owner)
+
+    @property
     def optimised(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank's optimizer updates; from stage 1 on pieces ``[n]``, some of them empty."""
         return self._pieces
@@ -101,6 +110,8 @@ class Replicated(ReducedGradients):
         for bucket in self.buckets if self.stage else ():
             for number, values in self._gathered(bucket, self._pieces).items():
                 self._values[number].copy_(values)
+        for one in self.shared:
+            one.follow_owner()
 
     def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         if not self.stage:
@@ -150,6 +161,8 @@ class Replicated(ReducedGradients):
 
     def forget_gradients(self) -> None:
         super().forget_gradients()
+        for one in self.shared:
+            one.parameter.grad = None
         self._over_data = False
         if self._under_way is not None:
             self._under_way.forget()
@@ -169,6 +182,8 @@ class Replicated(ReducedGradients):
             self._finished, self._left = None, []
             return found
         self._refuse_left()
+        for one in self.shared:
+            one.sum_gradients()
         self._finished, self._left = None, []
         self._used = [used or p.grad is not None for used, p in zip(self._used, self._values, strict=True)]
         found = []
