@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError, suggest
@@ -20,12 +22,14 @@ from fastfold.parallel.data_parallel.buckets import broadcast_tensors
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict, ShardFn
 from fastfold.parallel.data_parallel.kept_gradients import ReducedGradients
+from fastfold.parallel.data_parallel.precision import check_precision, compute_in
 from fastfold.parallel.data_parallel.units import checkpoint_blocks
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.families.attention_calls import spread_attention
 from fastfold.parallel.families.block_stages import block_stages
 from fastfold.parallel.families.tensor_layers import find_layers
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.meta_start import Initialise, MetaStart, give_memory, is_without_data
 from fastfold.parallel.own_stages import SharedParameter, take_own_stages
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.paths import below, is_inside, replace_at, tied_names
@@ -61,6 +65,8 @@ def parallelize(
     dap: AxialSharding | None = None,
     device_type: str | None = None,
     compare_first: bool = True,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    initialise: Initialise | None = None,
 ) -> Parallel:
     """Apply a plan to a model; every kind of parallelism uses this call.
 
@@ -89,6 +95,10 @@ def parallelize(
         compare_first: For ``tp`` in 1d: at their first call, run modules whose layers are cut by ``ParallelLinear`` or
             by your own function once more, and refuse them if the plain layers give other numbers. For ``pp``: before
             the first step, trace the model and its stages without data, and refuse stages that compute something else.
+        mp_policy: Computes with copies of the parameters in ``param_dtype``, as ``torch.distributed.fsdp.fully_shard``
+            does. Parameters, sums of gradients and optimizer states stay in ``reduce_dtype``.
+        initialise: For a model on the device ``meta``: fills the tensors of one module, as for
+            :meth:`torch.nn.Module.apply`. All ranks draw the same numbers, block by block, and keep their part.
 
     Raises:
         ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not match
@@ -132,7 +142,14 @@ def parallelize(
     kind = "cpu" if kind == "meta" else kind  # parameters without data will be on the host first
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type or kind)
     agree_over_store("model", module_structure(model), "the models of the ranks differ")
-    _same_weights(model, mesh)
+    policy = mp_policy or MixedPrecisionPolicy()
+    if policy.param_dtype is not None:
+        check_precision(model, policy)
+    start = None
+    if is_without_data(model) and initialise is not None:
+        start = MetaStart(model, initialise, torch.device(mesh.device_type))
+    if start is None:
+        _same_weights(model, mesh)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     comparison = None
     if asked.pp > 1 and stages is not None and compare_first and asked.dap == 1:
@@ -165,12 +182,18 @@ def parallelize(
             if compare_first:
                 compare_first_calls(part, plain_layers, cut_layers, mesh)
             check_alike(part, mesh.group("tp"), cut_layers)
+    computing = list(module.children()) if asked.pp > 1 else [module]
+    if asked.zero < 3 or mesh.group("replicas").is_alone:
+        for part in computing:
+            compute_in(part, policy)
+        if start is not None:
+            give_memory(module, torch.device(mesh.device_type))
     shard_groups = {
         name: [spec.group for spec in of_one] for name, of_one in parameter_shard_specs(module).items()
     }
     gradients: ReducedGradients
     if asked.zero == 3:
-        gradients = FullySharded(module, mesh, shard_groups)
+        gradients = FullySharded(module, mesh, shard_groups, policy)
     else:
         followers = {id(x.parameter) for x in shared if not x.is_owner}
         named = {
@@ -181,7 +204,7 @@ def parallelize(
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
     full_state = FullStateDict(module, mesh, shard_fns, shapes, renamed)
-    return Parallel(
+    parallel = Parallel(
         module,
         mesh,
         gradients,
@@ -191,6 +214,9 @@ def parallelize(
         passes=passes,
         stage_comparison=comparison,
     )
+    if start is not None:
+        start.fill(lambda values: parallel.load_state_dict(values, strict=False))
+    return parallel
 
 
 def _automatic(

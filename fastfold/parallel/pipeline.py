@@ -151,7 +151,7 @@ class Pipeline:
             schedule = self._schedule(method, count)
             if self.parallel.stage_comparison is not None:
                 self.parallel.stage_comparison.compare(inputs[0], self.everywhere[0])
-            # Results of microbatches are not joined: they may be losses, which have no dimension.
+            # Results of microbatches are not joined: they may be losses, which are scalars.
             getattr(schedule, method)(number=numbers, return_outputs=False, **more)
         except Exception as error:
             raise self._explained(error) from error

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fastfold.errors import ConfigError, first_line
@@ -26,6 +26,7 @@ from fastfold.parallel.data_parallel.units import (
     listed_modules,
 )
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.paths import replace_at, tied_names
 from fastfold.utils.module_structure import tensors_in
 
 
@@ -59,20 +60,35 @@ def _shard_mesh(mesh: ParallelMesh) -> DeviceMesh:
     return mesh.device_mesh["dp_replicate", "dp_shard"]
 
 
+def _give_memory_to_shards(module: nn.Module, mesh: ParallelMesh) -> None:
+    """Give the shards of a model without data memory, as ``to_empty()`` does; tied ones stay tied."""
+    if not any(p.is_meta for p in module.parameters()):
+        return
+    tied = tied_names(module)
+    module._apply(lambda x: torch.empty_like(x, device=mesh.device_type) if x.is_meta else x)
+    for first, *others in tied:
+        for name in others:
+            replace_at(module, name, module.get_parameter(first))
+
+
 class FullySharded(ReducedGradients):
     """Stage 3: each rank holds a shard of parameters, gradients and optimizer states.
 
     FSDP2 sums gradients over all ranks that hold the same parameters while the backward pass runs. So the gradient of
     one sample is not available where ranks have different samples. The module's parameters become DTensors.
 
-    The module is sharded in place. ``shard_groups`` has, by name, the groups over which tensor parallel layers cut a
-    parameter.
+    The module is sharded in place, and computes by the policy. ``shard_groups`` has, by name, the groups over which
+    tensor parallel layers cut a parameter.
     """
 
     stage = 3
 
     def __init__(
-        self, module: nn.Module, mesh: ParallelMesh, shard_groups: Mapping[str, Sequence[Group]]
+        self,
+        module: nn.Module,
+        mesh: ParallelMesh,
+        shard_groups: Mapping[str, Sequence[Group]],
+        policy: MixedPrecisionPolicy | None = None,
     ) -> None:
         self.mesh = mesh
         self._group = mesh.group("replicas")
@@ -85,12 +101,13 @@ class FullySharded(ReducedGradients):
                 if isinstance(unit, FSDPModule):
                     continue
                 try:
-                    fully_shard(unit, mesh=ranks)
+                    fully_shard(unit, mesh=ranks, mp_policy=policy or MixedPrecisionPolicy())
                 except (ValueError, TypeError, AssertionError, RuntimeError) as error:
                     raise ConfigError(
                         f"zero=3 cannot shard {type(unit).__name__} on rank {self._group.rank} of {self._group.name} "
                         f"({type(error).__name__}: {first_line(error)}): use zero=2"
                     ) from error
+            _give_memory_to_shards(module, mesh)
             self._calls = UnitCalls(module, alone, self._group)
             UnitWeights(module, alone)
             for part in module.modules():

@@ -21,9 +21,9 @@ def whole(tensor: Tensor) -> Tensor:
     """Return the whole of a DTensor in memory of its own (a collective); other tensors unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
-    found = tensor.full_tensor()
+    full = tensor.full_tensor()
     # Padded shards leave a part of more memory, which safetensors refuses and torch.save would write.
-    return found.clone() if found.untyped_storage().nbytes() > found.nbytes else found
+    return full.clone() if full.untyped_storage().nbytes() > full.nbytes else full
 
 
 class ShardNorms:

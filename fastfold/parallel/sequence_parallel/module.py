@@ -123,7 +123,7 @@ class SequenceParallel:
         The sequences ``[..., L, ...]`` are the same on every rank, with positions along ``dim``.
         """
         self.sizes = shard_sizes(x.shape[dim], self.group.size)
-        part = x.narrow(dim, self.first, self.sizes[self.group.rank])
+        part = x.narrow(dim, self.first, self.sizes[self.group.rank]).contiguous()
         self._comparison.note(part, dim)
         return part
 

@@ -107,7 +107,7 @@ class _Comparison:
             saved_tensors_hooks(lambda x: x, lambda x: x),
             torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []),
         ):
-            plain = self._filled(device)
+            plain = self._filled(device, next((p.dtype for p in module.parameters()), None))
             cut = copy.deepcopy(plain)
             for name, shard in self._cuts.items():
                 layer = shard(cut.get_submodule(name), self._mesh)
@@ -137,15 +137,15 @@ class _Comparison:
                     f"parameters that act on cut features have to be cut with them {_REMEDY}"
                 )
 
-    def _filled(self, device: torch.device | None) -> nn.Module:
-        """Return the plain module with random weights, the same on all ranks, none tied."""
+    def _filled(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        """Return the plain module with random weights in the dtype of this call, the same on all ranks, none tied."""
         generator = torch.Generator().manual_seed(0)
         plain = detached_copy(self._plain).eval()
         for module in plain.modules():
             for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 values = torch.randn(p.shape, generator=generator)
                 values = 1 + values / 4 if p.dim() < 2 else values / p.shape[-1] ** 0.5
-                setattr(module, name, nn.Parameter(values.to(device=device, dtype=p.dtype)))
+                setattr(module, name, nn.Parameter(values.to(device=device, dtype=dtype or p.dtype)))
         return plain
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor | None]:
