@@ -1,4 +1,4 @@
-"""Mixed precision as under FSDP2: layers compute with narrow copies, and everything else stays in the parameters' dtype.
+"""Mixed precision as under FSDP2: layers compute with narrow copies of parameters, which keep their dtype.
 
 ZeRO 3 passes the policy to FSDP2. The other stages use the same units and the same casts, so that gradients of each
 backward pass are rounded alike, and are summed over passes and ranks in the parameters' dtype.

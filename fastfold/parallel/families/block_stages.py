@@ -7,7 +7,8 @@ last own block. Modules with parameters that run before the blocks are in the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,11 +34,9 @@ def block_stages(model: nn.Module) -> Callable[[nn.Module, int], list[nn.Module]
     blocks = _find_blocks(model)
     trace = trace_call(model, "stages")
     _check_blocks(model, blocks, trace)
-    first, last = (
-        trace.called.index(joined(blocks, str(i))) for i in (0, len(model.get_submodule(blocks)) - 1)
-    )
-    before: list[str] = []
-    everywhere: list[str] = []
+    count = len(_members(model, blocks))
+    first, last = (trace.called.index(joined(blocks, str(i))) for i in (0, count - 1))
+    before, everywhere = list[str](), list[str]()
     for path in _outer_modules(model, blocks):
         called = [i for i, name in enumerate(trace.called) if name == path]
         if not model.get_submodule(path).state_dict():
@@ -48,12 +47,35 @@ def block_stages(model: nn.Module) -> Callable[[nn.Module, int], list[nn.Module]
                 raise ConfigError(
                     f'stages="auto": {path} runs before the blocks {blocks} and after them; {_REMEDY}'
                 )
+    outputs = [trace.outputs[joined(blocks, str(i))] for i in range(count)]
+    return _BlockStages(blocks, before, everywhere, outputs)
 
-    def split(whole: nn.Module, count: int) -> list[nn.Module]:
-        parts = split_blocks(list(whole.get_submodule(blocks)), count)
-        return [_make_stage(whole, blocks, parts, number, before, everywhere) for number in range(count)]
 
-    return split
+@dataclass(frozen=True)
+class _BlockStages:
+    """Function that splits a model and its copies into stages."""
+
+    blocks: str  #: Path of the list of blocks
+    before: list[str]  #: Modules of the first stage
+    everywhere: list[str]  #: Modules without a state, which every stage calls
+    outputs: list[Any]  #: A result of each block, without data
+
+    def __call__(self, model: nn.Module, count: int) -> list[nn.Module]:
+        parts = split_blocks(_members(model, self.blocks), count)
+        return [self._stage(model, parts, number) for number in range(count)]
+
+    def _stage(self, model: nn.Module, parts: list[list[nn.Module]], number: int) -> nn.Module:
+        """Return a copy of the containers with the modules of a stage, and others replaced."""
+        is_first, is_last = number == 0, number == len(parts) - 1
+        made = _copy_containers(model, self.blocks)
+        for path in _outer_modules(model, self.blocks):
+            plain = model.get_submodule(path)
+            is_own = path in self.everywhere or (is_first if path in self.before else is_last)
+            made.set_submodule(path, plain if is_own else _Absent(plain))
+        skipped = [_Skipped(self.outputs[i]) for i in range(sum(map(len, parts[:number])))]
+        own = [*skipped, *parts[number], *(() if is_last else (_End(),))]
+        made.set_submodule(self.blocks, nn.ModuleList(own))
+        return _Stage(made, skipped[-1] if skipped else None)
 
 
 def _find_blocks(model: nn.Module) -> str:
@@ -65,12 +87,18 @@ def _find_blocks(model: nn.Module) -> str:
     return max(outer, key=lambda path: sum(p.numel() for p in outer[path].parameters()))
 
 
+def _members(model: nn.Module, blocks: str) -> list[nn.Module]:
+    return list(model.get_submodule(blocks).children())
+
+
 def _check_blocks(model: nn.Module, blocks: str, trace: CallTrace) -> None:
-    paths = [joined(blocks, str(i)) for i in range(len(model.get_submodule(blocks)))]
+    paths = [joined(blocks, str(i)) for i in range(len(_members(model, blocks)))]
     if [path for path in trace.called if path in paths] != paths:
         raise ConfigError(f'stages="auto": {blocks} are not called once each, in their order; {_REMEDY}')
     for path in paths:
-        if len(list(tensors_in(trace.outputs[path]))) != 1:
+        output = trace.outputs[path]
+        first = output[0] if isinstance(output, tuple) and output else output
+        if not isinstance(first, Tensor) or len(list(tensors_in(output))) != 1:
             raise ConfigError(f'stages="auto": {path} returns other than one tensor; {_REMEDY}')
     owner = blocks
     while owner:
@@ -92,31 +120,6 @@ def _outer_modules(model: nn.Module, blocks: str) -> list[str]:
     return found
 
 
-def _make_stage(
-    model: nn.Module,
-    blocks: str,
-    parts: Sequence[Sequence[nn.Module]],
-    number: int,
-    before: Sequence[str],
-    everywhere: Sequence[str],
-) -> nn.Module:
-    """Return a stage: a copy of the containers with own modules, and others replaced."""
-    is_first, is_last = number == 0, number == len(parts) - 1
-    made = _copy_containers(model, blocks)
-    for path in _outer_modules(model, blocks):
-        plain = model.get_submodule(path)
-        is_own = path in everywhere or (is_first if path in before else is_last)
-        made.set_submodule(path, plain if is_own else _Absent(plain))
-    skipped = sum(map(len, parts[:number]))
-    entry = _Entry()
-    own: list[nn.Module] = [*(_Skipped() for _ in range(skipped - 1)), *([entry] if skipped else [])]
-    own += parts[number]
-    if not is_last:
-        own.append(_End())
-    made.set_submodule(blocks, nn.ModuleList(own))
-    return _Stage(made, None if is_first else entry)
-
-
 def _copy_containers(model: nn.Module, blocks: str) -> nn.Module:
     """Copy the modules around the blocks; all others are those of the model."""
     made = owner = copy_level(model)
@@ -129,10 +132,10 @@ def _copy_containers(model: nn.Module, blocks: str) -> nn.Module:
 class _Stage(nn.Module):
     """The model's forward pass for own blocks: ``args`` of the first stage, else the tensor that was sent.
 
-    The last stage returns the tensors of the model's output as a tuple, in their order.
+    The last stage returns the tensors of the model's output in their order; one alone is no tuple.
     """
 
-    def __init__(self, model: nn.Module, entry: _Entry | None) -> None:
+    def __init__(self, model: nn.Module, entry: _Skipped | None) -> None:
         super().__init__()
         self.model = model
         self._entry = [entry]  # registered in the list of blocks
@@ -151,7 +154,10 @@ class _Stage(nn.Module):
             if entry is not None:
                 entry.received = None
         # Stages return tensors: those of a dataclass or dictionary in their order, the loss first.
-        return output if isinstance(output, Tensor) else tuple(tensors_in(list(output.values())))
+        found = (
+            [output] if isinstance(output, Tensor) else [x for x in output.values() if isinstance(x, Tensor)]
+        )
+        return found[0] if len(found) == 1 else tuple(found)
 
 
 class _Ended(Exception):
@@ -162,19 +168,19 @@ class _Ended(Exception):
 
 
 class _Skipped(nn.Module):
-    """Block of an earlier stage: passes its input on."""
+    """Block of an earlier stage: passes its input on, or as an entry the tensor that the previous stage sent.
+
+    ``output`` is a result of the block, a tensor or a tuple that begins with one.
+    """
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._rest = None if isinstance(output, Tensor) else output[1:]
+        self.received: Tensor | None = None
 
     def forward(self, hidden: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return _first_tensor(hidden, args, kwargs)
-
-
-class _Entry(nn.Module):
-    """Block before the first own one: returns the tensor that the previous stage sent."""
-
-    received: Tensor | None = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.received
+        passed = _first_tensor(hidden, args, kwargs) if self.received is None else self.received
+        return passed if self._rest is None else (passed, *self._rest)
 
 
 class _End(nn.Module):

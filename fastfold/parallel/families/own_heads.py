@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class OwnHeads:
     def __call__(self, plain: nn.Module, mesh: ParallelMesh) -> nn.Module:
         """Return this rank's heads of a plain module."""
         ranks, rank = mesh.group("tp").size, mesh.group("tp").rank
-        own = shallow_copy(plain)
+        own: Any = shallow_copy(plain)
         for name, repeats in self.inputs.items():
             layer = plain.get_submodule(name)
             width = features(layer)[1] // (self.heads * repeats)
@@ -75,8 +75,8 @@ class OwnHeads:
         for name, size in own.whole_sizes.items():
             setattr(own, name, size // self.heads * own_heads)
         own.tensor_parallel, own.joins_heads = mesh.group("tp"), self.outputs[0]
-        own.__class__ = _variant(type(plain))
-        return own
+        own.__class__ = _variant(cast(Any, type(plain)))
+        return cast(nn.Module, own)
 
 
 @cache
