@@ -34,25 +34,41 @@ def choose(own: Sequence[np.ndarray], pairs: Pairs) -> list[int]:
     fields = [
         energies + sum(table[:, choice[j]] for j, table in neighbours[i]) for i, energies in enumerate(own)
     ]
+    least = {pair: float(table.min()) for pair, table in pairs.items()}
+    changed, seen = (
+        [0] * len(own),
+        dict.fromkeys(pairs, -1),
+    )  # numbers of changes, so that no pair is seen twice
+    changes = 0
 
     def change(i: int, k: int) -> None:
+        nonlocal changes
+        changes += 1
+        changed[i] = changes
         for j, table in neighbours[i]:
             fields[j] += table[k] - table[choice[i]]
+            changed[j] = changes
         choice[i] = k
 
     for _ in range(_MAX_SWEEPS):
-        before = list(choice)
+        before = changes
         for i, field in enumerate(fields):
             if field.min() < field[choice[i]] - _LEAST_GAIN:
                 change(i, int(field.argmin()))
         for (i, j), table in pairs.items():
+            if max(changed[i], changed[j]) <= seen[i, j]:
+                continue
+            seen[i, j] = changes
             first, second = fields[i] - table[:, choice[j]], fields[j] - table[choice[i]]
+            enough = first[choice[i]] + second[choice[j]] + table[choice[i], choice[j]] - _LEAST_GAIN
+            if first.min() + second.min() + least[i, j] >= enough:
+                continue
             both = first[:, None] + second + table
-            if both.min() < both[choice[i], choice[j]] - _LEAST_GAIN:
+            if both.min() < enough:
                 k, m = np.unravel_index(int(both.argmin()), both.shape)
                 change(i, int(k))
                 change(j, int(m))
-        if choice == before:
+        if changes == before:
             break
     return choice
 

@@ -59,8 +59,8 @@ def place_group(
     return np.asarray(np.einsum("kij,kmj->kmi", rotation, turned) + origin[:, None])
 
 
-def torsion_of_atom(aatype: int, group: int, slot: int, axis: np.ndarray, atom: np.ndarray) -> float:
-    """Return the group's torsion angle in degrees that puts its atom ``slot`` nearest to ``atom [3]``."""
-    at_zero = place_group(aatype, group, [slot], axis[None], np.zeros(1))[0, 0]
-    a, b, c = axis
-    return float(dihedrals(a, b, c, atom) - dihedrals(a, b, c, at_zero))
+def torsion_of_atom(aatype: int, group: int, slot: int, axis: np.ndarray, atom: np.ndarray) -> np.ndarray:
+    """Return the group's torsion angles ``[K]`` in degrees that put its atom ``slot`` nearest to ``atom [K, 3]``."""
+    at_zero = place_group(aatype, group, [slot], axis, np.zeros(len(axis)))[:, 0]
+    a, b, c = axis.swapaxes(0, 1)
+    return dihedrals(a, b, c, atom) - dihedrals(a, b, c, at_zero)

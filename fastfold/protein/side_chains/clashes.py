@@ -34,7 +34,7 @@ def contact_points(
     """Return the points ``[K, P, 3]`` that can overlap, and their kinds ``[P]``: atoms, and centres of rings.
 
     ``atoms [K, M, 3]`` has the positions of a residue's ``slots`` in ``K`` rotamers, ``others`` those of its further
-    atoms ``[3]`` by slot. A ring counts if one of its atoms is in ``slots``.
+    atoms by slot, ``[3]`` or ``[K, 3]``. A ring counts if one of its atoms is in ``slots``.
     """
     points, kinds = [atoms], [_KIND_OF_SLOT[slots]]
     for ring in ring_slots(aatype):
@@ -63,13 +63,20 @@ def overlap_energies(
         other_kinds: ``[Q]``.
     """
     (count, size), (other_count, other_size) = points.shape[:2], others.shape[:2]
-    origin = points[0, 0]
-    a = (points - origin).reshape(-1, 3).astype(np.float32)
-    b = (others - origin).reshape(-1, 3).astype(np.float32)
-    squares = np.square(a).sum(-1)[:, None] + np.square(b).sum(-1) - 2.0 * (a @ b.T)
-    rows, columns = np.nonzero(squares < CONTACT_REACH**2)
-    contact = _contact_distances()[kinds[rows % size], other_kinds[columns % other_size]]
-    distance = np.sqrt(np.maximum(squares[rows, columns], 0.0))
-    energies = _SLOPE * np.maximum(1.0 - distance / contact, 0.0)
+    rows, columns, energies = overlaps(
+        points.reshape(-1, 3), np.tile(kinds, count), others.reshape(-1, 3), np.tile(other_kinds, other_count)
+    )
     pairs = (rows // size) * other_count + columns // other_size
     return np.bincount(pairs, energies, count * other_count).reshape(count, other_count)
+
+
+def overlaps(
+    points: np.ndarray, kinds: np.ndarray, others: np.ndarray, other_kinds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return near pairs of ``points [P, 3]`` and ``others [Q, 3]`` in Å: indices of both ``[R]``, energies ``[R]``."""
+    a, b = ((x - points[0]).astype(np.float32) for x in (points, others))
+    squares = np.square(a).sum(-1)[:, None] + np.square(b).sum(-1) - 2.0 * (a @ b.T)
+    rows, columns = np.nonzero(squares < CONTACT_REACH**2)
+    contact = _contact_distances()[kinds[rows], other_kinds[columns]]
+    distance = np.sqrt(np.maximum(squares[rows, columns], 0.0))
+    return rows, columns, _SLOPE * np.maximum(1.0 - distance / contact, 0.0)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.side_chains.candidates import Candidates
-from fastfold.protein.side_chains.clashes import CONTACT_REACH, contact_points, overlap_energies
+from fastfold.protein.side_chains.clashes import (
+    CONTACT_REACH,
+    contact_points,
+    overlap_energies,
+    overlaps,
+)
 
 _C, _N, _CB = (rc.atom_order[name] for name in ("C", "N", "CB"))
 
@@ -74,14 +80,47 @@ def pair_energies(candidates: Sequence[Candidates], xyz: np.ndarray) -> dict[tup
     """
     centres = np.array([xyz[one.residue, _CB] for one in candidates]).reshape(-1, 3)
     reach = np.array([_reach(one, centre) for one, centre in zip(candidates, centres, strict=True)])
+    points = [_FlatPoints.of(one) for one in candidates]
     pairs = {}
     for i, one in enumerate(candidates):
         distance = np.linalg.norm(centres[i + 1 :] - centres[i], axis=-1)
-        for j in (np.flatnonzero(distance < reach[i] + reach[i + 1 :] + CONTACT_REACH) + i + 1).tolist():
-            energies = overlap_energies(one.points, one.kinds, candidates[j].points, candidates[j].kinds)
-            if energies.any():
-                pairs[i, j] = energies
+        near = (np.flatnonzero(distance < reach[i] + reach[i + 1 :] + CONTACT_REACH) + i + 1).tolist()
+        if not near:
+            continue
+        ends = np.cumsum([0, *(len(candidates[j].energies) for j in near)])
+        others = _FlatPoints.joined([points[j] for j in near], ends[:-1])
+        others = others.within(reach[i] + CONTACT_REACH, centres[i])
+        rows, columns, energies = overlaps(points[i].points, points[i].kinds, others.points, others.kinds)
+        place = points[i].candidate[rows] * ends[-1] + others.candidate[columns]
+        table = np.bincount(place, energies, len(one.energies) * ends[-1]).reshape(-1, ends[-1])
+        for j, begin, end in zip(near, ends[:-1], ends[1:], strict=True):
+            if table[:, begin:end].any():
+                pairs[i, j] = table[:, begin:end].copy()
     return pairs
+
+
+class _FlatPoints(NamedTuple):
+    """Points of candidates in a row, so that those of many residues are compared at a time."""
+
+    points: np.ndarray  #: ``[P, 3]`` in Å
+    kinds: np.ndarray  #: ``[P]``
+    candidate: np.ndarray  #: ``[P]``, number of the point's candidate
+
+    @classmethod
+    def of(cls, one: Candidates) -> _FlatPoints:
+        count, size = one.points.shape[:2]
+        return cls(one.points.reshape(-1, 3), np.tile(one.kinds, count), np.repeat(np.arange(count), size))
+
+    @classmethod
+    def joined(cls, parts: Sequence[_FlatPoints], first: np.ndarray) -> _FlatPoints:
+        """Join the points of residues, whose candidates are numbered from ``first`` on."""
+        numbers = [part.candidate + number for part, number in zip(parts, first, strict=True)]
+        points, kinds, _ = zip(*parts, strict=True)
+        return cls(np.concatenate(points), np.concatenate(kinds), np.concatenate(numbers))
+
+    def within(self, distance: float, centre: np.ndarray) -> _FlatPoints:
+        near = np.square(self.points - centre).sum(-1) < distance**2
+        return _FlatPoints(self.points[near], self.kinds[near], self.candidate[near])
 
 
 def _reach(one: Candidates, centre: np.ndarray) -> float:

@@ -102,17 +102,9 @@ def place_side_chains(
     ) -> list[Candidates]:
         fixed = known.copy()
         fixed[residues] &= ~missing[residues]
-        candidates = [
-            side_chain_candidates(
-                i,
-                int(aatype[i]),
-                {slot: xyz[i, slot] for slot in np.flatnonzero(fixed[i]).tolist()},
-                torsions[i],
-                None if hints is None else hints[i],
-                deviations=deviations,
-            )
-            for i in residues
-        ]
+        candidates = side_chain_candidates(
+            residues, xyz, fixed, aatype, torsions, hints, deviations=deviations
+        )
         return with_fixed_atoms(candidates, xyz, fixed, aatype, tied, max_energy)
 
     candidates = candidates_of(np.flatnonzero(movable).tolist(), [0.0], _MAX_ENERGY)

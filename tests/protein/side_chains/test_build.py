@@ -47,5 +47,6 @@ def test_groups_are_algorithm_24_s(aatype: int) -> None:
         np.testing.assert_allclose(found, atoms[slots], atol=2e-3)
         if group > OXYGEN:
             for slot in slots:
-                off = torsion_of_atom(aatype, group, slot, axis, atoms[slot]) - angle
+                (found_angle,) = torsion_of_atom(aatype, group, slot, axis[None], atoms[[slot]])
+                off = found_angle - angle
                 assert abs((off + 180) % 360 - 180) < 0.2

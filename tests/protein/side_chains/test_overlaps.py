@@ -21,8 +21,8 @@ TIED = np.array([False, True, True] * 2)
 
 
 def serine(residue: int) -> Candidates:
-    atoms = {slot: XYZ[residue, slot] for slot in np.flatnonzero(KNOWN[residue]).tolist()}
-    return side_chain_candidates(residue, int(PROTEIN.aatype[residue]), atoms, np.array([-60.0, -45.0]))
+    torsions = np.full((len(XYZ), 2), [-60.0, -45.0])
+    return side_chain_candidates([residue], XYZ, KNOWN, PROTEIN.aatype, torsions)[0]
 
 
 def overlap(first: np.ndarray, second: np.ndarray, contact: float) -> float:
