@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -84,21 +84,23 @@ def minimize(
 ) -> Minimized:
     """Minimise the energy without a cutoff, first with flexible and then with constrained bonds to hydrogens.
 
-    Constraints are stiff springs, which slow the minimiser down far from a minimum. Atoms of ``free_residues``, by
+    Constraints are stiff springs, which slow the minimiser down far from a minimum. Springs that keep peptide bonds
+    planar are removed at last. Atoms of ``free_residues``, by
     their indices in the protein's arrays, are not restrained. ``on_iteration`` gets the number of iterations. A
     ValueError tells that the force field lacks parameters, an ``openmm.OpenMMException`` that an energy or force is not
     finite.
     """
     start = prepared.positions / 10.0  # nm
     counter = _Counter(_MOST_ATTEMPTS * config.max_iterations, on_iteration)
-    flexible = _context(prepared, config, platform, start, free_residues, constraints=None)
+    flexible, _ = _context(prepared, config, platform, start, free_residues, constraints=None)
     _descend(flexible, start, replace(config, tolerance=_FIRST_TOLERANCE * config.tolerance), counter)
     positions = flexible.getState(positions=True).getPositions(asNumpy=True)
     del flexible
-    context = _context(prepared, config, platform, start, free_residues, constraints=app.HBonds)
+    context, guard = _context(prepared, config, platform, start, free_residues, constraints=app.HBonds)
     context.setPositions(start)
     energy_before = _energy(context, {0})
     _descend(context, positions, config, counter)
+    _release_planes(context, guard, config, counter)
     context.applyConstraints(_BOND_TOLERANCE)
     positions = context.getState(positions=True).getPositions(asNumpy=True).value_in_unit(unit.angstrom)
     return Minimized(
@@ -119,20 +121,34 @@ def _context(
     free_residues: Collection[int],
     *,
     constraints: Any,
-) -> Any:
+) -> tuple[Any, OmegaGuard]:
     system = _force_field("amber99sb.xml").createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
-    system.addForce(_hands(prepared))
-    system.addForce(_peptides(prepared, free_residues))
+    system.addForce(_chirality_guard(prepared))
+    guard = OmegaGuard(prepared, free_residues)
+    system.addForce(guard.force)
     integrator = openmm.VerletIntegrator(0.001)  # required by a context, and not used
     integrator.setConstraintTolerance(_WORKING_TOLERANCE)
-    return openmm.Context(system, integrator, platform.platform, platform.properties)
+    return openmm.Context(system, integrator, platform.platform, platform.properties), guard
 
 
 def _descend(context: Any, positions: Any, config: RelaxConfig, counter: _Counter) -> None:
     context.setPositions(positions)
     tolerance = config.tolerance * _KJ_PER_KCAL  # kJ/mol/nm
     openmm.LocalEnergyMinimizer.minimize(context, tolerance, config.max_iterations, counter)
+
+
+def _release_planes(context: Any, guard: OmegaGuard, config: RelaxConfig, counter: _Counter) -> None:
+    """Minimise without springs on planar peptide bonds; they come back at bonds that would twist otherwise."""
+    held = context.getState(positions=True).getPositions(asNumpy=True)
+    if not guard.bonds_beyond(guard.planar_tolerance, held):
+        return  # no spring acts, so this is a minimum without them
+    guard.release(context)
+    _descend(context, held, config, counter)
+    loose = context.getState(positions=True).getPositions(asNumpy=True)
+    if twisted := guard.bonds_beyond(_MAX_PLANAR, loose):
+        guard.hold(context, twisted)
+        _descend(context, held, config, counter)
 
 
 def _restraints(
@@ -150,7 +166,7 @@ def _restraints(
     return force
 
 
-def _hands(prepared: PreparedStructure) -> Any:
+def _chirality_guard(prepared: PreparedStructure) -> Any:
     """Return springs that prevent a change of handedness of chiral carbons; zero otherwise."""
     volume = "(x2-x1)*((y3-y1)*(z4-z1)-(z3-z1)*(y4-y1))"
     volume += "+(y2-y1)*((z3-z1)*(x4-x1)-(x3-x1)*(z4-z1))+(z2-z1)*((x3-x1)*(y4-y1)-(y3-y1)*(x4-x1))"
@@ -173,31 +189,61 @@ def _hands(prepared: PreparedStructure) -> Any:
     return force
 
 
-def _peptides(prepared: PreparedStructure, free_residues: Collection[int]) -> Any:
-    """Return springs that keep planar peptide bonds planar and trans ones trans, and untwist those of free residues."""
-    force = openmm.CustomTorsionForce(
-        f"{_PLANE_STIFFNESS}*max(0, twist-tolerance)^2; twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
-    )
-    for name in ("is_cis", "tolerance"):
-        force.addPerTorsionParameter(name)
-    for chain in prepared.topology.chains():
-        for before, after in itertools.pairwise(chain.residues()):
-            first, second = ({atom.name: atom.index for atom in r.atoms()} for r in (before, after))
-            atoms = [first["CA"], first["C"], second["N"], second["CA"]]
-            omega = abs(float(dihedrals(*prepared.positions[atoms])))
-            is_cis = omega < MAX_TWIST
-            is_free = {int(i) for i in prepared.residue_of[atoms]} <= set(free_residues)
-            if min(omega, 180.0 - omega) < _MAX_PLANAR:
-                tolerance = _TWIST_OF_PLANAR
-            elif is_free:
-                tolerance = _TWIST_OF_FREE
-            elif not is_cis:
-                tolerance = _TWIST_OF_HELD
-            else:
-                continue
-            force.addTorsion(*atoms, [float(is_cis), math.radians(tolerance)])
-    force.setForceGroup(_GUARDS)
-    return force
+class OmegaGuard:
+    """Springs that keep planar peptide bonds planar and trans ones trans, and untwist those of free residues."""
+
+    def __init__(self, prepared: PreparedStructure, free_residues: Collection[int]) -> None:
+        self.force = openmm.CustomTorsionForce(
+            f"acts*{_PLANE_STIFFNESS}*max(0, twist-tolerance)^2; "
+            f"twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
+        )
+        self.planar_tolerance = _TWIST_OF_PLANAR
+        self._planar: dict[
+            int, list[int]
+        ] = {}  # atoms of initially planar bonds by the numbers of their springs
+        for name in ("is_cis", "tolerance", "acts"):
+            self.force.addPerTorsionParameter(name)
+        for chain in prepared.topology.chains():
+            for before, after in itertools.pairwise(chain.residues()):
+                first, second = ({atom.name: atom.index for atom in r.atoms()} for r in (before, after))
+                atoms = [first["CA"], first["C"], second["N"], second["CA"]]
+                omega = abs(float(dihedrals(*prepared.positions[atoms])))
+                is_cis = omega < MAX_TWIST
+                is_free = {int(i) for i in prepared.residue_of[atoms]} <= set(free_residues)
+                is_planar = min(omega, 180.0 - omega) < _MAX_PLANAR
+                if is_planar:
+                    tolerance = _TWIST_OF_PLANAR
+                elif is_free:
+                    tolerance = _TWIST_OF_FREE
+                elif not is_cis:
+                    tolerance = _TWIST_OF_HELD
+                else:
+                    continue
+                number = self.force.addTorsion(*atoms, [float(is_cis), math.radians(tolerance), 1.0])
+                if is_planar:
+                    self._planar[number] = atoms
+        self.force.setForceGroup(_GUARDS)
+
+    def bonds_beyond(self, degrees: float, positions: Any) -> list[int]:
+        """Return the springs of initially planar bonds further from cis and trans at ``positions [A, 3]``."""
+        xyz = np.asarray(positions.value_in_unit(unit.angstrom))
+        numbers, atoms = np.array(list(self._planar)), np.array(list(self._planar.values())).reshape(-1, 4)
+        omega = np.abs(dihedrals(*xyz[atoms.T]))
+        return [int(number) for number in numbers[np.minimum(omega, 180.0 - omega) > degrees]]
+
+    def release(self, context: Any) -> None:
+        """Remove the springs of initially planar bonds."""
+        self._set(context, self._planar, acts=0.0)
+
+    def hold(self, context: Any, numbers: Iterable[int]) -> None:
+        """Add these springs again."""
+        self._set(context, numbers, acts=1.0)
+
+    def _set(self, context: Any, numbers: Iterable[int], *, acts: float) -> None:
+        for number in numbers:
+            *atoms, (is_cis, tolerance, _) = self.force.getTorsionParameters(number)
+            self.force.setTorsionParameters(number, *atoms, [is_cis, tolerance, acts])
+        self.force.updateParametersInContext(context)
 
 
 def _energy(context: Any, groups: set[int]) -> float:

@@ -96,22 +96,44 @@ def test_a_twisted_peptide_is_turned_to_trans(monkeypatch: pytest.MonkeyPatch) -
     assert abs(omega(left.protein, 3)) < 135.0
 
 
-def test_a_clash_does_not_twist_a_planar_peptide(monkeypatch: pytest.MonkeyPatch) -> None:
+def pushed(overlap: float) -> Protein:
+    """Return two helices, of which one has a CB next to an oxygen of the other, ``overlap`` Å beyond it."""
     protein = helix("AAAAAAA", "AAA")
     xyz = protein.atom_positions.copy()
     bond = xyz[3, rc.atom_order["O"]] - xyz[3, rc.atom_order["C"]]
-    xyz[7:] += xyz[3, rc.atom_order["O"]] + 0.5 * bond / np.linalg.norm(bond) - xyz[8, CB]
-    clashing = replace(protein, atom_positions=xyz)
-    prepared = prepare(clashing)
+    xyz[7:] += xyz[3, rc.atom_order["O"]] + overlap * bond / np.linalg.norm(bond) - xyz[8, CB]
+    return replace(protein, atom_positions=xyz)
 
-    def largest_twist() -> float:
-        found = minimize.minimize(prepared, RelaxConfig(), choose_platform("CPU"))
-        after = to_protein(prepared, found.positions, clashing)[0]
-        return max(180.0 - abs(omega(after, i)) for i in (*range(1, 7), 8, 9))
 
-    assert largest_twist() < 30.0
+def minimized(protein: Protein) -> tuple[float, float]:
+    """Return the largest twist of a peptide bond after one minimisation, and the energy with that of restraints."""
+    prepared = prepare(protein)
+    found = minimize.minimize(prepared, RelaxConfig(tolerance=0.5), choose_platform("CPU"))
+    after = to_protein(prepared, found.positions, protein)[0]
+    tied = (*range(1, 7), 8, 9)
+    return max(180.0 - abs(omega(after, i)) for i in tied), found.energy_after + found.restraint_energy
+
+
+def test_a_clash_does_not_twist_a_planar_peptide(monkeypatch: pytest.MonkeyPatch) -> None:
+    protein = pushed(0.5)
+    assert minimized(protein)[0] < 30.0
     monkeypatch.setattr(minimize, "_TWIST_OF_PLANAR", 90.0)
-    assert largest_twist() > 40.0
+    assert minimized(protein)[0] > 40.0
+
+
+def test_springs_on_planar_peptides_are_removed_where_they_stay_planar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    protein = pushed(2.2)
+    monkeypatch.setattr(minimize, "_TWIST_OF_PLANAR", 90.0)
+    twist, energy = minimized(protein)
+    assert 4.0 < twist < 30.0
+    monkeypatch.setattr(minimize, "_TWIST_OF_PLANAR", 2.0)
+    assert minimized(protein) == pytest.approx((twist, energy), rel=0.01)
+    monkeypatch.setattr(minimize, "_release_planes", lambda *settings: None)
+    held_twist, held_energy = minimized(protein)
+    assert held_twist < twist - 1.0
+    assert held_energy > energy + 1.0
 
 
 def omega(protein: Protein, residue: int) -> float:
