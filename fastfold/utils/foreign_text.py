@@ -33,6 +33,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """Return a text with a blank in place of each character that could control a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def read_settings_text(path: PathLike, *, limit: int) -> str:
     """Read a text file in UTF-8 that must be a regular file.
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from fastfold._version import __version__
 from fastfold.errors import ConfigError, NetworkError
+from fastfold.utils.foreign_text import printable
 
 USER_AGENT = f"fastfold/{__version__} Python/{platform.python_version()}"
 """Name of FastFold in requests to servers."""
@@ -118,7 +119,7 @@ def _explanation(error: urllib.error.HTTPError) -> str:
     except (*BROKEN, ValueError, RecursionError):
         return ""
     text = found.get("error") if isinstance(found, dict) else None
-    return "".join(c for c in text if c.isprintable()) if isinstance(text, str) else ""
+    return printable(text) if isinstance(text, str) else ""
 
 
 def _seconds(text: str | None) -> float | None:

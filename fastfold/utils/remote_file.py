@@ -8,7 +8,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -76,6 +76,7 @@ class RemoteFile(io.RawIOBase):
         url: Address of the file.
         timeout: Seconds that a connection may be silent.
         attempts: Number of consecutive failures without data before giving up.
+        secrets: Headers with credentials, which no redirect gets.
         pause: Function that waits a number of seconds.
         say: Function that gets a line about every broken connection.
 
@@ -95,6 +96,7 @@ class RemoteFile(io.RawIOBase):
         *,
         timeout: float = 60.0,
         attempts: int = 6,
+        secrets: Mapping[str, str] | None = None,
         pause: Callable[[float], None] = time.sleep,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -105,6 +107,7 @@ class RemoteFile(io.RawIOBase):
         self.version: tuple[int | None, str] | None = None
         self.md5: bytes | None = None
         self._timeout, self._attempts, self._pause, self._say = timeout, attempts, pause, say
+        self._secrets = secrets
         self._position = 0
         self._response: http.client.HTTPResponse | None = None
         self._at = 0  # next byte of the response
@@ -206,7 +209,12 @@ class RemoteFile(io.RawIOBase):
         self._disconnect()
         wanted = self._position
         try:
-            response = open_url(self.url, headers={"Range": f"bytes={wanted}-"}, timeout=self._timeout)
+            response = open_url(
+                self.url,
+                headers={"Range": f"bytes={wanted}-"},
+                secrets=self._secrets,
+                timeout=self._timeout,
+            )
         except NetworkError as error:
             if error.status == 416:
                 raise NetworkError(

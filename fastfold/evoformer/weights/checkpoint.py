@@ -40,6 +40,7 @@ from fastfold.evoformer.weights.safetensors_file import OwnFile, write_own
 from fastfold.evoformer.weights.state_dict_file import OwnParameters, infer_own_config, is_own
 from fastfold.evoformer.weights.untrusted import READABLE, Format, file_format, open_archive, read_torch
 from fastfold.utils.atomic_files import replacing
+from fastfold.utils.foreign_text import printable
 
 Kind = Literal["alphafold", "openfold", "fastfold", "state dict"]
 
@@ -126,7 +127,7 @@ class WeightsInfo:
 
 def _one_line(text: str) -> str:
     """Return the first 200 characters of an untrusted text, unprintable ones as blanks."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:200])
+    return printable(text[:200])
 
 
 AnyPath = str | os.PathLike[str]

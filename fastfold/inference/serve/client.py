@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
+import math
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastfold.errors import ConfigError, FastFoldError, NetworkError
+from fastfold.errors import ConfigError, FastFoldError, InputError, NetworkError
 from fastfold.inference.serve.queue import FINAL
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
+from fastfold.utils.foreign_text import parse_json, printable, shown
 from fastfold.utils.http import BROKEN, check_url, open_url
+from fastfold.utils.remote_file import RemoteFile, append_bytes
 
 VARIABLE = "FASTFOLD_TOKEN"  #: Environment variable with the token of a user
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _PIECE = 1 << 20
+_MAX_ANSWER = 1 << 24  # bytes of an answer or of an event
+_STATES = ("queued", "running", *FINAL)
 
 Job = dict[str, Any]
 """Job as the server describes it: ``id``, ``state``, ``text``, ``scores``, ``files`` and so on."""
@@ -102,45 +106,63 @@ class Client:
         body |= {"name": name, "complex": complex, "priority": priority, "settings": dict(settings or {})}
         body["templates"] = [{"name": k, "text": text} for k, text in (templates or {}).items()]
         headers = {"Content-Type": "application/json", "Idempotency-Key": key or secrets.token_hex(16)}
-        return self._json("/v1/jobs", data=json.dumps(body).encode(), headers=headers)
+        return self._job("/v1/jobs", self._json("/v1/jobs", data=json.dumps(body).encode(), headers=headers))
 
     def job(self, job: str) -> Job:
         """Return a job; RefusedError if the user has no such job, NetworkError without a server."""
-        return self._json(f"/v1/jobs/{quote(job, safe='')}")
+        path = f"/v1/jobs/{quote(job, safe='')}"
+        return self._job(path, self._json(path))
 
     def jobs(self) -> list[Job]:
         """Return the last jobs of the user, in the order of admission."""
-        return list(self._json("/v1/jobs"))
+        answer = self._json("/v1/jobs")
+        if not isinstance(answer, list):
+            raise self._foreign("/v1/jobs", answer)
+        return [self._job("/v1/jobs", one) for one in answer]
 
     def events(self, job: str) -> Iterator[tuple[str, Any]]:
         """Yield progress of a job until its answer: ``("progress", line)`` and ``("state", job)``.
 
         After a broken connection the stream continues behind the last event. Errors are those of :meth:`job`, after the
-        patience.
+        patience; a NetworkError also tells that an answer is not of a server of FastFold.
         """
+        path = f"/v1/jobs/{quote(job, safe='')}/events"
         last, state = "0", ""
+        end, delay = time.monotonic() + self._patience, _FIRST_DELAY_S
         while state not in FINAL:
-            headers = {"Last-Event-ID": last}
-            try:
-                with self._open(f"/v1/jobs/{quote(job, safe='')}/events", headers=headers) as answer:
-                    fields: dict[str, str] = {}
-                    for raw in answer:
-                        if line := raw.decode("utf-8", "replace").rstrip("\r\n"):
-                            name, _, value = line.partition(":")
-                            fields[name] = value.removeprefix(" ")
-                            continue
-                        data = json.loads(fields.get("data", "null"))
-                        last = fields.get("id", last)
-                        if fields.get("event") == "progress":
-                            yield "progress", str(data["line"])
-                        elif fields.get("event") == "state":
-                            state = data["state"]
-                            yield "state", data
-                        fields = {}
-            except (*BROKEN, ValueError):
-                pass  # the connection broke: the next one continues
+            with contextlib.suppress(*BROKEN), self._open(path, headers={"Last-Event-ID": last}) as answer:
+                for fields in self._event_fields(path, answer):
+                    end, delay = time.monotonic() + self._patience, _FIRST_DELAY_S
+                    last = fields.get("id", last)
+                    if fields.get("event") not in ("progress", "state"):
+                        continue
+                    data = self._parsed(path, fields.get("data", "null"))
+                    if fields["event"] == "state":
+                        found = self._job(path, data)
+                        state = found["state"]
+                        yield "state", found
+                    elif isinstance(data, dict) and isinstance(data.get("line"), str):
+                        yield "progress", printable(data["line"])
+                    else:
+                        raise self._foreign(path, data)
             if state not in FINAL:
-                time.sleep(_FIRST_DELAY_S)
+                if time.monotonic() + delay > end:
+                    raise NetworkError(f"{self._server}{path}: the stream ends without an event")
+                time.sleep(delay)
+                delay = min(2 * delay, _LONGEST_DELAY_S)
+
+    def _event_fields(self, path: str, answer: Any) -> Iterator[dict[str, str]]:
+        """Yield the fields of each complete server-sent event."""
+        fields: dict[str, str] = {}
+        while raw := answer.readline(_MAX_ANSWER + 1):
+            if len(raw) > _MAX_ANSWER or len(fields) > 100:
+                raise NetworkError(f"{self._server}{path}: an event has no end")
+            if line := raw.decode("utf-8", "replace").rstrip("\r\n"):
+                name, _, value = line.partition(":")
+                fields[name] = value.removeprefix(" ")
+            else:
+                yield fields
+                fields = {}
 
     def wait(self, job: str, on_line: Callable[[str], None] = lambda _: None) -> Job:
         """Wait for the answer to a job; return the job. Errors are those of :meth:`events`.
@@ -168,15 +190,10 @@ class Client:
         for name in job["files"] if names is None else names:
             if not name or name.startswith(".") or set(name) & set("/\\\0:"):
                 raise NetworkError(f"{self._server}: expected the name of a file, found {name!r:.80}")
-            path = f"/v1/jobs/{job['id']}/files/{quote(name, safe='')}"
-            with replacing(place / name) as temporary, self._open(path) as answer:
-                try:
-                    with temporary.open("wb") as file:
-                        shutil.copyfileobj(answer, file, _PIECE)
-                except http.client.HTTPException as error:
-                    raise NetworkError(
-                        f"{self._server}: the download of {name} broke off: {error}"
-                    ) from error
+            with replacing(place / name) as temporary:
+                self._download(
+                    f"/v1/jobs/{quote(job['id'], safe='')}/files/{quote(name, safe='')}", temporary
+                )
             written.append(place / name)
         return written
 
@@ -185,12 +202,62 @@ class Client:
         with self._open(f"/v1/jobs/{quote(job, safe='')}", method="DELETE"):
             pass
 
+    def _download(self, path: str, place: Path) -> None:
+        """Write a file of the server, resumed after broken connections, with all the bytes that it announces."""
+        attempts = 1 + int(math.log2(1.0 + self._patience))  # pauses double, from a second on
+        try:
+            with RemoteFile(self._server + path, secrets=self._secrets, attempts=attempts) as remote:
+                if remote.size is None:
+                    raise NetworkError(f"{self._server}{path}: the server does not state the file's size")
+                append_bytes(
+                    remote, place, name=place.name, offset=0, size=remote.size, say=_ignore, progress=_ignore
+                )
+        except EOFError:
+            raise NetworkError(f"{self._server}{path}: the file ends too early") from None
+        except NetworkError as error:
+            if error.status is not None and not error.temporary:
+                raise RefusedError(error.explanation or str(error), error.status) from error
+            raise
+
     def _json(self, path: str, **request: Any) -> Any:
         with self._open(path, **request) as answer:
             try:
-                return json.loads(answer.read())
-            except (*BROKEN, ValueError) as error:
+                text = answer.read(_MAX_ANSWER + 1)
+            except BROKEN as error:
                 raise NetworkError(f"{self._server}{path}: the answer cannot be read: {error}") from error
+        if len(text) > _MAX_ANSWER:
+            raise NetworkError(f"{self._server}{path}: the answer is larger than {_MAX_ANSWER:,} bytes")
+        return self._parsed(path, text)
+
+    def _parsed(self, path: str, text: str | bytes) -> Any:
+        try:
+            return parse_json(
+                text, self._server + path, remedy="is this the address of a server of FastFold?"
+            )
+        except InputError as error:
+            raise NetworkError(str(error)) from None
+
+    def _job(self, path: str, content: Any) -> Job:
+        """Check the description of a job, and remove control characters from its texts."""
+        if not isinstance(content, dict):
+            raise self._foreign(path, content)
+        texts = {key: content.get(key) for key in ("id", "name", "state", "text")}
+        files, scores = content.get("files"), content.get("scores")
+        if (
+            not all(isinstance(text, str) for text in texts.values())
+            or texts["state"] not in _STATES
+            or not (isinstance(files, list) and all(isinstance(name, str) for name in files))
+            or not isinstance(scores, dict)
+            or not isinstance(content.get("position"), int | None)
+        ):
+            raise self._foreign(path, content)
+        return content | {key: printable(str(text)) for key, text in texts.items()}
+
+    def _foreign(self, path: str, content: Any) -> NetworkError:
+        return NetworkError(
+            f"{self._server}{path}: expected a job of FastFold, found {shown(content)}; is this the address of a "
+            "server of FastFold?"
+        )
 
     def _open(self, path: str, **request: Any) -> Any:
         """Send a request, repeated while the server cannot be reached."""
@@ -205,6 +272,10 @@ class Client:
                     raise
             time.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY_S)
+
+
+def _ignore(*_: object) -> None:
+    """Report nothing."""
 
 
 def read_templates(paths: Sequence[Path]) -> dict[str, str]:
