@@ -91,7 +91,7 @@ def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
         }
 
     scores = {"ptm": prediction.ptm, "iptm": prediction.iptm}
-    interfaces = prediction.interface_scores
+    interfaces, geometry = prediction.interface_scores, prediction.structure_check.figures
     scores["ipsae_max"] = interfaces["ipsae_max"]
     return {
         "name": prediction.name,
@@ -103,7 +103,7 @@ def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
         **{key: None if value is None else float(value) for key, value in scores.items()},
         "clashes": interfaces["clashes"],
         "has_clash": interfaces["has_clash"],
-        **{key: prediction.structure_check.figures[key] for key in LISTED_GEOMETRY},
+        **{key: geometry[key] for key in LISTED_GEOMETRY},
         "geometry": prediction.structure_check.verdict,
     }
 
