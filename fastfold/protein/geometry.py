@@ -39,9 +39,10 @@ def follows(chain_index: np.ndarray, residue_index: np.ndarray) -> np.ndarray:
 
 
 def without_bond(positions: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return a mask ``[N - 1]`` of residues too far from their successor for a peptide bond.
+    """Return a mask ``[N - 1]`` of residues without a peptide bond to the next one.
 
-    C and N decide, or the alpha carbons if one of them is missing. Without these, residues count as near.
+    The distance of C and N decides, or of the alpha carbons if one of them is missing. Without these, residues count as
+    bonded.
 
     Args:
         positions: Atom37 positions ``[N, 37, 3]`` in Å.

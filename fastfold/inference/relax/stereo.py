@@ -30,7 +30,10 @@ def open_breaks(protein: Protein) -> Protein:
 
 
 def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[tuple[int, int], str]:
-    """Return neighbours with atoms in a chain that no bond joins, by their numbers, with their distance in words."""
+    """Return pairs of neighbours in a chain that no bond joins, with their distance in words.
+
+    Residues are indices in the protein's arrays; those without atoms are left out.
+    """
     present = protein.atom_mask > 0.5
     rows = np.flatnonzero(present.any(-1))
     before, after = rows[:-1], rows[1:]

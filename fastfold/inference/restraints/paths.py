@@ -43,7 +43,7 @@ def shorter_paths(
     edges: Sequence[Edge],
     limits: Sequence[tuple[int, int, float]],
 ) -> list[ShortestPath | None]:
-    """Return the shortest path between each two residues if it is shorter than their limit, otherwise None.
+    """Return the shortest path between each pair of residues; None if it reaches the limit.
 
     Distances from many residues are lowered together, along the chains and over the restraints in turn, until none
     changes (the algorithm of Bellman and Ford).

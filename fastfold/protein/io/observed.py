@@ -182,7 +182,10 @@ def observed_chain(chain: ChainStructure) -> ObservedChain:
 
 
 def all_residues(chain: ObservedChain) -> ObservedChain:
-    """Return a chain with all residues of the polymer; those that were left out lack atoms, names and numbers."""
+    """Return a chain with all residues of the polymer.
+
+    Those that were left out lack atoms, names and numbers.
+    """
     if not chain.whole:
         return chain
     n, places = len(chain.whole), chain.places
