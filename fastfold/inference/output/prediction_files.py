@@ -29,7 +29,7 @@ def prediction_scores(prediction: Prediction) -> dict[str, Any]:
     ranges = prediction.residue_ranges
     is_whole = ranges == [[[1, len(sequence)]] for sequence in prediction.sequences]
     labels = score_files.residue_labels(prediction.author_names, prediction.protein)
-    given = prediction.given_structure
+    scored = prediction.given_structure
     return {
         "schema_version": score_files.SCHEMA_VERSION,
         "name": prediction.name,
@@ -55,7 +55,7 @@ def prediction_scores(prediction: Prediction) -> dict[str, Any]:
             else {"templates": [dict(chain) for chain in prediction.templates]}
         ),
         **({} if prediction.restraints is None else {"restraints": dict(prediction.restraints)}),
-        **({} if given is None else {"given_structure": score_files.rounded_tree(dict(given), 4)}),
+        **({} if scored is None else {"given_structure": score_files.rounded_tree(dict(scored), 4)}),
         "plddt": score_files.rounded(prediction.plddt, 2),
     }
 
