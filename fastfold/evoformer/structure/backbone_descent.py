@@ -26,8 +26,9 @@ from fastfold.evoformer.structure.distogram_potential import Distances
 from fastfold.evoformer.structure.mirrored_windows import mirror_windows
 from fastfold.evoformer.structure.peptide_planes import PlaneWeights, peptide_planes
 from fastfold.evoformer.structure.ramachandran import RamachandranPotential
+from fastfold.evoformer.structure.rigid_points import arms, placed, rotations, torques
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
+from fastfold.protein.rigid import update_quaternion
 
 
 class Phase(NamedTuple):
@@ -41,52 +42,54 @@ class Phase(NamedTuple):
 
 SOFT = Phase(
     share=0.25,
-    rate=0.06,
+    rate=0.1,
     distances=1.0,
     weights=BackboneWeights(
         bond=200.0,
         angle=150.0,
         ca_ca=100.0,
         omega=100.0,
-        ramachandran=30.0,
-        hand=80.0,
+        ramachandran=40.0,
+        hand=110.0,
         predicted=20.0,
-        overlap=20.0,
+        overlap=30.0,
     ),
 )
 HARD = Phase(
     share=0.5,
-    rate=0.06,
+    rate=0.1,
     distances=1.6,
     weights=BackboneWeights(
-        bond=1800.0,
-        angle=800.0,
+        bond=2500.0,
+        angle=1000.0,
         ca_ca=300.0,
-        omega=400.0,
-        ramachandran=38.0,
-        hand=105.0,
+        omega=800.0,
+        ramachandran=50.0,
+        hand=140.0,
         predicted=20.0,
-        overlap=40.0,
+        overlap=80.0,
     ),
 )
 STIFF = Phase(
     share=0.25,
-    rate=0.03,
+    rate=0.05,
     distances=1.6,
     weights=BackboneWeights(
-        bond=18000.0,
-        angle=4000.0,
+        bond=30000.0,
+        angle=5000.0,
         ca_ca=600.0,
-        omega=1500.0,
-        ramachandran=37.0,
-        hand=102.0,
+        omega=3500.0,
+        ramachandran=50.0,
+        hand=140.0,
         predicted=15.0,
-        overlap=80.0,
+        overlap=240.0,
     ),
 )
 _FREE = PlaneWeights(beta=0.0, predicted=1.0)  #: For planes of a trace whose frames have the wrong hand
 _NEAR = PlaneWeights(beta=1.0, predicted=1.0)  #: For planes that keep the directions of CB
-_CB = 3
+_CA, _CB = 1, 3
+RADIUS_WEIGHT = 800.0  #: Of half the squared deviation of the radius of gyration, per Å² and residue
+_LEAST_RADIUS = 1e-3  #: In Å; keeps directions finite where all residues coincide
 _LAST_RATE = 0.02  #: Move of a residue in the last step of a phase over that in the first
 _TURN = 0.25  #: Turn of a residue over its move, in 1/Å
 _MEAN, _SQUARE = 0.9, 0.98  #: Decay of the averages of gradients and of their squares (Adam)
@@ -127,6 +130,7 @@ def build_backbone(
     potential = RamachandranPotential(aatype, bonded, affines)
     is_glycine = aatype == rc.restype_order["G"]
     shape = backbone_points(aatype, affines)
+    radius = RadiusSpring(affines[:, 4:], present)
 
     def planes(frames: Tensor, weights: PlaneWeights) -> Tensor:
         return peptide_planes(frames, bonded, potential, predicted, is_glycine, weights)
@@ -140,7 +144,7 @@ def build_backbone(
         def pull(points: Tensor) -> Tensor:
             return phase.distances * sum_over_ranks(distances.forces(points))
 
-        return _descend(frames, own_steps, phase.rate, energy, pull, shape)
+        return _descend(frames, own_steps, phase.rate, energy=energy, pull=pull, radius=radius, shape=shape)
 
     frames = planes(affines, _NEAR)
     wrong = _has_wrong_hand(frames, shape, bonded) & ~is_glycine
@@ -169,18 +173,33 @@ def _has_wrong_hand(affines: Tensor, shape: Tensor, bonded: Tensor) -> Tensor:
     return (phi > 0) & pad(bonded[1:] & bonded[:-1], (1, 1))
 
 
-def placed(affines: Tensor, shape: Tensor) -> Tensor:
-    """Return points ``[N, P, 3]`` of frames ``[N, 7]`` from ``shape [N, P, 3]`` in their frame, in Å."""
-    rotation = quaternion_to_rotation(affines[:, :4])
-    return (rotation[:, None] * shape[:, :, None]).sum(-1) + affines[:, None, 4:]
+class RadiusSpring:
+    """Spring that keeps the radius of gyration, which grows with the distances of CA neighbours otherwise."""
+
+    def __init__(self, centre: Tensor, present: Tensor) -> None:
+        """Keep the radius of ``centre [N, 3]`` in Å, without padding where ``present [N]`` is False."""
+        self._share = present.to(centre) / present.sum()
+        self._radius = self._spread(centre)[1]
+
+    def forces(self, centre: Tensor) -> Tensor:
+        """Return the gradient ``[N, 3]`` of the energy ``N * weight / 2 * (radius - start)²``."""
+        arm, radius = self._spread(centre)
+        return RADIUS_WEIGHT * (radius - self._radius) / radius * arm
+
+    def _spread(self, centre: Tensor) -> tuple[Tensor, Tensor]:
+        arm = centre - (self._share[:, None] * centre).sum(0)
+        square = (self._share * arm.square().sum(-1)).sum()
+        return arm, (square + _LEAST_RADIUS**2).sqrt()
 
 
 def _descend(
     affines: Tensor,
     steps: int,
     rate: float,
+    *,
     energy: BackboneEnergy,
     pull: Callable[[Tensor], Tensor],
+    radius: RadiusSpring,
     shape: Tensor,
 ) -> Tensor:
     """Move and turn residues by Adam, with one second moment for each move and one for each turn."""
@@ -188,23 +207,22 @@ def _descend(
     mean = centre.new_zeros(2, len(centre), 3)
     square = centre.new_zeros(2, len(centre), 1)
     size = centre.new_tensor([1.0, _TURN])[:, None, None]
-    far = torch.zeros_like(centre)
+    far = spread = torch.zeros_like(centre)
     for step in range(steps):
         done = step / steps
         length = rate * (_LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
-        rotation = quaternion_to_rotation(quaternion)
-        arms = (rotation[:, None] * shape[:, :, None]).sum(-1)
-        points = arms + centre[:, None]
+        rotation = rotations(quaternion)
+        arm = arms(rotation, shape)
+        points = arm + centre[:, None]
         if step % _RELIST == 0:
             energy.list_overlaps(points)
         ramachandran = min(1.0, _RAMACHANDRAN_START + 2 * (1 - _RAMACHANDRAN_START) * done)
         gradient = energy.gradient(points, ramachandran)
         if step % _KEEP_FORCES == 0:
-            far = pull(points[:, _CB])
+            far, spread = pull(points[:, _CB]), radius.forces(centre)
         gradient[:, _CB] += far
-        torque = torch.linalg.cross(arms, gradient).sum(1)
-        torque = (rotation.mT * torque[:, None]).sum(-1)  # in the frame of the residue
-        both = torch.stack([gradient.sum(1), torque])
+        gradient[:, _CA] += spread  # which is the origin of the frame, so it turns nothing
+        both = torch.stack([gradient.sum(1), torques(rotation, arm, gradient)])
         mean = torch.lerp(both, mean, _MEAN)
         square = torch.lerp(both.square().sum(-1, keepdim=True), square, _SQUARE)
         size_now = (square / (1 - _SQUARE ** (step + 1))).sqrt() + 1e-3

@@ -88,6 +88,11 @@ class BackboneEnergy:
         self._ramachandran = weights.ramachandran * has_torsions
         self._amplitude, self._phase = _cosines(bonded, has_torsions, ~self._is_glycine, predicted, weights)
         self._springs = _peptide_springs(bonded, predicted, weights)
+        # Gradients by N, CA, C, CB and the next N, from those by N, CA, C, CB and O.
+        self._by_points = torch.eye(_ATOMS).to(predicted)
+        self._by_points[[_CA, _C, _O], _O] = predicted.new_tensor(
+            [-_OXYGEN_FROM_CA, 1 + _OXYGEN_FROM_CA + _OXYGEN_FROM_N, -_OXYGEN_FROM_N]
+        )
         self._pairs: tuple[PointPairs, _Springs] | None = None
 
     def gradient(self, points: Tensor, ramachandran: float = 1.0) -> Tensor:
@@ -131,12 +136,9 @@ class BackboneEnergy:
         offset, distance = pairs.offsets(_with_oxygen(points).flatten(0, 1))
         stretch = torch.minimum(distance - springs.length, springs.largest)
         force = pairs.forces(2 * springs.weight * stretch / distance, offset).view(-1, _ATOMS, 3)
-        gradient, oxygen = force[:, :_O], force[:-1, _O]
-        # O moves with the three atoms that place it.
-        gradient[:-1, _C] += (1 + _OXYGEN_FROM_CA + _OXYGEN_FROM_N) * oxygen
-        gradient[:-1, _CA] -= _OXYGEN_FROM_CA * oxygen
-        gradient[1:, _N] -= _OXYGEN_FROM_N * oxygen
-        return gradient
+        gradient = self._by_points @ force
+        gradient[1:, _N] += gradient[:-1, _O]
+        return gradient[:, :_O]
 
     def _torsion_forces(self, points: Tensor, ramachandran: float) -> Tensor:
         torsions = ChainTorsions.measure(points[:, :_CB].flatten(0, 1))
@@ -188,8 +190,8 @@ def _with_oxygen(points: Tensor) -> Tensor:
     """Return N, CA, C, CB and O ``[N, 5, 3]``; O of the last residue counts nowhere."""
     c = points[:, _C]
     following = torch.cat([points[1:, _N], points[-1:, _N]])
-    oxygen = (1 + _OXYGEN_FROM_CA + _OXYGEN_FROM_N) * c - _OXYGEN_FROM_CA * points[:, _CA]
-    return torch.cat([points, (oxygen - _OXYGEN_FROM_N * following)[:, None]], 1)
+    oxygen = c.add(c - points[:, _CA], alpha=_OXYGEN_FROM_CA).add_(c - following, alpha=_OXYGEN_FROM_N)
+    return torch.cat([points, oxygen[:, None]], 1)
 
 
 def phi_and_psi(angle: Tensor) -> Tensor:

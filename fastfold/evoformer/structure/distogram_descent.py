@@ -30,8 +30,9 @@ from fastfold.evoformer.structure.distogram_potential import (
     potential_bytes,
     strand_twist,
 )
+from fastfold.evoformer.structure.rigid_points import arms, placed, rotations, torques
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.rigid import quaternion_to_rotation, update_quaternion
+from fastfold.protein.rigid import update_quaternion
 
 _PEPTIDE = (("CA", "CA", 3.80), ("C", "N", 1.33), ("CA", "N", 2.43), ("C", "CA", 2.43))
 """Distances in Å between an atom of a residue and one of the next in a trans peptide; they fix its angles too."""
@@ -146,7 +147,7 @@ class _Fall:
         self._overlap = config.overlap
         self._overlaps = Overlaps(distances.blocks, config.overlap_distance, len(affines))
         self._shape = _rigid_points(aatype, centre)
-        points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
+        points = placed(affines, self._shape)
         self._bonds = _peptide_springs(residue_index, present, centre, config.bond)
         self._local = _local_springs(points, residue_index, present, config.local, config.window)
 
@@ -171,7 +172,7 @@ class _Fall:
     def energy(self, affines: Tensor) -> Tensor:
         """Return the energy of frames ``[N, 7]``, a scalar that is equal on all processes."""
         config, centre = self._config, affines[:, 4:]
-        points = _placed(quaternion_to_rotation(affines[:, :4]), centre, self._shape)
+        points = placed(affines, self._shape)
         own = self._distances.total(points[:, _POINTS["CB"]])
         own += self._distances.overlap(centre, config.overlap_distance, self._overlap)
         flat = points.flatten(0, 1)
@@ -185,11 +186,10 @@ class _Fall:
         for step in range(steps):
             done = step / steps
             rate = config.rate * (0.02 + 0.5 * (1 + math.cos(math.pi * done)))
-            rotation = quaternion_to_rotation(quaternion)
-            points = _placed(rotation, centre, self._shape)
-            gradient = self._forces(points, local_start + (1 - local_start) * done)
-            torque = torch.linalg.cross(points - centre[:, None], gradient).sum(1)
-            torque = (rotation.transpose(-1, -2) * torque[:, None]).sum(-1)  # in the frame of the residue
+            rotation = rotations(quaternion)
+            arm = arms(rotation, self._shape)
+            gradient = self._forces(arm + centre[:, None], local_start + (1 - local_start) * done)
+            torque = torques(rotation, arm, gradient)
             moving = config.momentum * moving + _limited(gradient.sum(1), config.largest_force)
             turning = config.momentum * turning + _limited(torque, config.largest_force)
             centre = centre - rate * moving
@@ -213,10 +213,6 @@ def _rigid_points(aatype: Tensor, like: Tensor) -> Tensor:
     points = torch.as_tensor(alanine).to(like).repeat(len(aatype), 1, 1)
     points[aatype == rc.restype_order["G"], _POINTS["CB"]] = 0.0
     return points
-
-
-def _placed(rotation: Tensor, centre: Tensor, shape: Tensor) -> Tensor:
-    return (rotation[:, None] * shape[:, :, None]).sum(-1) + centre[:, None]
 
 
 def _peptide_springs(residue_index: Tensor, present: Tensor, like: Tensor, weight: float) -> Springs:

@@ -26,6 +26,8 @@ _LEFT_HANDED = 0.005
 
 A fold of uncertain distances would have many more residues there than experiments.
 """
+_UNIFORM = 0.001
+"""Factor of the uniform components, so that residues far from all others are still pulled to one."""
 
 
 class _Mixtures(NamedTuple):
@@ -55,18 +57,20 @@ class RamachandranPotential:
         kinds[:-1] = torch.where(before, _BEFORE_PROLINE, kinds[:-1])
         self._kinds = kinds
         self._tables = _Mixtures(*(x.to(like) for x in _mixtures()))
-        self._log_scale, self._mean, self._concentration = (x[kinds] for x in self._tables)
+        self._log_scale = self._tables.log_scale[kinds]
+        # Phi and psi come first, because sums over a last axis of two are slow.
+        self._mean, self._concentration = (x[kinds].movedim(-1, 0).contiguous() for x in self._tables[1:])
 
     def slopes(self, torsions: Tensor) -> Tensor:
         """Return the derivatives ``[N, 2]`` of the energies by phi and psi, ``torsions [N, 2]`` in radians."""
-        turned = torsions[:, None] - self._mean
-        share = (self._log_scale + (self._concentration * turned.cos()).sum(-1)).softmax(-1)
-        return (share[..., None] * self._concentration * turned.sin()).sum(1)
+        turned = torsions.mT[..., None] - self._mean
+        share = (self._log_scale + (self._concentration * turned.cos()).sum(0)).softmax(-1)
+        return (share * self._concentration * turned.sin()).sum(-1).mT
 
     def energies(self, torsions: Tensor) -> Tensor:
         """Return the energies ``[N]`` of phi and psi, ``torsions [N, 2]`` in radians."""
-        turned = torsions[:, None] - self._mean
-        return -(self._log_scale + (self._concentration * turned.cos()).sum(-1)).logsumexp(-1)
+        turned = torsions.mT[..., None] - self._mean
+        return -(self._log_scale + (self._concentration * turned.cos()).sum(0)).logsumexp(-1)
 
     def grid(self, rows: slice) -> Tensor:
         """Return energies ``[n, GRID, GRID]`` of some residues, at phi and psi from -180 degrees on."""
@@ -100,7 +104,8 @@ def _mixtures() -> _Mixtures:
         concentration[kind, :number] = torch.tensor(group["concentration"]).double()
     left = (mean[..., 0] > 0) & (concentration[..., 0] > 0)
     left[rc.restype_order["G"]] = False
-    weight = torch.where(left, _LEFT_HANDED * weight, weight).clamp(min=1e-12)
+    weight = torch.where(left, _LEFT_HANDED * weight, weight)
+    weight = torch.where((concentration == 0).all(-1), _UNIFORM * weight, weight).clamp(min=1e-12)
     # The norm of exp(k cos x) is 2 pi I0(k), so that of a uniform density cancels.
     norm = torch.special.i0e(concentration).log() + concentration
     return _Mixtures(weight.log() - norm.sum(-1), mean, concentration)

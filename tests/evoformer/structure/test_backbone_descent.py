@@ -9,8 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.structure.backbone_descent import backbone_points, build_backbone, placed
+from fastfold.evoformer.structure import backbone_descent
+from fastfold.evoformer.structure.backbone_descent import (
+    RADIUS_WEIGHT,
+    RadiusSpring,
+    backbone_points,
+    build_backbone,
+)
 from fastfold.evoformer.structure.distogram_potential import Distances
+from fastfold.evoformer.structure.rigid_points import placed
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.backbone import backbone_figures, measure_backbone
 from tests.evoformer.structure.test_distogram_descent import EDGES, beta, certain, helix
@@ -145,6 +152,40 @@ def test_forces_of_other_processes_count():
     none = run(start, logits, steps=12, total=lambda x: 0 * x)
     assert not torch.allclose(once, twice, atol=1e-3)
     assert not torch.allclose(once, none, atol=1e-3)
+
+
+def test_the_radius_of_the_start_is_kept():
+    """The spring is the derivative of its energy, and padding takes no part."""
+    torch.manual_seed(0)
+    present = torch.arange(7) < 5
+    start = torch.randn(7, 3).double()
+    spring = RadiusSpring(start, present)
+    assert float(spring.forces(start).abs().max()) == 0.0
+    moved = (1.3 * start).requires_grad_()
+    radii = [(x[present] - x[present].mean(0)).square().sum(-1).mean().sqrt() for x in (start, moved)]
+    energy = int(present.sum()) * RADIUS_WEIGHT / 2 * (radii[1] - radii[0]).square()
+    expected = torch.autograd.grad(energy, moved)[0]
+    torch.testing.assert_close(
+        spring.forces(moved.detach())[present], expected[present], rtol=1e-5, atol=1e-5
+    )
+    far = torch.where(present[:, None], start, start + 100.0)
+    torch.testing.assert_close(
+        RadiusSpring(far, present).forces(moved.detach())[:5], expected[:5], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_fold_without_known_distances_keeps_its_radius(monkeypatch: pytest.MonkeyPatch):
+    def radius(frames: Tensor) -> float:
+        centre = frames[:, 4:]
+        return float((centre - centre.mean(0)).square().sum(-1).mean().sqrt())
+
+    start = helix(LENGTH)
+    start[:, 4:] *= 1.2
+    none = torch.zeros(LENGTH, LENGTH, 64)
+    kept = abs(radius(run(start, none)) / radius(start) - 1)
+    monkeypatch.setattr(backbone_descent, "RADIUS_WEIGHT", 0.0)
+    free = abs(radius(run(start, none)) / radius(start) - 1)
+    assert kept < 0.7 * free
 
 
 def test_types_have_their_own_ideal_geometry():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.structure.backbone_descent import HARD, backbone_points, placed
+from fastfold.evoformer.structure.backbone_descent import HARD, backbone_points
 from fastfold.evoformer.structure.backbone_energy import (
     BackboneEnergy,
     BackboneWeights,
@@ -17,6 +17,7 @@ from fastfold.evoformer.structure.backbone_energy import (
     phi_and_psi,
 )
 from fastfold.evoformer.structure.ramachandran import RamachandranPotential
+from fastfold.evoformer.structure.rigid_points import placed
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.backbone import torsion
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.structure import peptide_planes as module
-from fastfold.evoformer.structure.backbone_descent import backbone_points, placed
+from fastfold.evoformer.structure.backbone_descent import backbone_points
 from fastfold.evoformer.structure.peptide_planes import PlaneWeights, peptide_planes
 from fastfold.evoformer.structure.ramachandran import RamachandranPotential
+from fastfold.evoformer.structure.rigid_points import placed
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.backbone import BackboneGeometry, measure_backbone
 from tests.protein.metrics.test_backbone import chain

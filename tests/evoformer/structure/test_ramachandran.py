@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fastfold.evoformer.structure import ramachandran
 from fastfold.evoformer.structure.ramachandran import GRID, RamachandranPotential
 from fastfold.protein import residue_constants as rc
 
@@ -35,12 +38,24 @@ def test_slopes_are_derivatives_and_the_grid_has_the_energies():
         torch.testing.assert_close(grid[:, phi, psi], expected)
 
 
-def test_glycines_density_is_a_density():
-    """Of the other residues the components with phi above 0 weigh less, so that theirs add to less than 1."""
+def test_densities_lack_parts_of_their_components():
+    """Uniform components weigh less, and so do those with phi above 0 of residues other than glycine."""
     grid = potential("GAPV").grid(slice(0, 4))
     totals = (-grid).exp().mean((1, 2))
-    assert abs(float(totals[0]) - 1) < 1e-3
+    uniform = json.loads(Path(ramachandran.__file__).with_suffix(".json").read_text())["glycine"]["weights"][
+        "*"
+    ][-1]
+    assert abs(float(totals[0]) - (1 - (1 - 0.001) * uniform)) < 1e-3
     assert bool(((totals[1:] > 0.8) & (totals[1:] < 1.001)).all())
+
+
+def test_residues_far_from_all_others_are_pulled():
+    """Nothing but the uniform component is near these angles, and its slope is 0."""
+    found = potential("AVG")
+    for phi, psi in ((20.0, -90.0), (-10.0, 70.0)):
+        assert bool((at(found, phi, psi, 3)[:2] > 6).all())
+        slopes = found.slopes(torch.deg2rad(torch.tensor([[phi, psi]]).double()).expand(3, 2))
+        assert bool((slopes[:2].norm(dim=-1) > 0.4).all())
 
 
 def test_the_basins_are_those_of_proteins():
