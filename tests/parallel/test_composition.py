@@ -106,3 +106,12 @@ def test_gpt_under_data_parallelism_with_tensor_and_with_ring_sequence_paralleli
     """dp 2 x tp 2, and ring sp 2 x dp 2."""
     for found in launch(_gpt_steps, 4, [ParallelPlan(dp=2, tp=2), ParallelPlan(dp=2, sp=2)]):
         assert max(found) < 1e-12
+
+
+@pytest.mark.long
+def test_gpt_under_sequence_parallelism_with_sharded_parameters_and_with_tensor_parallelism() -> None:
+    """Messages of the other kinds are no operators of the module, and are not compared."""
+    for found in launch(_gpt_steps, 2, [ParallelPlan(sp=2, zero=3)]):
+        assert max(found) < 1e-12
+    for found in launch(_gpt_steps, 4, [ParallelPlan(sp=2, tp=2)]):
+        assert max(found) < 1e-12

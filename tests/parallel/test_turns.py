@@ -75,6 +75,23 @@ def test_a_rank_with_one_batch_fewer_ends_the_others_within_seconds(how: str, ze
         assert "rank 1 of 2 begins state_dict(), but another rank begins forward()" in second[0]
 
 
+def _apart() -> str:
+    try:
+        take_turn("a training step" if dist.get_rank() == 0 else "a checkpoint")
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_training_step_is_no_checkpoint() -> None:
+    """As where a trainer's data end on one rank: every rank says so, and nothing has been sent."""
+    first, second = launch(_apart, 2)
+    assert "rank 0 of 2 begins a training step, but another rank begins a checkpoint: every rank has" in first
+    assert (
+        "rank 1 of 2 begins a checkpoint, but another rank begins a training step: every rank has" in second
+    )
+
+
 def _slow() -> float:
     parallel = parallelize(nn.Linear(3, 2), {"dp": 2})
     turns._PATIENCE = 0.5

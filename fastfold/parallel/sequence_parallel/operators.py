@@ -32,6 +32,9 @@ _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "bernoulli"}) |
 """Operators that fill a tensor with random numbers."""
 
 
+_MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp", "profiler"})
+"""Namespaces of operators of other kinds of parallelism."""
+
 _ATTENTION = -1
 """Number of attention, which is left out, among the operators of a run."""
 
@@ -73,7 +76,7 @@ class OperatorLog(TorchDispatchMode):
         """Add the kind of an operator."""
         if is_pointwise(func):
             self.kinds.add(func)
-        elif func is not torch.ops.aten.detach.default:  # of tensors that autograd saves
+        elif func.namespace not in _MESSAGES and func is not torch.ops.aten.detach.default:  # of saved tensors
             self.kinds.add((func, _frozen(args), _frozen(kwargs.values()) if kwargs else ()))
 
 
@@ -86,7 +89,7 @@ def _frozen(values: Any) -> tuple[Hashable, ...]:
 
 
 def _constant(x: Any) -> Hashable:
-    return None if isinstance(x, Tensor | float | torch.Generator) else x
+    return x if x is None or isinstance(x, bool | str | torch.dtype | torch.memory_format) else type(x)
 
 
 def kind_name(kind: Hashable) -> str:
