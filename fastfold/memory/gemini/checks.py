@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import Device
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import Chunk
-from fastfold.memory.gemini.managed_parameter import ManagedParameter
+from fastfold.memory.gemini.managed_parameter import ManagedParameter, untouched
 from fastfold.memory.gemini.optimizer.probe import check_steps_alone, state_bytes, state_count
 from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.machine import host_available_bytes
@@ -69,7 +69,9 @@ def check_step(model: nn.Module, optimizer: Optimizer, store: ChunkStore) -> Non
         chunk = store.chunk_of(parameter)
         if chunk is None:
             raise ConfigError(f"{name} was put into the model after Gemini(...), {remedy}")
-        if parameter.requires_grad and not chunk.trainable:
+        with untouched():
+            is_trainable = parameter.requires_grad
+        if is_trainable and not chunk.trainable:
             raise ConfigError(f"{name} was made to train after Gemini(...), {remedy}")
     _check_known(optimizer, {slot.parameter for chunk in store.chunks for slot in chunk.slots})
 

@@ -7,7 +7,7 @@ chunk is not on the device keeps its shape, and raises an error when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,9 +19,11 @@ from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import Device, DeviceFull
 from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.chunks import Chunk, ChunkState, Slot
-from fastfold.memory.gemini.managed_parameter import untouched
+from fastfold.memory.gemini.managed_parameter import METADATA, untouched
 from fastfold.memory.gemini.optimizer.probe import state_kinds
 from fastfold.memory.planner.schedule import BudgetError
+
+_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class ChunkStore:
@@ -35,6 +37,7 @@ class ChunkStore:
     Attributes:
         loads: Number of chunk loads so far.
         averaged: True if gradients are the mean over ranks and were not changed since.
+        bring: Called before a function uses a chunk that no module has pinned, to pin it for the running module.
     """
 
     def __init__(self, chunks: Sequence[Chunk], device: Device, host: Tier) -> None:
@@ -42,6 +45,7 @@ class ChunkStore:
         self.fixed = host is device
         self.loads = 0
         self.averaged = False
+        self.bring: Callable[[Chunk], None] = lambda chunk: None
         self._host_copies: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._gradients: dict[int, Tensor] = {}
@@ -75,7 +79,9 @@ class ChunkStore:
             self._resident.add(chunk.index)
         self._away.append([self._blank(slot) for slot in chunk.slots])
         self._place(chunk, chunk.views(buffer) if self.fixed else self._away[-1])
-        chunk.manage(self.fixed, self._copy_of, partial(self._store_gradient, chunk))
+        chunk.manage(
+            self.fixed, partial(self._use, chunk), self._copy_of, partial(self._store_gradient, chunk)
+        )
 
     @staticmethod
     def _place(chunk: Chunk, views: Sequence[Tensor]) -> None:
@@ -166,11 +172,16 @@ class ChunkStore:
             self._place(chunk, self._away[index])
         self._resident.discard(index)
 
-    def note_change(self, parameter: nn.Parameter) -> None:
-        """Write a parameter's chunk back at its eviction, because changes of its ``.data`` are not counted."""
-        chunk = self.chunk_of(parameter)
-        if chunk is not None and not self.fixed and chunk.index in self._resident:
+    def _use(self, chunk: Chunk, func: Callable[..., Any]) -> bool:
+        """Return True if a function may use a chunk's parameters as plain ones."""
+        if chunk.state is not ChunkState.COMPUTE and func not in METADATA:
+            self.bring(chunk)
+        if chunk.state is not ChunkState.COMPUTE:
+            return False
+        if func == _DATA and not self.fixed:
+            # Changes of `.data` are not counted, so the chunk is written back.
             self._changed.add(chunk.index)
+        return True
 
     @staticmethod
     def _versions_of(chunk: Chunk) -> list[int]:

@@ -12,6 +12,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,7 @@ class Chunk:
     The number of elements includes gaps and the unused end.
 
     Attributes:
-        state: Changed only by :meth:`become`, which makes the parameters plain while an operator uses them.
+        state: Changed only by :meth:`become`. While it is ``COMPUTE``, functions use the parameters.
         arrived: Parameters whose gradient has been computed since gradients were last cleared.
     """
 
@@ -99,15 +100,23 @@ class Chunk:
         return [slot.view(buffer) for slot in self.slots]
 
     def manage(
-        self, readable: bool, read: Callable[[Slot], Tensor], add_gradient: Callable[[Slot, Tensor], None]
+        self,
+        readable: bool,
+        use: Callable[[Callable[..., Any]], bool],
+        read: Callable[[Slot], Tensor],
+        add_gradient: Callable[[Slot, Tensor], None],
     ) -> None:
-        """Refuse reads of the parameters, or of ``readable`` ones' gradients, while no operator uses them."""
+        """Refuse reads of the parameters, or of ``readable`` ones' gradients, while no operator uses them.
+
+        ``use`` is called with each function of the parameters; it returns True if the function may use them.
+        """
         self._places = [
             Place(
                 slot.name,
                 slot.shape,
                 slot.stride,
                 readable,
+                use,
                 has_gradient=partial(self.arrived.__contains__, slot.name),
                 read=partial(read, slot),
                 add_gradient=partial(add_gradient, slot),
@@ -122,11 +131,11 @@ class Chunk:
         self.expose(True)
 
     def expose(self, plain: bool) -> None:
-        """Make the parameters plain, or refuse reads."""
+        """Make the parameters plain, or refuse reads while no operator uses them."""
         parameters = [slot.parameter for slot in self.slots]
         if plain:
             unmanage(parameters)
-        elif self._places is not None and self.state is not ChunkState.COMPUTE:
+        elif self._places is not None:
             manage(parameters, self._places)
 
     @property
@@ -139,7 +148,6 @@ class Chunk:
         if state not in _LEGAL[self.state]:
             raise IllegalTransition(f"chunk {self.index} cannot go from {self.state.name} to {state.name}")
         self.state = state
-        self.expose(state is ChunkState.COMPUTE)
 
     def idle(self) -> None:
         """Set the state after an operator, according to the gradients computed so far."""

@@ -1,15 +1,17 @@
 """Parameters that raise an error when they are read while they are not on the device.
 
-While no operator uses a managed parameter, its class is :class:`ManagedParameter`. It has a shape; reading or changing
-its values or its gradient, which are on the host, raises an error with a remedy. An exception are terms of a loss, such
-as weight penalties: they compute with a copy on the device, whose gradient goes to the host. While an operator uses a
-parameter, or inside :meth:`fastfold.memory.Gemini.params_on_host`, it is a plain parameter.
+The class of a managed parameter is :class:`ManagedParameter`, which sees every function that is called with it. While a
+module uses its chunk, such functions run as with a plain parameter. A running module that uses a parameter of another
+one brings its chunk. Otherwise the parameter has a shape; reading or changing its values or its gradient, which are on
+the host, raises an error with a remedy. An exception are terms of a loss, such as weight penalties: they compute with a
+copy on the device, whose gradient goes to the host. Inside :meth:`fastfold.memory.Gemini.params_on_host`, the class is
+that of a plain parameter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +66,8 @@ class Place:
     shape: torch.Size
     stride: tuple[int, ...]  #: Stride of the plain parameter
     readable: bool  #: True if its values can always be read
+    #: Returns True if a function may use it as a plain parameter; brings it if a module is running
+    use: Callable[[Callable[..., Any]], bool]
     has_gradient: Callable[[], bool]  #: Returns True if there is a gradient on the host
     read: Callable[[], Tensor]  #: Returns a copy on the device
     add_gradient: Callable[[Tensor], None]  #: Adds a gradient on the device to the one on the host
@@ -92,30 +96,41 @@ class _Copy(torch.autograd.Function):
 
 
 class ManagedParameter(nn.Parameter):
-    """Class of a managed parameter while no operator uses it."""
+    """Class of a managed parameter."""
 
     _place: Place
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with untouched():
+        kwargs = kwargs or {}
+        managed = list(_managed((*args, *kwargs.values())))
+        found = {id(p): p._stand_in(func, args, kwargs) for p in managed if not p._place.use(func)}
+        if any(type(stand_in) is not ManagedParameter for stand_in in found.values()):
             args, kwargs = tree_map_only(
-                ManagedParameter, lambda leaf: leaf._used(func, args, kwargs), (args, kwargs)
+                ManagedParameter, lambda leaf: found.get(id(leaf), leaf), (args, kwargs)
             )
-            if func in _STRIDES and isinstance(args[0], ManagedParameter):
-                place = args[0]._place
-                args = (torch.empty_strided(place.shape, place.stride, device="meta"), *args[1:])
-            return func(*args, **(kwargs or {}))
+        # As plain parameters, so that other subclasses and modes see what they see without a manager.
+        for parameter in managed:
+            parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+        try:
+            return func(*args, **kwargs)
+        finally:
+            for parameter in managed:
+                parameter.__class__ = ManagedParameter
 
-    def _used(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        """Return the tensor that a function may use in this parameter's place, or refuse the function."""
+    def _stand_in(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """Return the tensor that a function may use while this parameter is away, or refuse the function."""
+        place = self._place
         name = getattr(func, "__name__", "")
-        is_term = torch.is_grad_enabled() and self.requires_grad and not self._place.readable
-        is_change = _IN_PLACE.fullmatch(name) is not None or "out" in (kwargs or {})
-        if is_term and not is_change and func not in _NOT_OF_VALUES:
-            return _Copy.apply(self, self._place)
-        self._refuse(func, args)
-        return self
+        with untouched():
+            is_term = torch.is_grad_enabled() and self.requires_grad and not place.readable
+            is_change = _IN_PLACE.fullmatch(name) is not None or "out" in kwargs
+            if is_term and not is_change and func not in _NOT_OF_VALUES:
+                return _Copy.apply(self, place)  # type: ignore[no-any-return]
+            self._refuse(func, args)
+            if func in _STRIDES:
+                return torch.empty_strided(place.shape, place.stride, device="meta")
+            return self
 
     def _refuse(self, func: Any, args: Any) -> None:
         place = self._place
@@ -149,9 +164,19 @@ class ManagedParameter(nn.Parameter):
         return f"Parameter({self._place.name} {list(self.shape)}, managed)"
 
 
+def _managed(values: Iterable[Any]) -> Iterator[ManagedParameter]:
+    for value in values:
+        if isinstance(value, ManagedParameter):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _managed(value)
+        elif isinstance(value, dict):
+            yield from _managed(value.values())
+
+
 def untouched() -> AbstractContextManager[None]:
-    """Treat managed parameters as plain ones inside, for the manager's own code."""
-    return torch._C.DisableTorchFunctionSubclass()
+    """Treat managed parameters as plain ones inside, for the manager's own code, and leave modes out."""
+    return torch._C.DisableTorchFunction()
 
 
 def manage(parameters: Sequence[nn.Parameter], places: Sequence[Place]) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from fastfold.errors import ConfigError
@@ -20,11 +18,10 @@ from fastfold.memory.gemini.access_trace import pass_key
 from fastfold.memory.gemini.activations import SavedTensors
 from fastfold.memory.gemini.checks import NotCopied
 from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.chunks import Chunk
 from fastfold.memory.gemini.executor import Residency
-from fastfold.memory.gemini.managed_parameter import METADATA, untouched
+from fastfold.memory.gemini.managed_parameter import untouched
 from fastfold.utils.module_structure import tensors_in
-
-_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class _Call:
@@ -47,10 +44,10 @@ class ModuleHooks(NotCopied):
         self._clock = count()
         self._stack: list[_Call] = []
         self._backward: dict[int, list[_Call]] = {}
-        self._moving = False
-        self._watching: ExitStack | None = None
+        self._saving: AbstractContextManager[None] | None = None
         self._uses: dict[nn.Module, tuple[int, ...]] = {}
         self._handles: list[RemovableHandle] = []
+        store.bring = self.use
         for name, module in model.named_modules():
             own = [store.chunk_of(p) for p in module.parameters(recurse=False)]
             self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
@@ -79,30 +76,29 @@ class ModuleHooks(NotCopied):
         if not self._stack and torch._C._current_graph_task_id() == -1:
             self._backward.clear()
             self.residency.begin_pass(*pass_key(name, module, args, kwargs))
-            self._watching = ExitStack()
-            self._watching.enter_context(_Watch(self))
             if self.saved is not None and torch.is_grad_enabled():
-                self._watching.enter_context(self.saved.hooks())
+                self._saving = self.saved.hooks()
+                self._saving.__enter__()
         call = _Call(module, self._uses[module], next(self._clock))
         try:
             if call.chunks or not self._stack:
                 self._pin(call.chunks)
         except BaseException:
-            self._stop_watching()
+            self._stop_saving()
             raise
         self._stack.append(call)
 
-    def _stop_watching(self) -> None:
-        if not self._stack and self._watching is not None:
-            watching, self._watching = self._watching, None
-            watching.close()
+    def _stop_saving(self) -> None:
+        if not self._stack and self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.__exit__(None, None, None)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._stack or self._stack[-1].module is not module:
             return  # it raised before it was entered
         call = self._stack.pop()
         call.exit = next(self._clock)
-        self._stop_watching()
+        self._stop_saving()
         if call.chunks:
             self._pin((), release=call.chunks)
             if torch.is_grad_enabled():
@@ -111,19 +107,14 @@ class ModuleHooks(NotCopied):
             self.residency.end_pass()
 
     def _pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
-        self._moving = True
-        try:
-            self.residency.pin(chunks, release)
-            if self.saved is not None:
-                self.saved.begin_due()
-        finally:
-            self._moving = False
+        self.residency.pin(chunks, release)
+        if self.saved is not None:
+            self.saved.begin_due()
 
-    def use(self, parameter: nn.Parameter) -> None:
-        """Add the chunk of a parameter used by a function to the innermost running module."""
+    def use(self, chunk: Chunk) -> None:
+        """Add a chunk, one of whose parameters a function uses, to the innermost running module."""
         # This covers modules that use their children's parameters directly.
-        chunk = self.store.chunk_of(parameter)
-        if chunk is None or self._moving or not self._stack or chunk.index in self.residency.pinned:
+        if not self._stack:
             return
         call = self._stack[-1]
         self._uses[call.module] = (*self._uses[call.module], chunk.index)
@@ -162,32 +153,6 @@ class ModuleHooks(NotCopied):
         running = self._backward.pop(task, [])
         release = tuple(i for c in running for i in c.chunks)
         self._pin((), release)
-
-
-class _Watch(TorchFunctionMode):
-    """Function mode that reports parameters used as arguments."""
-
-    def __init__(self, hooks: ModuleHooks) -> None:
-        super().__init__()
-        self._hooks = hooks
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in METADATA:
-            for leaf in _leaves((*args, *(kwargs or {}).values())):
-                if isinstance(leaf, nn.Parameter):
-                    self._hooks.use(leaf)
-                    if func == _DATA:
-                        self._hooks.store.note_change(leaf)
-        return func(*args, **(kwargs or {}))
-
-
-def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
-    # Most arguments are tensors and numbers, and flattening them as a tree takes longer than a small operator.
-    for argument in arguments:
-        if isinstance(argument, Tensor | int | float):
-            yield argument
-        else:
-            yield from tree_leaves(argument)
 
 
 class StateHooks(NotCopied):
