@@ -249,6 +249,10 @@ class Device(Tier):
         """Return the peak in bytes since the last call, without chunks."""
         raise NotImplementedError
 
+    def count(self, enabled: bool) -> bool:
+        """Count new tensors from here on or not, where counting takes time; return True if they are counted."""
+        return True
+
     def enforce(self) -> Callable[[], None]:
         """Apply the budget to operators too, on devices that do not always do; return a function that undoes it.
 

@@ -62,12 +62,25 @@ class SimulatedDevice(Device):
         self.other = self._highest = 0
         self._known: dict[int, int] = {}
         self._paused = 0
+        self._meters: list[_Meter] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count the tensors of operators inside."""
-        with _Meter(self):
+        meter = _Meter(self)
+        self._meters.append(meter)
+        meter.enter()
+        try:
             yield
+        finally:
+            meter.leave()
+            self._meters.pop()
+
+    def count(self, enabled: bool) -> bool:
+        """Count the tensors that operators make from here on, or not; return True if they are counted."""
+        for meter in self._meters[-1:]:
+            meter.enter() if enabled else meter.leave()
+        return all(meter.depth for meter in self._meters[-1:])
 
     @contextmanager
     def host_work(self) -> Iterator[None]:
@@ -165,6 +178,25 @@ class _Meter(TorchDispatchMode):
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self._simulated = device
+        #: Height of the stack of modes with this one at its top; 0 while it is left
+        self.depth = 0
+        self._below = _height()
+
+    def enter(self) -> None:
+        """Enter the mode, unless another one was entered since and would be left in its place."""
+        if not self.depth and _height() == self._below:
+            self.__enter__()
+            self.depth = _height()
+
+    def leave(self) -> None:
+        """Leave the mode, if it is the innermost one."""
+        if self.depth and _height() == self.depth:
+            self.__exit__(None, None, None)
+            self.depth = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a wrapper around every operator would take longer than counting
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -187,6 +219,10 @@ class _Meter(TorchDispatchMode):
             if isinstance(leaf, Tensor):
                 self._simulated.hold(leaf)
         return out
+
+
+def _height() -> int:
+    return int(torch._C._len_torch_dispatch_stack())
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 A cycle is one training step (forward passes with and without gradients, and a backward pass) or one evaluation pass. It
 is identified by its passes. A pass is identified by the module, training mode, gradient mode, the shapes of its
-inputs (rounded up to buckets) and its numbers (such as recycles).
+inputs (rounded up to buckets) and its numbers. A pass with other numbers, such as recycles, follows the same trace:
+recycling repeats or leaves out accesses without gradients.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ class PassKey:
         """True if the pass does not belong to a training step."""
         return not (self.training or self.grad)
 
+    def serves(self, other: PassKey) -> bool:
+        """Return True if a trace of this pass serves another one, with any numbers and with shapes as large at most."""
+        own, theirs = (
+            replace(key, options=tuple(x for x in key.options if isinstance(x, bool | str)), shapes=())
+            for key in (self, other)
+        )
+        return own == theirs and (
+            list(map(len, self.shapes)) == list(map(len, other.shapes))
+            and all(m >= n for mine, theirs in zip(self.shapes, other.shapes) for m, n in zip(mine, theirs))
+        )
+
 
 def pass_key(
     name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -65,6 +77,27 @@ class Trace:
     #: Saved tensors of the forward pass, which can be offloaded
     spans: Mapping[SpanKey, Span] = field(default_factory=dict)
     kept: frozenset[SpanKey] = frozenset()  #: Spans that were not offloaded, and count as other memory
+    grads: tuple[bool, ...] = ()  #: True for accesses while gradients were recorded
+
+    def place(self, position: int, chunks: frozenset[Chunk], grad: bool) -> int | None:
+        """Return the place of an access that may come at ``position``; None if there is none.
+
+        A run of accesses without gradients, such as recycling, may be left from any place, or repeated from its start.
+        """
+        wanted = chunks, grad
+        if self._token(position) == wanted:
+            return position
+        place = position
+        if grad:
+            while place < len(self.grads) and not self.grads[place]:
+                place += 1
+        else:
+            while place > 0 and not self.grads[place - 1]:
+                place -= 1
+        return place if self._token(place) == wanted else None
+
+    def _token(self, place: int) -> tuple[frozenset[Chunk], bool] | None:
+        return (self.accesses[place].chunks, self.grads[place]) if place < len(self.accesses) else None
 
 
 class Recorder:
@@ -77,6 +110,7 @@ class Recorder:
         self._chunks: list[frozenset[Chunk]] = []
         self._others: list[int] = []
         self._before: list[int] = []
+        self._grads: list[bool] = []
         self._saved: dict[SpanKey, tuple[int, int]] = {}
         self._used: dict[SpanKey, int] = {}
         self.kept: set[SpanKey] = set()
@@ -95,6 +129,7 @@ class Recorder:
         """Begin an access that uses only these chunks, with ``before`` bytes of other tensors."""
         self._chunks.append(chunks)
         self._before.append(before)
+        self._grads.append(torch.is_grad_enabled())
         self._others.append(0)
 
     def measured(self, other: int) -> None:
@@ -127,6 +162,7 @@ class Recorder:
             tuple(self._before),
             spans,
             frozenset(self.kept),
+            tuple(self._grads),
         )
 
 
@@ -144,15 +180,23 @@ class TraceBook:
         return len(self._traces)
 
     def expect(self, keys: Sequence[PassKey], elements: Sequence[int]) -> Trace | None:
-        """Return the latest cycle with these first passes and at least these sizes; None if there is none."""
+        """Return the latest cycle with these first passes and at least these sizes; None if there is none.
+
+        Without such a cycle, it is the smallest one of larger shapes or other numbers; the longest among equals.
+        """
         # A pass with more elements than recorded may need more memory, so it is recorded again.
         count = len(keys)
         if any(key.opaque for key in keys):
             return None
-        for trace in reversed(self._traces.values()):
-            if trace.keys[:count] == tuple(keys) and all(map(int.__ge__, trace.elements, elements)):
-                return trace
-        return None
+        large = [
+            trace
+            for trace in reversed(self._traces.values())
+            if len(trace.keys) >= count and all(map(int.__ge__, trace.elements, elements))
+        ]
+        exact = (trace for trace in large if trace.keys[:count] == tuple(keys))
+        others = [trace for trace in large if all(map(PassKey.serves, trace.keys, keys))]
+        smallest = min(others, key=lambda t: (t.elements[:count], -len(t.accesses)), default=None)
+        return next(exact, smallest)
 
     def keep(self, trace: Trace) -> Trace:
         """Store a cycle as the latest, with the largest memory ever recorded at each access, and return it."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import TensorWeakRef
 
 from fastfold.memory.devices.device import Device, EarlyCopy
 from fastfold.memory.devices.tiers import Tier
@@ -81,6 +82,8 @@ class SavedTensors:
         self.device, self.host, self.ledger = device, host, ledger
         self.sent = self.waited = self.recomputed = 0
         self._away: weakref.WeakValueDictionary[SpanKey, _Saved] = weakref.WeakValueDictionary()
+        # By base and view, the tensors saved in this pass.
+        self._saved: dict[tuple[object, ...], tuple[TensorWeakRef, weakref.ref[_Saved]]] = {}
         self._call = -1
         self._count = 0
         self._inside = False
@@ -88,19 +91,30 @@ class SavedTensors:
     def hooks(self) -> saved_tensors_hooks:
         """Return the context of a forward pass in which saved tensors are managed."""
         self._call, self._count = -1, 0
+        self._saved.clear()
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> _Saved:
         # Parameters are saved too; the chunk store places them.
         if self._inside or self.device.owns(tensor) or tensor.nbytes < SMALLEST or not is_dense(tensor):
             return _Saved(tensor)
-        key = ("saved", self._call, self._count)
+        # Several operators may save one tensor, such as the input of three projections.
+        owner = tensor if tensor._base is None else tensor._base
+        view = id(owner), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor._version
+        if view in self._saved:
+            known, saved = (reference() for reference in self._saved[view])
+            if known is owner and saved is not None:
+                return saved
+        saved = self._save(tensor, ("saved", self._call, self._count))
         self._count += 1
+        self._saved[view] = TensorWeakRef(owner), weakref.ref(saved)
+        return saved
+
+    def _save(self, tensor: Tensor, key: SpanKey) -> _Saved:
         if self.ledger.stays(key, tensor.nbytes):
             return _Saved(tensor, key)
         self.sent += tensor.nbytes
-        saved = _Saved(tensor, key, self.device.send(tensor, self.host))
-        self._away[key] = saved
+        self._away[key] = saved = _Saved(tensor, key, self.device.send(tensor, self.host))
         return saved
 
     def _unpack(self, saved: _Saved) -> Tensor:

@@ -1,13 +1,16 @@
 """Execute the plan during a step, and react if the step differs from it.
 
-While accesses match the plan, its evictions, loads and prefetches are executed. If a step differs (the first one, or
-one with more recycles than recorded), all idle chunks are evicted, each operator loads its chunks, and the accesses
-are recorded for the next time.
+While accesses match the plan, its evictions, loads and prefetches are executed. After a loop of another length than
+recorded, such as recycling, the plan goes on where the loop ends. If a step differs (the first one, or one of other
+modules), all idle chunks are evicted, each operator loads its chunks, and the accesses are recorded for the next time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
 
 from fastfold.errors import ConfigError
 from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
@@ -27,6 +30,8 @@ from fastfold.memory.planner.schedule import (
 
 # A loop that never steps the optimizer must not be recorded endlessly.
 _MAX_ACCESSES = 100_000
+# A step that follows a measured trace is measured again only after this number of steps: counting tensors takes time.
+_MEASURED = 16
 
 
 def choose_kept(
@@ -34,7 +39,7 @@ def choose_kept(
 ) -> frozenset[SpanKey]:
     """Choose the saved tensors that stay, in competition with the chunks.
 
-    All were offloaded in the recorded cycle. ``early`` leaves room for early returns (:func:`reserve`). Device copies
+    They were offloaded in the recorded cycle. ``early`` leaves room for early returns (:func:`reserve`). Device copies
     of ``volatile`` chunks are invalid at the end of a cycle.
     """
     kept = _choose_spans(trace, sizes, budget, volatile)
@@ -78,6 +83,7 @@ class _Cycle:
 
     def __init__(self) -> None:
         self.recorder = Recorder()
+        self.measured = True
         self.trace: Trace | None = None
         self.position = 0
         self.next_use: NextUse | None = None
@@ -119,6 +125,7 @@ class Residency:
         self.planned = self.reacted = self.waited = 0
         self._agree = agree
         self._pending: list[Trace] = []
+        self._followed = 0
         self._step = _Cycle()
         self._evaluation: _Cycle | None = None
         self._plans: dict[tuple[PassKey, ...], tuple[Trace, Plan, int]] = {}
@@ -142,6 +149,7 @@ class Residency:
         self.interrupt()
         if key.evaluation:
             self._evaluation = _Cycle()
+            self._evaluation.measured = self._step.measured
         elif len(self._step.recorder) > _MAX_ACCESSES:
             self.end_step()
         cycle = self._evaluation or self._step
@@ -160,6 +168,9 @@ class Residency:
                 cycle.next_use = NextUse(cycle.trace.accesses, self._volatile(cycle))
                 if len(keys) == 1:
                     self._take_plan(cycle, cycle.trace)
+                    if cycle is self._step and cycle.kept == cycle.trace.kept:
+                        more = self.store.device.other_bytes() > cycle.trace.before[0]
+                        cycle.measured = self.store.device.count(more or self._followed % _MEASURED == 0)
 
     def interrupt(self) -> None:
         """Release the chunks left in use by a pass that raised."""
@@ -173,7 +184,7 @@ class Residency:
         index = len(cycle.recorder.keys) - 1
         return (
             index < len(cycle.trace.keys)
-            and cycle.trace.keys[index] == cycle.recorder.keys[index]
+            and cycle.trace.keys[index].serves(cycle.recorder.keys[index])
             and cycle.trace.elements[index] >= cycle.recorder.elements[index]
             and cycle.trace.starts[index] == cycle.position
         )
@@ -182,13 +193,16 @@ class Residency:
         return self._trainable if cycle is self._step else frozenset()
 
     def _choose(self, cycle: _Cycle, trace: Trace) -> frozenset[SpanKey]:
-        """Choose the saved tensors that stay on the device, once, from a trace in which all were offloaded."""
-        if trace.kept:
-            return trace.kept
+        """Choose the saved tensors that stay on the device: those of the trace, and others where there is room."""
         known, kept = self._kept.get(trace.keys, (None, frozenset()))
         if known is not trace:
-            kept = choose_kept(
-                trace, self._sizes, self.budget, early=self.lookahead > 0, volatile=self._volatile(cycle)
+            away = {key: span for key, span in trace.spans.items() if key not in trace.kept}
+            kept = trace.kept | choose_kept(
+                replace(trace, spans=away),
+                self._sizes,
+                self.budget,
+                early=self.lookahead > 0,
+                volatile=self._volatile(cycle),
             )
             if len(self._kept) > REMEMBERED:
                 self._kept.clear()
@@ -269,6 +283,8 @@ class Residency:
         """End the cycle, when the optimizer steps or gradients are read or cleared."""
         if self._step.recorder.keys:
             self._close(self._step)
+            self._followed = 0 if self._step.trace is None else self._followed + 1
+            self.store.device.count(True)
             self._step = _Cycle()
 
     def _call_off(self) -> None:
@@ -278,8 +294,14 @@ class Residency:
     def _close(self, cycle: _Cycle) -> None:
         self._call_off()
         cycle.recorder.measured(self.store.device.mark())
-        if cycle.recorder.keys and len(cycle.recorder):
-            trace = cycle.recorder.trace()
+        trace = cycle.recorder.trace()
+        # A step that has followed the trace of other numbers or larger shapes needs none of its own.
+        is_served = (
+            cycle.trace is not None
+            and cycle.trace.keys != trace.keys
+            and len(cycle.trace.keys) == len(trace.keys)
+        )
+        if cycle.measured and not is_served and len(cycle.recorder):
             # One rank may evaluate alone, so evaluations are not exchanged.
             if self._agree is not None and cycle is self._step:
                 self._pending.append(trace)
@@ -328,23 +350,26 @@ class Residency:
         cycle.recorder.access(needed, other_bytes)
         if self.store.fixed:
             return
-        resident, trace, position = self.store.resident, cycle.trace, cycle.position
-        if trace is None or position >= len(trace.accesses) or trace.accesses[position].chunks != needed:
+        resident, trace = self.store.resident, cycle.trace
+        position = None if trace is None else trace.place(cycle.position, needed, torch.is_grad_enabled())
+        if trace is None or position is None:
             cycle.trace = None
             self.reacted += 1
             self._call_off()
             self._move(tuple(resident - needed), tuple(needed - resident))
             return
-        cycle.position += 1
+        if position != cycle.position and cycle.steps is not None and position > 0:
+            cycle.before = cycle.steps[position - 1].resident
+        cycle.position = position + 1
         # Tensors kept since the recording (a batch, a loss) leave less room than planned.
         other = trace.accesses[position].other + max(0, other_bytes - trace.before[position])
         if cycle.steps is not None:
             step = cycle.steps[position]
             cycle.due |= {key: trace.spans[key] for key in cycle.returns.get(position, ())}
-            early = self.store.device.early_copy_bytes + sum(span.size for span in cycle.due.values())
-            if not self._fits(step, other + early):
+            room = self.budget - other - sum(map(self._sizes.__getitem__, step.resident))
+            if room < self.store.device.early_copy_bytes + sum(span.size for span in cycle.due.values()):
                 self._call_off()
-            as_planned = resident == cycle.before and self._fits(step, other)
+            as_planned = resident == cycle.before and room >= 0
             cycle.before = step.resident
             if as_planned:
                 self.planned += 1
@@ -358,9 +383,6 @@ class Residency:
         assert cycle.next_use is not None
         evict = choose_evictions(resident, needed, self.budget - other, self._sizes, cycle.next_use, position)
         self._move(evict, tuple(needed - resident))
-
-    def _fits(self, step: Step, other: int) -> bool:
-        return sum(self._sizes[index] for index in step.resident) + other <= self.budget
 
     def _move(self, evict: tuple[int, ...], load: tuple[int, ...], early: tuple[int, ...] = ()) -> None:
         for index in evict:

@@ -33,6 +33,9 @@ from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.module_hooks import ModuleHooks, StateHooks
 from fastfold.memory.gemini.optimizer.step import OptimizerStep
 
+# Larger copies are not faster, and unknown steps load a chunk for each of its operators.
+_LARGEST_CHUNK = 1 << 21
+
 
 class Gemini:
     """Manager of a model's parameters, gradients and optimizer states on device, host and disk.
@@ -103,7 +106,7 @@ class Gemini:
         check_model(model, optimizer)
         self.ranks.check_model(model)
         self._undo: list[Callable[[], None]] = []
-        chunks = build_chunks(model, largest=self.budget // 8)
+        chunks = build_chunks(model, largest=min(self.budget // 8, _LARGEST_CHUNK))
         for buffer_owner in model.modules():
             for name, buffer in buffer_owner.named_buffers(recurse=False):
                 setattr(buffer_owner, name, buffer.to(self.device.device))

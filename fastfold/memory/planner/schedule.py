@@ -170,6 +170,8 @@ def choose_evictions(
     The access at ``position`` needs the chunks, which are never evicted; ``room`` is the bytes for chunks.
     """
     excess = sum(map(sizes.__getitem__, resident | needed)) - room
+    if excess <= 0:
+        return ()
     evicted: list[Chunk] = []
     for chunk in sorted(resident - needed, key=lambda c: (-next_use(position, c), c)):
         if excess <= 0:
