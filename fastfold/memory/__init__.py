@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk
+    from fastfold.memory.chunking import ChunkedModule, ChunkPlan, SearchLimit, autochunk
     from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
     from fastfold.memory.devices.simulated import SimulatedDevice
     from fastfold.memory.devices.tiers import NvmeTier, Tier
@@ -36,6 +36,7 @@ __all__ = [
     "HostBuffers",
     "NvmeTier",
     "Plan",
+    "SearchLimit",
     "SimulatedDevice",
     "Span",
     "Tier",

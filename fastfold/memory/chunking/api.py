@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,34 @@ _ENOUGH = 1 << 62
 _ATTEMPTS = 6
 
 
+class SearchLimit(BudgetError):
+    """Search for chunks that ended by its limit of time.
+
+    ``best`` is the best module so far, which exceeds the budget; ``smallest`` is the peak of its plan in bytes.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fastfold.memory import SearchLimit, autochunk
+        >>> module = nn.Sequential(nn.Linear(8, 256), nn.GELU(), nn.Linear(256, 8))
+        >>> try:
+        ...     autochunk(module, torch.randn(512, 8), "256KiB", seconds=0)
+        ... except SearchLimit as error:
+        ...     error.best.plan.peak == error.smallest
+        True
+    """
+
+    def __init__(self, budget: int, seconds: float, best: ChunkedModule) -> None:
+        peak = best.plan.peak
+        super().__init__(
+            f"no chunks under a budget of {budget:,} bytes in {seconds:,.0f} s of processor time; the best so far take "
+            f"{peak:,} bytes. Set seconds= to search longer, set a larger budget, or use the module in this error's "
+            "`best`",
+            peak,
+        )
+        self.best = best
+
+
 def autochunk(
     module: nn.Module,
     example: Tensor | tuple[Any, ...] | Mapping[str, Any],
@@ -28,6 +57,8 @@ def autochunk(
     *,
     donate: bool = False,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    seconds: float = 120.0,
+    report: Callable[[str], None] | None = None,
 ) -> ChunkedModule:
     """Convert a module to one that computes in chunks and stays under a memory budget.
 
@@ -46,8 +77,11 @@ def autochunk(
         donate: Let the call overwrite its inputs, so that results can use their memory.
         decompositions: Operators to decompose, with functions of the same arguments, as for
             ``ExportedProgram.run_decompositions``. Custom operators are chunked only if they are decomposed.
+        seconds: Processor time of the search. Results do not depend on it.
+        report: Called with a line after each region of the search, for example ``print``.
 
     Raises:
+        SearchLimit: The time ended before the search did. The error has the best module so far.
         BudgetError: No chunks stay under the budget. Names the smallest budget that works.
         ConfigError: The module cannot be exported, because it depends on the values of tensors, changes inputs or
             buffers in place, or draws random numbers. Or the budget is not an amount of memory.
@@ -68,24 +102,46 @@ def autochunk(
     args, kwargs = _arguments(example)
     with torch.inference_mode(False), torch.enable_grad():
         graph = export_graph(module, args, kwargs, decompositions or {})
-    search = Search(measure_memory(graph), donate=donate)
+    began = time.thread_time()
+
+    def report_peak(peak: int) -> None:
+        if report is not None:
+            spent = time.thread_time() - began
+            report(f"autochunk: peak {peak:,} bytes of a budget of {allowed:,} after {spent:.0f} s")
+
+    search = Search(measure_memory(graph), donate=donate, seconds=seconds, report=report_peak)
     before = search.unchunked()
     peak_before = _measured_peak(graph, before.profile.steps)
-    chosen, peak = (before, peak_before) if peak_before <= allowed else _within(graph, search, allowed)
-    steps = chosen.profile.steps
-    plan = ChunkPlan(
-        budget=allowed,
-        regions=regions_of(graph, steps),
-        peak_before=peak_before,
-        peak=peak,
-        estimated=chosen.profile.peak,
-        parameters=sum(
-            graph.layout(number).nbytes
-            for number, source in enumerate(graph.sources)
-            if source.kind != "input"
-        ),
+
+    def chunked(chosen: Chosen, peak: int) -> ChunkedModule:
+        steps = chosen.profile.steps
+        plan = ChunkPlan(
+            budget=allowed,
+            regions=regions_of(graph, steps),
+            peak_before=peak_before,
+            peak=peak,
+            estimated=chosen.profile.peak,
+            parameters=sum(
+                graph.layout(number).nbytes
+                for number, source in enumerate(graph.sources)
+                if source.kind != "input"
+            ),
+        )
+        return ChunkedModule(module, Program(graph, steps), plan, donate=donate)
+
+    if peak_before <= allowed:
+        return chunked(before, peak_before)
+    chosen, peak = _within(graph, search, allowed)
+    if peak <= allowed:
+        return chunked(chosen, peak)
+    if search.is_over:
+        raise SearchLimit(allowed, seconds, chunked(chosen, peak))
+    raise BudgetError(
+        f"a budget of {allowed:,} bytes is too small: inputs, results and operations that cannot be chunked take "
+        f"{peak:,} bytes at once, which is the smallest budget that works. Inputs that may be overwritten "
+        "(donate=True), a smaller batch or lower precision need less",
+        peak,
     )
-    return ChunkedModule(module, Program(graph, steps), plan, donate=donate)
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -97,36 +153,29 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
-    """Return the first choice under the budget on the simulated device, and its peak."""
+    """Return the first choice under the budget on the simulated device, or the smallest one, and its peak."""
+    best: list[tuple[int, Chosen]] = []
 
-    def attempts(choose: Callable[[int], Chosen]) -> tuple[Chosen, int] | None:
+    def fits(choose: Callable[[int], Chosen]) -> bool:
         target = budget
         for _ in range(_ATTEMPTS):
             chosen = choose(target)
             peak = _measured_peak(graph, chosen.profile.steps)
-            if peak <= budget:
-                return chosen, peak
-            if not chosen.fits:
-                return None
+            best.append((peak, chosen))
+            if peak <= budget or not chosen.fits:
+                break
             target -= peak - budget  # bytes that the estimate missed
-        return None
+        return peak <= budget
 
-    found = attempts(search.choose)
-    if found is not None:
-        return found
-    least = search.choose(0)
-    found = attempts(lambda target: search.fewest_chunks(least.profile.steps, target))
-    if found is not None:
-        return found
-    smallest = _measured_peak(graph, least.profile.steps)
-    if smallest <= budget:
-        return least, smallest
-    raise BudgetError(
-        f"a budget of {budget:,} bytes is too small: inputs, results and operations that cannot be chunked take "
-        f"{smallest:,} bytes at once, which is the smallest budget that works. Inputs that may be overwritten "
-        "(donate=True), a smaller batch or lower precision need less",
-        smallest,
-    )
+    def go_on(target: int) -> Chosen:
+        return search.choose(target, best[-1][1].profile.steps if best else None)
+
+    if not fits(go_on) and not search.is_over:
+        least = search.choose(0)
+        if not fits(lambda target: search.fewest_chunks(least.profile.steps, target)):
+            best.append((_measured_peak(graph, least.profile.steps), least))
+    peak, chosen = min(best, key=lambda found: found[0])
+    return chosen, peak
 
 
 def _measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,8 +28,10 @@ from fastfold.memory.chunking.steps import (
     used_values,
 )
 
-WINDOW = 64  #: Largest number of steps that a region extends before and after a peak
+#: Numbers of steps that a region may extend before and after a peak; larger ones are tried if a smaller one fails
+_WINDOWS = (16, 64)
 _BEGINNINGS = 8
+_REFINED = 16
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 
 
@@ -168,22 +172,57 @@ class _Region:
     once: float  #: Work of its operations without repetition
 
 
-class Search:
-    """Search for regions of one graph; with ``donate`` inputs may be overwritten."""
+@dataclass(frozen=True)
+class _Candidate:
+    """Region from step ``begin`` to ``end``, and the steps in its place."""
 
-    def __init__(self, memory: Memory, *, donate: bool) -> None:
-        self.memory, self.donate = memory, donate
+    is_outside: bool  #: True if the step at the peak is not in its loop
+    rank: _Rank
+    begin: int
+    end: int
+    span: list[Step]
+    region: _Region
+
+
+class Search:
+    """Search for regions of one graph.
+
+    Args:
+        memory: Memory of the graph.
+        donate: True if inputs may be overwritten.
+        seconds: Processor time after which the search ends with the regions that it has.
+        report: Called with the peak in bytes after each region.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        donate: bool,
+        seconds: float = math.inf,
+        report: Callable[[int], None] = lambda peak: None,
+    ) -> None:
+        self.memory, self.donate, self._report = memory, donate, report
+        self._end = time.thread_time() + seconds
         self._cut_of = cuts_of(memory.graph)
         self._known_work: dict[int, float] = {}
         self._whole: tuple[Step, ...] = tuple(operation.index for operation in memory.graph.operations)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the time has ended."""
+        return time.thread_time() > self._end
 
     def unchunked(self) -> Chosen:
         """Return all operations without chunks."""
         return Chosen(profile(self.memory, self._whole, donate=self.donate), 0)
 
-    def choose(self, target: int) -> Chosen:
-        """Choose regions and numbers of chunks that fit the target in bytes, or come closest."""
-        chosen = Chosen(self.unchunked().profile, target)
+    def choose(self, target: int, steps: Sequence[Step] | None = None) -> Chosen:
+        """Choose regions and numbers of chunks that fit the target in bytes, or come closest.
+
+        The search goes on from ``steps``, by default from all operations without chunks.
+        """
+        chosen = self.fewest_chunks(self._whole if steps is None else steps, target)
         while not chosen.fits:
             better = self._improve(chosen.profile, target)
             if better is None:
@@ -193,6 +232,7 @@ class Search:
             if _height(changed.profile) >= _height(chosen.profile):
                 break
             chosen = changed
+            self._report(chosen.profile.peak)
         return chosen
 
     def fewest_chunks(self, steps: Sequence[Step], target: int) -> Chosen:
@@ -213,28 +253,43 @@ class Search:
         """Add one more region around the largest peak; return None if none helps."""
         steps = found.steps
         current = profile(self.memory, steps, donate=self.donate, states=True)
+        best: _Candidate | None = None
+        for window in _WINDOWS:
+            best = self._best_region(steps, current, target, window)
+            if self.is_over or (best is not None and best.rank[0] <= target):
+                break
+        return None if best is None else [*steps[: best.begin], *best.span, *steps[best.end + 1 :]]
+
+    def _best_region(
+        self, steps: Sequence[Step], current: Profile, target: int, window: int
+    ) -> _Candidate | None:
+        """Return the best region of at most ``window`` steps before and after the largest peak."""
         top = max(range(len(steps)), key=lambda number: current.peaks[number])
-        first, last = max(0, top - WINDOW), min(len(steps) - 1, top + WINDOW)
-        needed = self._needed(steps)
-        best: tuple[_Rank, int, int, list[Step]] | None = None
+        first, last = max(0, top - window), min(len(steps) - 1, top + window)
+        needed, at_peak = self._needed(steps), set(dissolved([steps[top]]))
+        found: list[_Candidate] = []
         for end in range(top, last + 1):
             flat = dissolved(steps[first : end + 1])
             for value, dim in self._ends(steps[end]):
-                flow = flow_back(self.memory.graph, self._cut_of, flat, value, dim)
+                flow = None if self.is_over else flow_back(self.memory.graph, self._cut_of, flat, value, dim)
                 if flow is None:
                     continue
+                is_outside = at_peak.isdisjoint(flow.dims)
                 for begin in self._beginnings(steps, current, flow, range(first, end + 1), top):
                     inside = dissolved(steps[begin : end + 1])
                     once = sum(map(self._work, inside))
                     region = _Region(current.states[begin], needed[end], target, once)
                     span = make_loop(self.memory.graph, inside, flow, region.needed)
-                    rank, span = self._refined(span, region)
-                    if rank[0] < current.peaks[top] and (best is None or rank < best[0]):
-                        best = rank, begin, end, span
-        if best is None:
-            return None
-        _, begin, end, span = best
-        return [*steps[:begin], *span, *steps[end + 1 :]]
+                    found.append(_Candidate(is_outside, self._rank(span, region), begin, end, span, region))
+        # Refinement takes most of the time, so only the most promising regions are refined.
+        best: _Candidate | None = None
+        for candidate in heapq.nsmallest(
+            _REFINED, found, key=lambda c: (c.is_outside, c.rank, c.begin, c.end)
+        ):
+            rank, span = self._refined(candidate.span, candidate.region)
+            if rank[0] < current.peaks[top] and (best is None or rank < best.rank):
+                best = replace(candidate, rank=rank, span=span)
+        return best
 
     def _ends(self, step: Step) -> list[tuple[int, int]]:
         """Return the values at which a region may end with this step, with their dimensions."""
