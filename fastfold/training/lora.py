@@ -113,7 +113,8 @@ def lora_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
     updates = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
-            low_rank = layer.parametrizations["weight"][0]
+            low_rank = layer.get_submodule("parametrizations.weight.0")
+            assert isinstance(low_rank, LowRank)
             updates[name] = LowRankUpdate(low_rank.a.detach(), low_rank.b.detach(), low_rank.scale)
     return updates
 

@@ -256,7 +256,7 @@ def _update(
 def _of_layer(folder: Path, config: Mapping[str, Any], layer: str, *, pattern: str, default: str) -> float:
     """Return a layer's setting by PEFT's rule: the first pattern that matches the end of its name."""
     patterns = config.get(pattern) or {}
-    value = config.get(default)
+    value: Any = config.get(default)
     try:
         match = next((key for key in patterns if re.match(rf"(.*\.)?({key})$", layer)), None)
         number = float(value if match is None else patterns[match])

@@ -297,7 +297,13 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
     flat, shape = x.contiguous().view(-1), torch.Size((*x.shape[:dim], sizes[source], *x.shape[dim + 1 :]))
     sent = [len(flat) if rank == target else 0 for rank in range(group.size)]
     received = [shape.numel() if rank == source else 0 for rank in range(group.size)]
+    is_silent = not len(flat) and shape.numel() > 0
+    if is_silent:
+        # PyTorch's fake ranks refuse a rank that only receives, so it sends an element to itself.
+        flat, sent[group.rank], received[group.rank] = x.new_zeros(1), 1, 1
     buffer, work = _all_to_all("shift", flat, sent, received, group)
+    if is_silent:
+        buffer = buffer[1:] if group.rank < source else buffer[:-1]
     return AsyncResult(lambda: buffer.view(shape), work, flat)
 
 

@@ -141,8 +141,8 @@ def choose_plan(
         leanest = min(costs, key=lambda candidate: candidate.cost.total_memory)
         raise ConfigError(
             f"{type(model).__name__} fits into no plan of {ranks} {speeds.sheet.name}: {_shown(leanest)} needs "
-            f"{leanest.cost.total_memory / GIB:,.1f} GiB of {speeds.usable_memory / GIB:,.1f} GiB a GPU. Take more GPUs "
-            "or a smaller batch, or give layers= for tensor parallelism or stages= for a pipeline"
+            f"{leanest.cost.total_memory / GIB:,.1f} GiB of {speeds.usable_memory / GIB:,.1f} GiB a GPU. Take more "
+            "GPUs or a smaller batch, or give layers= for tensor parallelism or stages= for a pipeline"
         )
     fastest = min(candidate.cost.seconds for candidate in fitting)
     # If the model cannot tell times apart, the plan with less sharding wins: it supports more modules.
@@ -272,7 +272,7 @@ def _rates(gpu: str | None) -> tuple[Rates, str]:
 
 def _traced(
     model: nn.Module,
-    given: Any,
+    positional: Any,
     named: Any,
     samples: int,
     rows: int,
@@ -294,7 +294,7 @@ def _traced(
     )
     copied = fake_copy(model, mode).train()
     with mode:
-        arguments, keywords = tree_map(part, given), tree_map(part, named)
+        arguments, keywords = tree_map(part, positional), tree_map(part, named)
 
         def loss(module: nn.Module) -> Tensor:
             with casting, gpu_kernels():

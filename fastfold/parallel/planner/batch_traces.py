@@ -24,7 +24,7 @@ class BatchTraces:
         if rows in self._recorded:
             return self._recorded[rows]
         large = min((more for more in self._recorded if more > rows), default=0)
-        # One sample is no measure for more, because PyTorch leaves copies out for it.
+        # PyTorch leaves copies out for one sample, so its trace says little about more.
         small = 2
         if not large or rows <= small:
             return self._record(rows)

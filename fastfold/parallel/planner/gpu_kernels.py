@@ -41,7 +41,8 @@ def gpu_kernels() -> Iterator[None]:
         # Dropout of a fused attention is drawn in registers.
         return attention(query, key, value, attn_mask, 0.0, is_causal, **settings)
 
-    F.dropout, F.scaled_dot_product_attention = fused_dropout, fused_attention
+    F.dropout = fused_dropout
+    F.scaled_dot_product_attention = fused_attention  # type: ignore[assignment]
     try:
         yield
     finally:

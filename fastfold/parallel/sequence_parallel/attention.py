@@ -10,13 +10,11 @@ during step t - 1. It updates an online softmax: the largest score so far, the s
 of values. The backward pass sends keys and values round again. Their gradients follow one step later, and are on their
 own rank at the end.
 
-Sources of the ring: Liu, Zaharia and Abbeel, "Ring Attention with blockwise transformers", 2023; online softmax after
-Milakov and Gimelshein 2018.
+Source of the ring: Liu, Zaharia and Abbeel, "Ring Attention with blockwise transformers", 2023.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +33,14 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed, shards_in_turn
 from fastfold.parallel.comm.collectives import all_to_all, first_order, gather
 from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.sequence_parallel.causal_ring import CausalAttention, CausalRing
+from fastfold.parallel.sequence_parallel.online_softmax import (
+    SoftmaxSum,
+    heads_first,
+    score_blocks,
+    score_gradients,
+    softmax_weights,
+)
 
 
 def ring_attention(
@@ -53,7 +59,8 @@ def ring_attention(
     """Compute attention whose keys are sharded over a ring; see :func:`fastfold.kernels.attention`.
 
     The next shard is sent while one is computed, and a rank holds at most two. A rank sends (P - 1) / P of all keys
-    and values forward, and three times that plus one shard backward.
+    and values forward, and three times that plus one shard backward. Causal attention without a bias has equal work on
+    all ranks and about half of these messages; see :mod:`fastfold.parallel.sequence_parallel.causal_ring`.
 
     Args:
         q: Own queries ``[*, R, Nq, H, D]``.
@@ -93,16 +100,15 @@ def ring_attention(
             f"{q.shape[-3]} queries and shards of {found} keys over {group}"
         )
     masked = None if mask is None else batched(gather(mask.detach(), -1, group, found), 2) == 0
-    ring = Ring(
-        group,
-        found,
-        q.shape[-1] ** -0.5 if scale is None else scale,
-        sum(found[: group.rank]) if causal else None,
-        bias_group,
-    )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     kv = torch.stack((batched(k), batched(v)))
+    out: Tensor
+    if causal and bias is None and group.size > 1:
+        out = CausalAttention.apply(batched(q), kv, masked, CausalRing(group, found, scale))
+        return out.reshape(q.shape)
+    ring = Ring(group, found, scale, sum(found[: group.rank]) if causal else None, bias_group)
     bias = None if bias is None else batched(bias, 3)
-    out: Tensor = RingAttention.apply(batched(q), kv, bias, masked, ring)
+    out = RingAttention.apply(batched(q), kv, bias, masked, ring)
     return out.reshape(q.shape)
 
 
@@ -186,10 +192,6 @@ def _whole_attention(
     return ring_attention(q, k, v, bias, mask, group=Group(None), causal=True, scale=scale)
 
 
-# Number of scores that exist at a time: 64 MiB of float32.
-_MAX_SCORES = 2**24
-
-
 @dataclass(frozen=True)
 class Ring:
     """Ring of ranks and its options."""
@@ -267,21 +269,6 @@ class Ring:
         return keys.start < keys.stop and (first is None or keys.start < first + queries)
 
 
-def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
-    """Yield batch element, rows and queries of blocks of ``[B, H, R, Nq, Nk]`` scores."""
-    batch, heads, rows, queries, keys = scores
-    row_step = max(1, _MAX_SCORES // max(1, heads * queries * keys))
-    query_step = max(1, min(queries, _MAX_SCORES // max(1, heads * keys)))
-    starts = (range(batch), range(0, rows, row_step), range(0, queries, query_step))
-    for b, r, n in itertools.product(*starts):
-        yield b, slice(r, r + row_step), slice(n, n + query_step)
-
-
-def _heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``[..., R, N, H, D]`` as ``[..., H, R, N, D]``."""
-    return x.movedim(-2, -4).to(dtype)
-
-
 class RingAttention(Function):
     """Attention over one batch axis; see :func:`fastfold.parallel.sequence_parallel.attention.ring_attention`.
 
@@ -294,31 +281,17 @@ class RingAttention(Function):
         ctx: Any, q: Tensor, kv: Tensor, bias: Tensor | None, masked: Tensor | None, ring: Ring
     ) -> Tensor:
         exact = accumulation_dtype(q)
-        own = _heads_first(q, exact) * ring.scale
-        out = torch.zeros_like(own)
-        total = own.new_zeros(*own.shape[:-1], 1)
-        largest = torch.full_like(total, -math.inf)
+        own = heads_first(q, exact) * ring.scale
+        sums = SoftmaxSum(own)
         for (shard, passing), b_bias in zip(ring.travel(kv), ring.biases(bias), strict=True):
             if not ring.sees(shard, own.shape[-2]):
                 continue
-            k, v = _heads_first(passing, exact).unbind(0)
-            for place in _blocks((*own.shape[:-1], k.shape[-2])):
-                b, row, query = place
-                at = (b, slice(None), row, query)
-                scores = ring.scores(own, place, shard, k, b_bias, masked)
-                highest = torch.maximum(largest[at], scores.amax(-1, keepdim=True))
-                # A query that has seen no key yet keeps zeros.
-                pivot = highest.masked_fill(highest == -math.inf, 0)
-                weights = scores.sub_(pivot).exp_()
-                shrink = (largest[at] - pivot).exp_()
-                largest[at] = highest
-                total[at] = total[at] * shrink + weights.sum(-1, keepdim=True)
-                out[at] = out[at] * shrink + weights @ v[b, :, row]
-        # A query whose scores are all minus infinity has seen no key; its weights and result are zeros.
-        unseen = largest == -math.inf
-        largest.masked_fill_(unseen, 0)
-        out /= total.masked_fill_(unseen, 1)
-        ctx.save_for_backward(q, kv, bias, masked, out, largest, total)
+            k, v = heads_first(passing, exact).unbind(0)
+            for place in score_blocks((*own.shape[:-1], k.shape[-2])):
+                b, row, _ = place
+                sums.add(place, ring.scores(own, place, shard, k, b_bias, masked), v[b, :, row])
+        out = sums.finish()
+        ctx.save_for_backward(q, kv, bias, masked, out, sums.largest, sums.total)
         ctx.ring = ring
         return out.movedim(-4, -2).to(q.dtype)
 
@@ -330,8 +303,8 @@ class RingAttention(Function):
         q, kv, bias, masked, out, largest, total = ctx.saved_tensors
         ring: Ring = ctx.ring
         exact = out.dtype
-        own = _heads_first(q, exact) * ring.scale
-        gradient = _heads_first(gradient, exact)
+        own = heads_first(q, exact) * ring.scale
+        gradient = heads_first(gradient, exact)
         mean = (gradient * out).sum(-1, keepdim=True)
         grad_q = torch.zeros_like(own)
         grad_bias = _BiasGradient(bias, ring) if bias is not None and ctx.needs_input_grad[2] else None
@@ -339,18 +312,18 @@ class RingAttention(Function):
         for step, ((shard, passing), b_bias) in enumerate(
             zip(ring.travel(kv), ring.biases(bias), strict=True)
         ):
-            k, v = _heads_first(passing, exact).unbind(0)
+            k, v = heads_first(passing, exact).unbind(0)
             grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
             h_bias = None if grad_bias is None else grad_bias.start(shard)
-            for place in _blocks((*own.shape[:-1], k.shape[-2])) if ring.sees(shard, own.shape[-2]) else ():
+            for place in (
+                score_blocks((*own.shape[:-1], k.shape[-2])) if ring.sees(shard, own.shape[-2]) else ()
+            ):
                 b, row, query = place
                 at = (b, slice(None), row, query)
-                weights = (
-                    ring.scores(own, place, shard, k, b_bias, masked).sub_(largest[at]).exp_().div_(total[at])
-                )
+                scores = ring.scores(own, place, shard, k, b_bias, masked)
+                weights = softmax_weights(scores, largest[at], total[at])
                 grad_v[b, :, row] += weights.mT @ gradient[at]
-                # Gradient of the softmax: the weight times (its gradient - their weighted mean).
-                grad_scores = (gradient[at] @ v[b, :, row].mT).sub_(mean[at]).mul_(weights)
+                grad_scores = score_gradients(weights, gradient[at], v[b, :, row], mean[at])
                 if masked is not None:
                     # A weight of 0 has done this already, except in rows whose keys are all masked.
                     grad_scores.masked_fill_(masked[b, row, None, ring.keys(shard)], 0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.sequence_parallel import attention as ring_attention
+from fastfold.parallel.sequence_parallel import online_softmax
 from fastfold.parallel.sequence_parallel.attention import Ring, RingAttention
 from tests.helpers.thread_ranks import on_a_grid, on_one_line
 
@@ -37,7 +37,7 @@ def test_every_shard_passes_every_rank() -> None:
 @pytest.mark.parametrize("scores", [1, 1 << 20], ids=["blocks", "one block"])
 def test_a_ring_attends_as_one_rank_does(causal: bool, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bias for all keys, masked keys, a row without any, in blocks of one query or whole; with all gradients."""
-    monkeypatch.setattr(ring_attention, "_MAX_SCORES", scores)
+    monkeypatch.setattr(online_softmax, "_MAX_SCORES", scores)
     n, scale = sum(SIZES), 0.3
     q, k, v = (_normal(B, R, n, H, D, seed=i).requires_grad_() for i in range(3))
     bias, masked = _normal(B, H, n, n, seed=3).requires_grad_(), torch.zeros(B, R, n, dtype=torch.bool)
