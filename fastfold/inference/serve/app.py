@@ -12,13 +12,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as StarletteError
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from fastfold._version import __version__
 from fastfold.errors import FastFoldError, WriteError
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.serve.limits import RequestLimits
-from fastfold.inference.serve.queue import FINAL, QueuedJob, QueueFullError, QueueUnavailableError
+from fastfold.inference.serve.queue import (
+    FINAL,
+    QueuedJob,
+    QueueFullError,
+    QueueUnavailableError,
+    RepeatedKeyError,
+)
 from fastfold.inference.serve.service import ID, Service
 from fastfold.inference.serve.submission import JobView, Problem, Submission
 from fastfold.inference.serve.tokens import LOCAL_USER
@@ -33,7 +38,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
         (401, "missing or unknown token"),
         (404, "unknown job or file"),
         (413, "request larger than the limit"),
-        (422, "body of another form"),
+        (422, "body of another form, or another body with the key of an earlier one"),
         (429, "limit of unfinished jobs"),
         (
             503,
@@ -69,9 +74,10 @@ def create_app(service: Service) -> FastAPI:
 
     User = Annotated[str, Depends(user)]
 
-    def may_send(headers: Mapping[bytes, bytes]) -> bool:
-        given = headers.get(b"authorization", b"").decode("latin-1")
-        return service.tokens is None or service.tokens.user(given) is not None
+    def user_of(headers: Mapping[bytes, bytes]) -> str | None:
+        if service.tokens is None:
+            return LOCAL_USER
+        return service.tokens.user(headers.get(b"authorization", b"").decode("latin-1"))
 
     def own_job(job: str, owner: User) -> QueuedJob:
         found = service.queue.get(job, owner) if ID.fullmatch(job) else None
@@ -154,17 +160,15 @@ def create_app(service: Service) -> FastAPI:
 
     _add_refusals(app, service)
     options = service.options
-    if service.tokens is None:
-        # Otherwise a page of another site could reach the server under a name that it resolves to this machine.
-        # Starlette before 1.0 cuts an IPv6 address at its first colon.
-        hosts = ["localhost", "127.0.0.1", "::1", "[::1]", "[", options.host]
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.add_middleware(
         RequestLimits,
         max_body=options.max_body,
         body_seconds=options.body_seconds,
         send_seconds=options.send_seconds,
-        may_send=may_send,
+        max_requests=options.max_connections,
+        max_own=options.max_connections if service.tokens is None else max(1, options.max_connections // 4),
+        hosts={"localhost", "127.0.0.1", "::1", options.host} if service.tokens is None else None,
+        user=user_of,
         answered=lambda method, status: service.metrics.submitted(status) if method == "POST" else None,
     )
     return app
@@ -185,6 +189,8 @@ def _describe(error: Exception) -> tuple[int, str, Any]:
     """Return status, text and headers of the answer to an error."""
     if isinstance(error, QueueFullError):
         return 429, str(error), {"Retry-After": "30"}
+    if isinstance(error, RepeatedKeyError):
+        return 422, str(error), None
     if isinstance(error, QueueUnavailableError):
         return 507 if error.is_full else 503, str(error), {"Retry-After": "10"}
     if isinstance(error, FastFoldError):
@@ -216,7 +222,7 @@ def _file(service: Service, job: QueuedJob, name: str, *, attached: bool) -> Fil
 async def _events(service: Service, job: QueuedJob, offset: int) -> AsyncIterator[str]:
     """Yield the events of a job: each line of progress, and its view at every change of state."""
     told, quiet = "", 0.0
-    while True:
+    while not service.stopping.is_set():
         # The state first: lines that were written before the answer are read after it.
         now = await asyncio.to_thread(service.queue.get, job.id)
         if now is None:

@@ -16,7 +16,7 @@ from fastfold.errors import FastFoldError, InputError
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 FINAL: tuple[State, ...] = ("done", "failed", "cancelled")  #: States after which a job does not change
 SIMILAR = 1.25  #: Largest ratio of the lengths of the first job of a group and of another one
-_VERSION = 1
+_VERSION = 2
 _BUSY_S = 3.0  # until another process has to release the file
 _FULL = "database or disk is full"
 _SCHEMA = """
@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     priority INTEGER NOT NULL, residues INTEGER NOT NULL, fingerprint TEXT NOT NULL,
     state TEXT NOT NULL, text TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}',
     submitted REAL NOT NULL, started REAL, finished REAL,
-    answer INTEGER UNIQUE, losses INTEGER NOT NULL DEFAULT 0,
+    answer INTEGER UNIQUE, losses INTEGER NOT NULL DEFAULT 0, body TEXT NOT NULL DEFAULT '',
     UNIQUE (user, key)
 );
 CREATE INDEX IF NOT EXISTS waiting ON jobs (state, priority DESC, number);
@@ -40,7 +40,7 @@ class QueuedJob:
 
     ``number`` counts admissions and ``answer`` answers, both from 1. Times are seconds since 1970, None before. Jobs of
     higher priority start first. ``text`` is the result or the reason in words, ``result`` is JSON. ``losses`` counts
-    workers that ended while they folded it.
+    workers that ended while they folded it. ``body`` is a hash of its submission, empty for jobs of older versions.
     """
 
     number: int
@@ -58,6 +58,7 @@ class QueuedJob:
     finished: float | None
     answer: int | None
     losses: int
+    body: str
 
 
 Execute = Callable[..., sqlite3.Cursor]
@@ -67,6 +68,10 @@ _KNOWN = "WHERE user = ? AND key = ?"
 
 class QueueFullError(InputError):
     """Error for a job beyond the limits of its user or of the queue."""
+
+
+class RepeatedKeyError(InputError):
+    """Error for another submission with the key of an earlier one."""
 
 
 class QueueUnavailableError(FastFoldError):
@@ -99,7 +104,9 @@ class JobQueue:
         self._connection = self._connect()
         try:
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, _VERSION):
+            if version == 1:
+                self._connection.execute("ALTER TABLE jobs ADD COLUMN body TEXT NOT NULL DEFAULT ''")
+            elif version not in (0, _VERSION):
                 raise InputError(f"is a queue of version {version}; give another folder", path=path)
             # A commit waits for the disk, so an admitted job is not lost by a power cut either.
             for pragma in ("journal_mode=WAL", "synchronous=FULL"):
@@ -125,17 +132,22 @@ class JobQueue:
         fingerprint: str,
         priority: int = 0,
         key: str | None = None,
+        body: str = "",
         max_jobs: int = 1 << 40,
         max_queue: int = 1 << 40,
     ) -> QueuedJob:
         """Add a job, or return the one that the user submitted with the same key before.
 
-        The name and the residues are those of its target, and the fingerprint is a hash of its settings. Limits are
-        numbers of unfinished jobs, of the user and of all; a QueueFullError tells that one is reached.
+        The name and the residues are those of its target, the fingerprint is a hash of its settings, and ``body`` one
+        of the whole submission. Limits are numbers of unfinished jobs, of the user and of all.
+
+        Raises:
+            QueueFullError: A limit is reached.
+            RepeatedKeyError: The user submitted something else with the key.
         """
         with self._transaction() as execute:
             if key is not None and (known := _jobs(execute, _KNOWN, (user, key))):
-                return known[0]
+                return _same_body(known[0], body)
             unfinished = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'running')"
             if execute(f"{unfinished} AND user = ?", (user,)).fetchone()[0] >= max_jobs:
                 raise QueueFullError(
@@ -146,16 +158,17 @@ class JobQueue:
                     f"the queue has {max_queue:,} unfinished jobs, its limit; try again later"
                 )
             execute(
-                "INSERT INTO jobs (id, user, key, name, priority, residues, fingerprint, state, submitted) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
-                (job, user, key, name, priority, residues, fingerprint, time.time()),
+                "INSERT INTO jobs (id, user, key, name, priority, residues, fingerprint, body, state, submitted) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
+                (job, user, key, name, priority, residues, fingerprint, body, time.time()),
             )
             (admitted,) = _jobs(execute, "WHERE id = ?", (job,))
             return admitted
 
-    def known(self, user: str, key: str) -> QueuedJob | None:
-        """Return the job that a user submitted with a key; None if there is none."""
-        return next(iter(self._select(_KNOWN, (user, key))), None)
+    def known(self, user: str, key: str, body: str = "") -> QueuedJob | None:
+        """Return the job that a user submitted with a key, None if there is none; or raise RepeatedKeyError."""
+        found = self._select(_KNOWN, (user, key))
+        return _same_body(found[0], body) if found else None
 
     def get(self, job: str, user: str | None = None) -> QueuedJob | None:
         """Return a job, only if it is the user's if one is given; None if there is none."""
@@ -265,6 +278,15 @@ class JobQueue:
                 yield self._connection.execute
         except sqlite3.Error as error:
             raise QueueUnavailableError(error) from error
+
+
+def _same_body(job: QueuedJob, body: str) -> QueuedJob:
+    """Return a job if its submission had a body of the same hash, as far as both are known."""
+    if job.body and body and job.body != body:
+        raise RepeatedKeyError(
+            f"the Idempotency-Key belongs to the job {job.id}, whose submission differs; use a new key"
+        )
+    return job
 
 
 def _jobs(execute: Execute, condition: str, values: Sequence[object] = ()) -> list[QueuedJob]:

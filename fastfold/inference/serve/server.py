@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import torch
 import uvicorn
@@ -54,7 +55,7 @@ def serve(options: ServeOptions, request: InferRequest, where: ScreenOptions, sa
 def run_server(options: ServeOptions, backend: Backend, listener: socket.socket, say: Say) -> None:
     """Serve on a socket by any backend until a signal ends the process."""
     service = Service(options, backend, say)
-    server = uvicorn.Server(server_config(service))
+    server = _Server(service)
     service.start()
     try:
         host, port = listener.getsockname()[:2]
@@ -67,19 +68,31 @@ def run_server(options: ServeOptions, backend: Backend, listener: socket.socket,
         service.stop()
 
 
+class _Server(uvicorn.Server):
+    """Server whose streams of events end with it."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(server_config(service))
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the end of the server at a signal."""
+        self._service.stopping.set()
+        super().handle_exit(sig, frame)
+
+
 def server_config(service: Service) -> uvicorn.Config:
     """Return uvicorn's configuration of a server, with its limits."""
     options = service.options
     return uvicorn.Config(
         create_app(service),
-        http=patient_protocol(options.head_seconds),
+        http=patient_protocol(options.head_seconds, options.max_connections),
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
-        limit_concurrency=options.max_connections,
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from fastfold.inference.screen.job import Executor
 from fastfold.inference.serve.dispatcher import Dispatcher
 from fastfold.inference.serve.metrics import Metrics
 from fastfold.inference.serve.options import ServeOptions
-from fastfold.inference.serve.queue import JobQueue, QueuedJob
+from fastfold.inference.serve.queue import JobQueue, QueuedJob, QueueUnavailableError
 from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.submission import Submission
 from fastfold.inference.serve.tokens import Tokens, read_tokens
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, sync_folder
+from fastfold.utils.hashing import input_hash
 
 Check = Callable[[JobRequest, Target, Path], None]
 """Function that refuses a job that cannot be folded, as :meth:`~fastfold.inference.serve.admission.Admission.check`."""
@@ -49,8 +51,10 @@ class Service:
     ) -> None:
         self.options, self._check = options, backend.check
         self.tokens: Tokens | None = None if options.tokens is None else read_tokens(options.tokens)
-        self._next_sweep = 0.0
-        self._jobs = prepare_output_directory(prepare_output_directory(options.data) / "jobs")
+        self.stopping = threading.Event()  #: Set when the server is about to end
+        self._sweeper = threading.Thread(target=self._sweep, name="fastfold-sweeper", daemon=True)
+        prepare_output_directory(options.data).chmod(0o700)  # it has the sequences of all users
+        self._jobs = prepare_output_directory(options.data / "jobs")
         self.queue = JobQueue(options.data / "queue.sqlite")
         self.metrics = Metrics(self.queue, lambda: self.dispatcher.num_workers)
         self.dispatcher = Dispatcher(
@@ -70,17 +74,19 @@ class Service:
                 shutil.rmtree(folder, ignore_errors=True)
         self.remove_old()
         self.dispatcher.start()
+        self._sweeper.start()
 
     def stop(self) -> None:
         """End the workers and close the queue."""
+        self.stopping.set()
+        self._sweeper.join()
         self.dispatcher.stop()
         self.queue.close()
 
     def submit(self, submission: Submission, user: str, key: str | None) -> QueuedJob:
         """Admit a job, or raise FastFoldError; a key, if there is one, recognises repetitions of a submission."""
-        if time.monotonic() >= self._next_sweep:
-            self.remove_old()
-        if key is not None and (known := self.queue.known(user, key)) is not None:
+        body = input_hash(submission.model_dump_json())
+        if key is not None and (known := self.queue.known(user, key, body)) is not None:
             return known
         request = submission.request()
         target = request.target()
@@ -103,6 +109,7 @@ class Service:
                 fingerprint=request.fingerprint(),
                 priority=submission.priority,
                 key=key,
+                body=body,
                 max_jobs=self.options.max_jobs,
                 max_queue=self.options.max_queue,
             )
@@ -121,10 +128,15 @@ class Service:
 
     def remove_old(self) -> None:
         """Remove jobs that were finished longer ago than the server keeps them."""
-        self._next_sweep = time.monotonic() + _SWEEP_S
         if self.options.keep_days is not None:
             for job in self.queue.finished_before(time.time() - self.options.keep_days * _DAY_S):
                 self.remove(job)
+
+    def _sweep(self) -> None:
+        """Remove old jobs every hour until the server ends."""
+        while not self.stopping.wait(_SWEEP_S):
+            with contextlib.suppress(QueueUnavailableError):  # the next hour tries again
+                self.remove_old()
 
     def progress(self, job: QueuedJob, offset: int) -> tuple[list[tuple[int, str]], int]:
         """Return complete lines of a job's progress, each with the offset of its end, and the last offset.

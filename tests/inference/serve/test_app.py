@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import json
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -303,3 +307,76 @@ def test_a_job_that_cannot_be_written_is_not_an_internal_error(
     status, body = ask(address, "POST", "/v1/jobs", {"sequence": "MKV"}, Authorization=f"Bearer {ADA}")
     assert status == 507
     assert "the disk is full" in body["error"]
+
+
+def test_idle_clients_shut_nobody_out(tmp_path: Path):
+    """They are closed for new ones, the oldest first."""
+    with serving(tmp_path, max_connections=5) as (server, _), contextlib.ExitStack() as opened:
+        host, _, port = server.removeprefix("http://").partition(":")
+        for _ in range(20):
+            opened.enter_context(socket.create_connection((host, int(port)), timeout=20))
+        assert ask(server, "GET", "/healthz") == (200, {"status": "ok"})
+        assert ask(server, "GET", "/v1/jobs") == (200, [])
+
+
+def test_an_invalid_request_is_answered_in_json(server: str):
+    host, _, port = server.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(1000), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request")
+    assert json.loads(body) == {"error": "Invalid HTTP request received."}
+
+
+def test_a_key_belongs_to_one_submission(server: str):
+    client = Client(server)
+    first = client.submit("MKV", key="key-of-one-body")
+    assert client.submit("MKV", key="key-of-one-body")["id"] == first["id"]
+    with pytest.raises(
+        RefusedError, match=f"the Idempotency-Key belongs to the job {first['id']}"
+    ) as refused:
+        client.submit("MKL", key="key-of-one-body")
+    assert refused.value.status == 422
+
+
+def test_the_data_belong_to_the_servers_user(tmp_path: Path):
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    with serving(data):
+        assert data.stat().st_mode & 0o777 == 0o700
+
+
+def test_old_answers_are_removed_without_a_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fastfold.inference.serve.service._SWEEP_S", 0.1)
+    with serving(tmp_path, keep_days=0.0) as (server, service):
+        Client(server).submit("MKV")
+        end = time.monotonic() + 30
+        while service.queue.counts() or any((tmp_path / "jobs").iterdir()):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+STREAMING = """
+import sys
+from tests.inference.serve.stub import run_stub
+run_stub(sys.argv[1], int(sys.argv[2]), 1, 60.0, True)
+"""
+
+
+@pytest.mark.long
+def test_a_signal_ends_streams_without_a_traceback(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", STREAMING, str(tmp_path), str(port)], stderr=subprocess.PIPE, text=True
+    )
+    job = Client(f"http://127.0.0.1:{port}").submit("MKV")
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", f"/v1/jobs/{job['id']}/events")
+    stream = connection.getresponse()
+    assert stream.readline() == b"event: state\n"
+    process.send_signal(signal.SIGTERM)
+    stream.read()
+    assert process.communicate(timeout=60)[1] == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -37,10 +38,13 @@ def serve(messages: list[dict[str, Any]], *, allowed: bool = True, slow_send: bo
         max_body=10,
         body_seconds=0.1,
         send_seconds=0.1,
-        may_send=lambda headers: allowed,
+        max_requests=3,
+        max_own=2,
+        hosts=None,
+        user=lambda headers: "ada" if allowed else None,
         answered=lambda method, status: answers.append((method, status)),
     )
-    asyncio.run(limits({"type": "http", "method": "POST", "headers": []}, receive, send))
+    asyncio.run(limits({"type": "http", "method": "POST", "path": "/v1/jobs", "headers": []}, receive, send))
     return [read, [message.get("status") for message in sent if "status" in message], answers]
 
 
@@ -71,4 +75,106 @@ def test_a_client_that_does_not_take_its_answer_is_given_up():
 def test_the_protocol_is_uvicorns_with_a_limit():
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    assert issubclass(patient_protocol(1.0), H11Protocol)
+    assert issubclass(patient_protocol(1.0, 3), H11Protocol)
+
+
+class Held:
+    """Requests that the application holds until it is told."""
+
+    def __init__(self, max_body: int = 10, body_seconds: float = 5.0, **options: Any) -> None:
+        self.release = asyncio.Event()
+        self.statuses: list[tuple[str, int]] = []
+        self.inside = 0
+        given = {"max_requests": 100, "max_own": 100, "hosts": None, "user": self.user} | options
+        self.limits = RequestLimits(
+            self.app,
+            max_body=max_body,
+            body_seconds=body_seconds,
+            send_seconds=1.0,
+            answered=lambda method, status: self.statuses.append((method, status)),
+            **given,
+        )
+
+    def user(self, headers: Any) -> str | None:
+        return headers.get(b"user", b"").decode() or None
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.inside += 1
+        if scope["path"] != "/healthz":
+            await self.release.wait()
+        await send({"type": "http.response.start", "status": 200})
+        self.inside -= 1
+
+    async def ask(self, path: str = "/v1/jobs", body: bytes = b"", **headers: str) -> list[tuple[int, bytes]]:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return part(body)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        given = {"content-length": str(len(body)), **headers}
+        raw = [(name.encode(), value.encode()) for name, value in given.items()]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": raw, "client": ("1.2.3.4", 5)}
+        await self.limits(scope, receive, send)
+        status = next(message["status"] for message in sent if "status" in message)
+        return [(status, b"".join(message.get("body", b"") for message in sent))]
+
+
+def test_requests_at_once_are_limited_by_user_and_in_all_but_health_is_answered():
+    async def run() -> None:
+        held = Held(max_requests=3, max_own=2)
+        tasks = [asyncio.create_task(held.ask(user="ada")) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert (await held.ask(user="ada"))[0][0] == 429
+        tasks.append(asyncio.create_task(held.ask(user="bob")))
+        await asyncio.sleep(0.01)
+        ((status, body),) = await held.ask(user="eve")
+        assert (status, json.loads(body)["error"]) == (
+            503,
+            "the server answers 3 requests at once; try again",
+        )
+        assert (await held.ask("/healthz"))[0][0] == 200
+        held.release.set()
+        assert [(await task)[0][0] for task in tasks] == [200, 200, 200]
+        assert (await held.ask(user="ada"))[0][0] == 200
+
+    asyncio.run(run())
+
+
+def test_bodies_at_once_take_their_turns():
+    """Two of the largest fit; a third waits until one is answered, or is refused after its time."""
+
+    async def run() -> None:
+        held = Held(max_body=10)
+        tasks = [asyncio.create_task(held.ask(user="ada", body=b"x" * 10)) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        assert held.inside == 2
+        small = asyncio.create_task(held.ask(user="ada"))
+        await asyncio.sleep(0.05)
+        assert held.inside == 3
+        held.release.set()
+        assert [(await task)[0][0] for task in (*tasks, small)] == [200] * 6
+        late = Held(max_body=10, body_seconds=0.1)
+        tasks = [asyncio.create_task(late.ask(user="ada", body=b"x" * 10)) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        late.release.set()
+        assert sorted([(await task)[0][0] for task in tasks]) == [200, 200, 503]
+
+    asyncio.run(run())
+
+
+def test_other_names_of_the_server_are_refused():
+    async def run() -> None:
+        held = Held(hosts={"localhost", "::1"})
+        held.release.set()
+        for host, status in (
+            ("localhost:8470", 200),
+            ("[::1]:80", 200),
+            ("evil.example.org", 400),
+            ("", 400),
+        ):
+            assert (await held.ask(user="ada", host=host))[0][0] == status
+
+    asyncio.run(run())

@@ -10,7 +10,13 @@ import pytest
 
 from fastfold.errors import InputError
 from fastfold.inference.serve import queue as queues
-from fastfold.inference.serve.queue import JobQueue, QueuedJob, QueueFullError, QueueUnavailableError
+from fastfold.inference.serve.queue import (
+    JobQueue,
+    QueuedJob,
+    QueueFullError,
+    QueueUnavailableError,
+    RepeatedKeyError,
+)
 
 
 @pytest.fixture
@@ -169,3 +175,20 @@ def test_a_full_disk_is_told_apart(queue: JobQueue):
         admit(queue, "b", name="x" * 100_000)
     assert caught.value.is_full
     assert queue.get("a") is not None
+
+
+def test_a_queue_of_the_first_version_is_read(tmp_path: Path):
+    """It has no hashes of submissions, so that a key belongs to any body."""
+    path = tmp_path / "queue.sqlite"
+    queue = JobQueue(path)
+    admit(queue, "a", key="k", body="hash")
+    with pytest.raises(RepeatedKeyError, match="belongs to the job a"):
+        queue.known("ada", "k", "other")
+    queue._connection.execute("ALTER TABLE jobs DROP COLUMN body")
+    queue._connection.execute("PRAGMA user_version=1")
+    queue.close()
+    again = JobQueue(path)
+    job = again.known("ada", "k", "other")
+    assert job is not None
+    assert (job.id, job.body) == ("a", "")
+    assert admit(again, "b", key="l", body="x").body == "x"
