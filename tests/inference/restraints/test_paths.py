@@ -38,10 +38,10 @@ def test_paths_are_dijkstra_s(seed: int) -> None:
     numbers = [(chain, int(n)) for chain in range(3) for n in np.cumsum(rng.choice([1, 1, 1, 2, 9, 400], 12))]
     places = sorted(rng.choice(200, len(numbers), replace=False).tolist())
     separations = [b[1] - a[1] if a[0] == b[0] else None for a, b in pairwise(numbers)]
-    edges = [
-        Edge(*rng.choice(places, 2, replace=False).tolist(), float(rng.uniform(3, 20)), number)
-        for number in range(20)
-    ]
+    edges = []
+    for number in range(20):
+        first, second = rng.choice(places, 2, replace=False).tolist()
+        edges.append(Edge(first, second, float(rng.uniform(3, 20)), number))
     graph: dict[int, dict[int, float]] = {place: {} for place in places}
     for place, (chain, number) in zip(places, numbers, strict=True):
         for other, (other_chain, other_number) in zip(places, numbers, strict=True):
