@@ -34,7 +34,7 @@ def choose(own: Sequence[np.ndarray], pairs: Pairs) -> list[int]:
     fields = [
         energies + sum(table[:, choice[j]] for j, table in neighbours[i]) for i, energies in enumerate(own)
     ]
-    least = {pair: float(table.min()) for pair, table in pairs.items()}
+    table_min = {pair: float(table.min()) for pair, table in pairs.items()}
     changed, seen = (
         [0] * len(own),
         dict.fromkeys(pairs, -1),
@@ -61,7 +61,7 @@ def choose(own: Sequence[np.ndarray], pairs: Pairs) -> list[int]:
             seen[i, j] = changes
             first, second = fields[i] - table[:, choice[j]], fields[j] - table[choice[i]]
             enough = first[choice[i]] + second[choice[j]] + table[choice[i], choice[j]] - _LEAST_GAIN
-            if first.min() + second.min() + least[i, j] >= enough:
+            if first.min() + second.min() + table_min[i, j] >= enough:
                 continue
             both = first[:, None] + second + table
             if both.min() < enough:

@@ -72,13 +72,13 @@ def side_chain_candidates(
     for i in residues:
         has_hint = hints is not None and bool(np.isfinite(hints[i, : len(_layout(int(aatype[i])))]).all())
         alike[int(aatype[i]), known[i].tobytes(), has_hint].append(i)
-    found: dict[int, Candidates] = {}
+    by_residue: dict[int, Candidates] = {}
     for (kind, _, has_hint), group in alike.items():
         atoms = {slot: xyz[group, slot] for slot in np.flatnonzero(known[group[0]]).tolist()}
         own_hints = hints[group] if hints is not None and has_hint else None
         for one in _of_alike(group, kind, atoms, torsions[group], own_hints, deviations):
-            found[one.residue] = one
-    return [found[i] for i in residues]
+            by_residue[one.residue] = one
+    return [by_residue[i] for i in residues]
 
 
 def _of_alike(
