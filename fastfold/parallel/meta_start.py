@@ -106,7 +106,7 @@ class MetaStart:
     @torch.no_grad()
     def _take(self, modules: list[nn.Module], paths: Mapping[nn.Module, str]) -> dict[str, Tensor]:
         """Return the parameters of modules, set their buffers in the model, and release both here."""
-        found: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor] = {}
         for module in modules:
             for name, x in (*module._parameters.items(), *module._buffers.items()):
                 if x is None:
@@ -123,12 +123,12 @@ class MetaStart:
                 if name in module._buffers:
                     self._modules[paths[module]]._buffers[name] = x
                 else:
-                    found[full] = x.detach()
+                    parameters[full] = x.detach()
         for module in modules:
             for name, p in module._parameters.items():
                 if p is not None:
                     module._parameters[name] = nn.Parameter(p.detach().to("meta"), p.requires_grad)
-        return found
+        return parameters
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:

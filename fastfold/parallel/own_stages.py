@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comparison import Split
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.paths import is_inside, joined, tied_names
+
+Split = Callable[[nn.Module, int], Sequence[nn.Module]]
+"""Function that splits a model into a number of stages, which compose to it."""
 
 T = TypeVar("T")
 
@@ -63,14 +65,27 @@ class SharedParameter:
 
 @dataclass(frozen=True)
 class OwnStages:
-    """Stages of one rank."""
+    """Stages of one rank; without a pipeline, the whole model."""
 
-    module: nn.ModuleDict  #: Stages by their number
-    renamed: dict[str, str]  #: Paths of their modules, to those in the model
+    module: nn.Module  #: With a pipeline, an ``nn.ModuleDict`` of the stages by their number
+    renamed: dict[str, str]  #: Paths of the stages' modules, to those in the model; empty without a pipeline
     shared: list[SharedParameter]  #: Parameters that other ranks have too, in the same order on all ranks
+
+    @property
+    def called(self) -> list[tuple[str, nn.Module]]:
+        """Modules that are called, with their paths in :attr:`module`."""
+        return list(self.module.named_children()) if self.renamed else [("", self.module)]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that this rank's optimizer steps, by name."""
+        followers = {id(one.parameter) for one in self.shared if not one.is_owner}
+        named = self.module.named_parameters()
+        return {name: p for name, p in named if p.requires_grad and id(p) not in followers}
 
     def moved(self, by_path: Mapping[str, T]) -> dict[str, T]:
         """Return values of layers by their paths in :attr:`module`."""
+        if not self.renamed:
+            return dict(by_path)
         return {
             joined(here, path[len(there) :].removeprefix(".")): value
             for path, value in by_path.items()
@@ -79,14 +94,16 @@ class OwnStages:
         }
 
 
-def take_own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> OwnStages:
-    """Split a model, and release the memory of other ranks' stages.
+def take_own_stages(model: nn.Module, split: Split | None, mesh: ParallelMesh) -> OwnStages:
+    """Split a model if the plan has a pipeline, and release the memory of other ranks' stages.
 
     Raises:
         ConfigError: The stages cannot be spread over the ranks, lack a part of the model, share a buffer, or have
             nothing to train.
     """
     group = mesh.group("pp")
+    if group.size == 1 or split is None:
+        return OwnStages(model, {}, [])
     paths = {id(module): path for path, module in model.named_modules() if path}
     stages = list(split(model, group.size))
     _check_stages(model, stages, group)
@@ -140,9 +157,9 @@ def _find_paths(module: nn.Module, paths: Mapping[int, str]) -> dict[str, str]:
 def _find_shared(
     model: nn.Module, stages: Sequence[nn.Module], paths: Mapping[int, str], group: Group
 ) -> list[SharedParameter]:
-    """Return this rank's parameters of which other ranks have copies; the owner has its first name in the model."""
+    """Return this rank's parameters that other ranks copy; the owner has its first name in the model."""
     names = {id(model.get_parameter(alike[0])): alike[0] for alike in tied_names(model)}
-    found: list[SharedParameter] = []
+    shared: list[SharedParameter] = []
     for name, parameter in model.named_parameters():
         numbers = [i for i, stage in enumerate(stages) if any(p is parameter for p in stage.parameters())]
         holders = list(dict.fromkeys(number % group.size for number in numbers))
@@ -154,5 +171,5 @@ def _find_shared(
                 holders.insert(0, number % group.size)
         holders = list(dict.fromkeys(holders))
         if group.rank in holders:
-            found.append(SharedParameter(parameter, group, tuple(holders)))
-    return found
+            shared.append(SharedParameter(parameter, group, tuple(holders)))
+    return shared

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fastfold.errors import ConfigError, first_line
+from fastfold.parallel.checks.stages import StageComparison
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group, nested_shard
-from fastfold.parallel.comparison import StageComparison
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
 from fastfold.parallel.data_parallel.optimizer import (

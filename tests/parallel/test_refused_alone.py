@@ -13,7 +13,7 @@ from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan, init_distributed, parallelize
-from fastfold.parallel.apply_plan import check_tied_layers
+from fastfold.parallel.checks.plan import check_tied_layers
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.paths import tied_names
 from fastfold.parallel.planner.fake_run import fake_mesh

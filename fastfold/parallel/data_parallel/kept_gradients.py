@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.agreement import StepAgreement
+from fastfold.parallel.checks.agreement import StepAgreement
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local
 from fastfold.parallel.turns import take_turn
 from fastfold.utils.module_structure import tensors_in
@@ -165,7 +165,7 @@ class ReducedGradients(ABC):
         if self._kinds[name][2].type == "meta" and kind != self._kinds[name]:
             raise ConfigError(
                 f"{name} had no data (device meta) when parallelize() applied the plan, so ranks share nothing of it; "
-                "call to_empty() and initialise the model first, and parallelize() after that"
+                "call to_empty() and initialise the model first, and parallelize() after that, or give initialise="
             )
         if parameter is not self.parameters[name] or kind != self._kinds[name]:
             raise ConfigError(

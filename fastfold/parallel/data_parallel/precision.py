@@ -23,6 +23,8 @@ def check_precision(model: nn.Module, policy: MixedPrecisionPolicy) -> None:
     Raises:
         ConfigError: ``reduce_dtype`` is not the dtype of every parameter, or ``output_dtype`` is set.
     """
+    if policy.param_dtype is None:
+        return
     if policy.output_dtype is not None:
         raise ConfigError(
             f"mp_policy: expected no output_dtype, found {policy.output_dtype}; convert the model's result"

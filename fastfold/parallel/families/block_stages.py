@@ -112,12 +112,12 @@ def _check_blocks(model: nn.Module, blocks: str, trace: CallTrace) -> None:
 
 def _outer_modules(model: nn.Module, blocks: str) -> list[str]:
     """Return the paths of the outermost modules that do not contain the blocks."""
-    found, owner = list[str](), blocks
+    paths, owner = list[str](), blocks
     while owner:
         inside, owner = owner, owner.rpartition(".")[0]
         children = (joined(owner, name) for name, _ in model.get_submodule(owner).named_children())
-        found += [path for path in children if path != inside]
-    return found
+        paths += [path for path in children if path != inside]
+    return paths
 
 
 def _copy_containers(model: nn.Module, blocks: str) -> nn.Module:
@@ -144,7 +144,7 @@ class _Stage(nn.Module):
         (entry,) = self._entry
         if entry is not None:
             (entry.received,) = args
-            # Ids give the shape; what is computed from them is replaced at the entry.
+            # Ids give the shape; the result of earlier modules is replaced at the entry.
             args = (torch.zeros(entry.received.shape[:-1], dtype=torch.int64, device=entry.received.device),)
         try:
             output = self.model(*args, **kwargs)
@@ -154,10 +154,10 @@ class _Stage(nn.Module):
             if entry is not None:
                 entry.received = None
         # Stages return tensors: those of a dataclass or dictionary in their order, the loss first.
-        found = (
+        tensors = (
             [output] if isinstance(output, Tensor) else [x for x in output.values() if isinstance(x, Tensor)]
         )
-        return found[0] if len(found) == 1 else tuple(found)
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 class _Ended(Exception):

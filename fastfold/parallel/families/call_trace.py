@@ -45,34 +45,34 @@ def trace_call(model: nn.Module, wanted: str) -> CallTrace:
     if not isinstance(inputs, Mapping):
         inputs = {"input_ids": torch.ones(1, 4, dtype=torch.int64)}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    copied, found, stack = fake_copy(model, mode), CallTrace(), list[str]()
+    copied, trace, stack = fake_copy(model, mode), CallTrace(), list[str]()
     for path, module in copied.named_modules():
-        module.register_forward_pre_hook(partial(_enter, found, stack, path))
-        module.register_forward_hook(partial(_leave, found, stack, path))
+        module.register_forward_pre_hook(partial(_enter, trace, stack, path))
+        module.register_forward_hook(partial(_leave, trace, stack, path))
     try:
-        with mode, torch.no_grad(), _AttentionCalls(partial(_note_attention, found, stack, copied)):
+        with mode, torch.no_grad(), _AttentionCalls(partial(_note_attention, trace, stack, copied)):
             copied(**tree_map_only(Tensor, fake, dict(inputs)))
     except Exception as error:  # models raise any type where a value decides
         raise ConfigError(
             f'{wanted}="auto" calls {type(model).__name__} once without data, which raises {type(error).__name__}: '
             f"{first_line(error)}; give {wanted}= as a function"
         ) from error
-    return found
+    return trace
 
 
-def _enter(found: CallTrace, stack: list[str], path: str, *_: Any) -> None:
+def _enter(trace: CallTrace, stack: list[str], path: str, *_: Any) -> None:
     stack.append(path)
-    found.called.append(path)
+    trace.called.append(path)
 
 
-def _leave(found: CallTrace, stack: list[str], path: str, _: nn.Module, __: Any, output: Any) -> None:
+def _leave(trace: CallTrace, stack: list[str], path: str, _: nn.Module, __: Any, output: Any) -> None:
     stack.pop()
-    found.outputs[path] = output
+    trace.outputs[path] = output
 
 
-def _note_attention(found: CallTrace, stack: list[str], model: nn.Module) -> None:
+def _note_attention(trace: CallTrace, stack: list[str], model: nn.Module) -> None:
     path = stack[-1]
-    found.attention[path] = type(model.get_submodule(path))
+    trace.attention[path] = type(model.get_submodule(path))
 
 
 class _AttentionCalls(TorchFunctionMode):

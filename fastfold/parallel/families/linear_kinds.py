@@ -50,7 +50,7 @@ def cut_linear(
             cast(nn.Linear, layer), mesh, role, in_parts=in_parts, out_parts=out_parts
         )
     if mesh.plan.tp_mode != "1d":
-        raise ConfigError(f"{type(layer).__name__} is cut in 1d only, found tp_mode={mesh.plan.tp_mode}")
+        raise ConfigError(f"{type(layer).__name__} is cut in 1d only, plain tp_mode={mesh.plan.tp_mode}")
     return TransposedLinear(layer, mesh, role, in_parts, out_parts)
 
 
@@ -69,17 +69,17 @@ class TransposedLinear(Linear1D):
         out_parts: Partition | None,
     ) -> None:
         super().__init__(_turned(layer), mesh, role, in_parts, out_parts)
-        # In a list, so that it is no submodule; its tensors are released.
+        # In a list, so that it is not a submodule; its tensors are released.
         self._plain = [shallow_copy(layer)]
         for name in list(self._plain[0]._parameters):
             self._plain[0]._parameters[name] = None
 
     def to_plain(self) -> nn.Linear:
         """Return the plain layer, gathered on every rank (a collective)."""
-        linear, found = super().to_plain(), shallow_copy(self._plain[0])
-        found.weight = nn.Parameter(linear.weight.detach().T.contiguous(), linear.weight.requires_grad)
-        found.bias = linear.bias
-        return cast(nn.Linear, found)
+        linear, plain = super().to_plain(), shallow_copy(self._plain[0])
+        plain.weight = nn.Parameter(linear.weight.detach().T.contiguous(), linear.weight.requires_grad)
+        plain.bias = linear.bias
+        return cast(nn.Linear, plain)
 
 
 def _turned(layer: nn.Module) -> nn.Linear:

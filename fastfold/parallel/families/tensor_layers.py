@@ -1,6 +1,6 @@
 """Layers that tensor parallelism cuts in a model that does not name them: ``layers="auto"``.
 
-A model's ``tp_plan`` is used if it has one, as most families of transformers do. Otherwise the layers are found by
+A model's ``tp_plan`` is used if it has one, as most families of transformers do. Otherwise the layers come from
 structure: attention with a number of heads, and pairs of linear layers. Both are compared with the plain layers at
 their first call.
 """
@@ -44,26 +44,26 @@ def find_layers(model: nn.Module, plan: ParallelPlan) -> dict[str, ShardFn]:
     """Return the functions that cut a model's layers, by path.
 
     Raises:
-        ConfigError: The plan is not 1d, or no layers are found that can be cut; the message names the reason.
+        ConfigError: The plan is not 1d, or no layer can be cut; the message names the reason.
     """
     if plan.tp_mode != "1d":
         raise ConfigError(f'layers="auto" finds the layers of tp_mode 1d, found {plan.tp_mode}: {_REMEDY}')
-    found: dict[str, ShardFn] = {}
+    cuts: dict[str, ShardFn] = {}
     for path, part, styles in _declared(model):
-        found |= {joined(path, name): cut for name, cut in _of_styles(part, styles).items()}
-    found = found or _of_structure(model)
-    if not found:
+        cuts |= {joined(path, name): cut for name, cut in _of_styles(part, styles).items()}
+    cuts = cuts or _of_structure(model)
+    if not cuts:
         raise ConfigError(
             f'layers="auto": {type(model).__name__} has no tp_plan, no attention with a number of heads next to its '
             f"linear layers, and no pairs of linear layers: {_REMEDY}"
         )
-    return found | _tied_to(model, found)
+    return cuts | _tied_to(model, cuts)
 
 
 @dataclass(frozen=True)
 class _CutLinear:
     role: Role
-    repeats: int = 1  #: Number of joint layers in the output, each of which is cut
+    repeats: int = 1  #: Number of joint layers in the output; each is cut
 
     def __call__(self, layer: nn.Module, mesh: ParallelMesh) -> nn.Module:
         parts = None
@@ -126,7 +126,7 @@ def _of_styles(model: nn.Module, styles: Mapping[str, str]) -> dict[str, ShardFn
                     f"linear layers of {', '.join(_STYLES)}: {_REMEDY}"
                 )
             chosen[path] = style
-    found: dict[str, ShardFn] = {}
+    cuts: dict[str, ShardFn] = {}
     by_owner: dict[str, dict[str, str]] = {}
     for path, style in chosen.items():
         owner, _, name = path.rpartition(".")
@@ -134,10 +134,10 @@ def _of_styles(model: nn.Module, styles: Mapping[str, str]) -> dict[str, ShardFn
     for owner, of_one in by_owner.items():
         module = model.get_submodule(owner)
         if isinstance(getattr(module, "head_dim", None), int):
-            found[owner] = _attention_of_styles(module, of_one)
+            cuts[owner] = _attention_of_styles(module, of_one)
         else:
-            found |= {joined(owner, name): _cut_of(style) for name, style in of_one.items()}
-    return found
+            cuts |= {joined(owner, name): _cut_of(style) for name, style in of_one.items()}
+    return cuts
 
 
 def _cut_of(style: str) -> ShardFn:
@@ -177,21 +177,21 @@ def _attention_of_styles(module: nn.Module, styles: Mapping[str, str]) -> OwnHea
 
 
 def _of_structure(model: nn.Module) -> dict[str, ShardFn]:
-    """Return the functions for attention and for pairs of linear layers, found by their features."""
-    found: dict[str, ShardFn] = {}
+    """Return the functions for attention and for pairs of linear layers by their features."""
+    cuts: dict[str, ShardFn] = {}
     for path, module in model.named_modules():
         linear = [name for name, child in module.named_children() if is_linear(child)]
         if len(linear) < 2:
             continue
         attention = _attention_of_structure(module, linear)
         if attention is not None:
-            found[path] = attention
+            cuts[path] = attention
         elif len(linear) == 2:
             (width, hidden), other = (features(module.get_submodule(name)) for name in linear)
             if other == (hidden, width):
                 first, second = (joined(path, name) for name in linear)
-                found |= {first: _CutLinear("first"), second: _CutLinear("second")}
-    return found
+                cuts |= {first: _CutLinear("first"), second: _CutLinear("second")}
+    return cuts
 
 
 def _attention_of_structure(module: nn.Module, linear: list[str]) -> OwnHeads | None:
@@ -216,7 +216,7 @@ def _attention_of_structure(module: nn.Module, linear: list[str]) -> OwnHeads | 
 # ---- tied embeddings ---------------------------------------------------------------------------------------
 
 
-def _tied_to(model: nn.Module, found: Mapping[str, ShardFn]) -> dict[str, ShardFn]:
+def _tied_to(model: nn.Module, cuts: Mapping[str, ShardFn]) -> dict[str, ShardFn]:
     """Return the functions for an embedding and the output layer that is tied to it, which are cut alike."""
     more: dict[str, ShardFn] = {}
     for names in tied_names(model):
@@ -226,4 +226,4 @@ def _tied_to(model: nn.Module, found: Mapping[str, ShardFn]) -> dict[str, ShardF
         if kinds == {nn.Embedding, nn.Linear} and all(layer.weight is not None for layer in layers.values()):
             for path, layer in layers.items():
                 more[path] = _cut_table if type(layer) is nn.Embedding else _cut_scores
-    return {path: cut for path, cut in more.items() if path not in found}
+    return {path: cut for path, cut in more.items() if path not in cuts}

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm.groups import Communication
-from fastfold.parallel.comparison import Split, fake, fake_copy, without_data
+from fastfold.parallel.comparison import fake, fake_copy, without_data
 from fastfold.parallel.data_parallel.units import checkpointable_blocks
+from fastfold.parallel.own_stages import Split
 from fastfold.parallel.paths import tied_names
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.batch_traces import BatchTraces

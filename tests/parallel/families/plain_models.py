@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -158,7 +159,7 @@ class Trunk(nn.Module):
 class PlannedModel(nn.Module):
     """A model that declares how tensor parallelism cuts it, and scales its embedding."""
 
-    tp_plan = {
+    tp_plan: ClassVar = {
         "lm_head": "colwise_gather_output",
         "trunk.embed_tokens": "embedding_rowwise",
         "trunk.layers.*.self_attn.q_proj": "colwise",

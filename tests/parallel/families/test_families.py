@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -178,11 +178,11 @@ def test_the_trace_names_calls_and_attention() -> None:
 
 
 class _Unplanned(PlannedModel):
-    tp_plan = {"lm_head": "sliced"}
+    tp_plan: ClassVar = {"lm_head": "sliced"}
 
 
 class _Experts(TiedModel):
-    tp_plan = {"ln_f.weight": "moe_tp_experts"}
+    tp_plan: ClassVar = {"ln_f.weight": "moe_tp_experts"}
 
 
 class _Backwards(TiedModel):
@@ -243,5 +243,5 @@ def test_a_model_without_attention_is_refused() -> None:
         def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
             return {"logits": self.wte(input_ids)}
 
-    with pytest.raises(ConfigError, match="Plain does not call torch.nn.functional.scaled_dot"):
+    with pytest.raises(ConfigError, match=r"Plain does not call torch\.nn\.functional\.scaled_dot"):
         spread_attention(Plain())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, parallelize
-from fastfold.parallel.comparison import StageComparison
+from fastfold.parallel.checks.stages import StageComparison
 from fastfold.parallel.planner.fake_run import fake_mesh
 from tests.parallel.foreign_models import build
 

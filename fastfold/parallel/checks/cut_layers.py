@@ -19,9 +19,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError, first_line
+from fastfold.parallel.checks.agreement import compare_inputs
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comparison import detached_copy, is_close, without_data
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.own_stages import OwnStages
 from fastfold.parallel.paths import below, is_inside, joined, replace_at
 from fastfold.parallel.tensor_parallel.layers import (
     ParallelAttention,
@@ -30,6 +32,7 @@ from fastfold.parallel.tensor_parallel.layers import (
     ParallelMLP,
 )
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
+from fastfold.parallel.tensor_parallel.plain_layers import check_alike
 from fastfold.utils.module_structure import tensors_in
 
 Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
@@ -38,6 +41,30 @@ _CLOSED = (ParallelAttention, ParallelEmbedding, ParallelLayerNorm, ParallelMLP)
 """Layers from whole tensors to whole tensors with a known plain counterpart."""
 
 _REMEDY = "(or pass compare_first=False to parallelize() if the difference is intended)"
+
+
+def watch_first_calls(
+    own: OwnStages,
+    plain: Mapping[str, nn.Module],
+    cuts: Mapping[str, Cut],
+    mesh: ParallelMesh,
+    *,
+    is_compared: bool,
+) -> None:
+    """Compare cut layers at their first call, and inputs and random numbers of ``tp`` ranks at every call.
+
+    ``plain`` and ``cuts`` are by paths in the module of ``own``.
+    """
+    group = mesh.group("tp")
+    if mesh.plan.tp_mode != "1d":
+        return
+    for name, part in own.called:
+        compare_inputs(part, group)
+        # A stage that is cut as a whole has no module around it to compare.
+        inside = {path: cut for path, cut in below(name, cuts).items() if path}
+        if is_compared:
+            compare_first_calls(part, {p: x for p, x in below(name, plain).items() if p}, inside, mesh)
+        check_alike(part, group, inside)
 
 
 def compare_first_calls(
