@@ -60,7 +60,7 @@ def cut_layers(model: nn.Module, cuts: Mapping[str, ShardFn], mesh: ParallelMesh
     Parameters that were tied stay tied.
 
     Raises:
-        ConfigError: A layer cannot be cut without changing what it computes; the message names it.
+        ConfigError: A layer cannot be cut with the same result; the message names it.
     """
     tied, plain = tied_names(model), dict[str, nn.Module]()
     for path, shard_fn in cuts.items():

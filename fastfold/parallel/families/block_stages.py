@@ -1,8 +1,8 @@
 """Pipeline stages of a model with a list of blocks: ``stages="auto"``.
 
 Every stage runs the model's own ``forward``, so that masks and positions are those of the plain model. Blocks of
-earlier stages pass their input on, the first own block gets what the previous stage sent, and the pass ends after the
-last own block. Modules with parameters that run before the blocks are in the first stage, those after in the last.
+earlier stages pass their input on, the first own block gets the tensor of the previous stage, and the pass ends after
+the last own block. Modules with parameters that run before the blocks are in the first stage, those after in the last.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _copy_containers(model: nn.Module, blocks: str) -> nn.Module:
 class _Stage(nn.Module):
     """The model's forward pass for own blocks: ``args`` of the first stage, else the tensor that was sent.
 
-    The last stage returns the tensors of the model's output in their order; one alone is no tuple.
+    The last stage returns the tensors of the model's output in their order, or the only one.
     """
 
     def __init__(self, model: nn.Module, entry: _Skipped | None) -> None:
