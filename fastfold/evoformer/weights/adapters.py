@@ -113,8 +113,8 @@ def read_adapter(folder: Path) -> Adapter:
     """Read an adapter that FastFold or PEFT wrote.
 
     Raises:
-        WeightsError: The folder is no adapter, its files are damaged or disagree, or its update is not ``s B A`` of
-            linear layers alone.
+        WeightsError: The folder lacks an adapter's files, they are damaged or disagree, or the update is not
+            ``s B A`` of linear layers alone.
     """
     config = _read_config(folder)
     tensors, header = _read_tensors(folder)

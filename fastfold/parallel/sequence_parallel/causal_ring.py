@@ -98,7 +98,7 @@ class CausalRing:
         return self._start(results, distance, 3, sizes)
 
     def _start(self, x: Tensor, offset: int, dim: int, sizes: Sequence[int]) -> AsyncResult[Tensor] | None:
-        """Start a shift of tensors, of which a rank sends its own whole or nothing; None if no rank sends any."""
+        """Start a shift in which a rank sends all of a tensor or nothing; None if no rank sends any."""
         if not any(sizes):
             return None
         x = x if sizes[self.group.rank] else x.narrow(dim, 0, 0)
@@ -125,7 +125,10 @@ class CausalRing:
 
 
 class CausalAttention(Function):
-    """Causal attention of shards ``q [B, R, N, H, D]``, ``kv [2, B, R, N, H, D]``; ``masked [B, R, N]`` of all keys."""
+    """Causal attention of the shards of a :class:`CausalRing`.
+
+    ``q [B, R, N, H, D]``, ``kv [2, B, R, N, H, D]``, ``masked [B, R, N]`` of all keys.
+    """
 
     @staticmethod
     @without_autocast

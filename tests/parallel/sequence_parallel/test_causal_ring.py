@@ -17,6 +17,7 @@ from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.sequence_parallel import online_softmax
 from fastfold.parallel.sequence_parallel.attention import ring_attention
+from fastfold.parallel.sequence_parallel.causal_ring import CausalRing
 from fastfold.parallel.sequence_parallel.online_softmax import SoftmaxSum
 from tests.helpers.drop_reductions import undetected_reductions
 from tests.helpers.spawn_ranks import launch
@@ -72,6 +73,23 @@ def test_results_and_gradients_are_those_of_full_attention(
     whole = Whole(sum(sizes), has_mask=has_mask)
     for difference in on_one_line(len(sizes), lambda group: whole.differs(group, sizes)):
         assert difference < 1e-12
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (0, 3, 2), (2, 0, 5, 1), (1, 2, 3, 4, 5), (4,) * 8])
+def test_every_query_meets_every_earlier_shard_once(sizes: tuple[int, ...]) -> None:
+    """On its own rank or on that of the keys, and never both."""
+
+    def run(group: Group) -> None:
+        rank, ring = group.rank, CausalRing(group, sizes, 1.0)
+        for distance in range(1, rank + 1):
+            helped, own = ring.helped(rank, distance), ring.own_queries(rank, distance)
+            together = [*range(helped), *range(own.start, own.stop)]
+            assert together == list(range(sizes[rank])) or sizes[rank - distance] == 0
+        for distance in range(rank + 1, len(sizes)):
+            assert ring.helped(rank, distance) == 0
+            assert not ring.gets_keys(rank, distance)
+
+    on_one_line(len(sizes), run)
 
 
 def _over_processes() -> tuple[float, int, list[str]]:
