@@ -167,8 +167,8 @@ class JobQueue:
 
     def known(self, user: str, key: str, body: str = "") -> QueuedJob | None:
         """Return the job that a user submitted with a key, None if there is none; or raise RepeatedKeyError."""
-        found = self._select(_KNOWN, (user, key))
-        return _same_body(found[0], body) if found else None
+        jobs = self._select(_KNOWN, (user, key))
+        return _same_body(jobs[0], body) if jobs else None
 
     def get(self, job: str, user: str | None = None) -> QueuedJob | None:
         """Return a job, only if it is the user's if one is given; None if there is none."""
