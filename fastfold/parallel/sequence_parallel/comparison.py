@@ -204,6 +204,11 @@ class SequenceComparison:
                 args, kwargs = _own_copies(inputs)
                 with self._laid_out(sizes), log:
                     return module(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"{type(module).__name__} has no memory for a comparison on the whole sequence ({first_line(error)}): "
+                "call it with a shorter sequence first, then pass compare_first=False to SequenceParallel"
+            ) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             length = "the whole of" if sizes is None else "parts of"
             raise ConfigError(

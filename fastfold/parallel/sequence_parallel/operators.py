@@ -35,6 +35,9 @@ _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "bernoulli"}) |
 _MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp", "profiler"})
 """Namespaces of operators of other kinds of parallelism."""
 
+_SIZES = frozenset({"size", "sizes", "split_size", "split_sizes"})
+"""Names of arguments with shapes."""
+
 _ATTENTION = -1
 """Number of attention, which is left out, among the operators of a run."""
 
@@ -48,8 +51,8 @@ def is_pointwise(func: OpOverload) -> bool:
 class OperatorLog(TorchDispatchMode):
     """Kinds of the operators that run inside the context.
 
-    Operators on single elements count by their name, others with their arguments that are no tensors and no fractions:
-    dimensions, sizes, shifts, flags.
+    Operators on single elements count by their name, others with their dimensions, shifts and flags. Tensors, fractions
+    and sizes are left out, which may be others at every call (a mixture of experts).
     """
 
     def __init__(self) -> None:
@@ -76,8 +79,18 @@ class OperatorLog(TorchDispatchMode):
         """Add the kind of an operator."""
         if is_pointwise(func):
             self.kinds.add(func)
-        elif func.namespace not in _MESSAGES and func is not torch.ops.aten.detach.default:  # of saved tensors
-            self.kinds.add((func, _frozen(args), _frozen(kwargs.values()) if kwargs else ()))
+        elif (
+            func.namespace not in _MESSAGES and func is not torch.ops.aten.detach.default
+        ):  # of saved tensors
+            own = [args[i] for i in _counted_arguments(func) if i < len(args)]
+            more = [x for name, x in kwargs.items() if name not in _SIZES] if kwargs else ()
+            self.kinds.add((func, _frozen(own), _frozen(more)))
+
+
+@cache
+def _counted_arguments(func: OpOverload) -> tuple[int, ...]:
+    """Return the places of an operator's arguments without shapes."""
+    return tuple(i for i, x in enumerate(func._schema.arguments) if x.name not in _SIZES)
 
 
 def _frozen(values: Any) -> tuple[Hashable, ...]:

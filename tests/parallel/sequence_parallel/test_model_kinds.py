@@ -94,7 +94,7 @@ def _routed(m: Any, x: Tensor) -> Tensor:
     chosen, found = flat[:, 0] > 0, torch.zeros_like(flat)
     for number, expert in enumerate(m.experts):
         rows = (chosen == bool(number)).nonzero()[:, 0]
-        found = found.index_add(0, rows, expert(flat[rows]))
+        found = found.index_add(0, rows, expert(flat[rows][None])[0])
     return x + found.view_as(x)
 
 
