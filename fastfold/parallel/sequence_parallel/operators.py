@@ -102,7 +102,8 @@ def _frozen(values: Any) -> tuple[Hashable, ...]:
 
 
 def _constant(x: Any) -> Hashable:
-    return x if x is None or isinstance(x, bool | str | torch.dtype | torch.memory_format) else type(x)
+    is_plain = x is None or isinstance(x, bool | str | torch.dtype | torch.memory_format)
+    return x if is_plain else type(x).__name__
 
 
 def kind_name(kind: Hashable) -> str:
