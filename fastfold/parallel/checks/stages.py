@@ -64,21 +64,21 @@ class StageComparison:
         stages = list(self._split(plain, self._ranks))
         names = {id(x): name for name, x in (*plain.named_parameters(), *plain.named_buffers())}
         with mode:
-            given, named = tree_map_only(Tensor, fake, (tuple(args), dict(everywhere)))
+            inputs, named = tree_map_only(Tensor, fake, (tuple(args), dict(everywhere)))
             try:
-                expected, _ = _Fingerprints(names, (given, named)).of_call(partial(plain, *given, **named))
+                expected, _ = _Fingerprints(names, (inputs, named)).of_call(partial(plain, *inputs, **named))
             except Exception as error:  # shapes that depend on data raise many types
                 raise ConfigError(
                     f"{type(model).__name__} cannot be traced to compare its pipeline stages with it "
                     f"({type(error).__name__}: {first_line(error)}): if the stages are right, pass "
                     "compare_first=False to parallelize()"
                 ) from error
-            prints, passed = _Fingerprints(names, (given, named)), given
-            found: list[str] = []
+            prints, passed = _Fingerprints(names, (inputs, named)), inputs
+            last: list[str] = []
             for number, stage in enumerate(stages):
                 place = f"stage {number} of {len(stages)} of the pipeline"
                 try:
-                    found, result = prints.of_call(partial(stage, *passed, **named))
+                    last, result = prints.of_call(partial(stage, *passed, **named))
                 except ConfigError:
                     raise
                 except Exception as error:
@@ -91,7 +91,7 @@ class StageComparison:
                     raise ConfigError(
                         f"{place} returns {kinds}, expected a tensor or a tuple of tensors to send: {_REMEDY}"
                     )
-        if not set(found) <= set(expected):
+        if not set(last) <= set(expected):
             raise ConfigError(
                 f"the {len(stages)} stages of the pipeline compute another result than {type(model).__name__}: "
                 + _REMEDY
@@ -127,9 +127,9 @@ class _Fingerprints(TorchDispatchMode):
         return [self._of(x) for x in tensors_in(result)], result
 
     def _of(self, x: Tensor) -> str:
-        found = self._known.get(x) or self._names.get(id(x))
-        if found is not None:
-            return str(found)
+        known = self._known.get(x) or self._names.get(id(x))
+        if known is not None:
+            return str(known)
         value: Any = getattr(x, "constant", None) if isinstance(x, FakeTensor) else x
         elements = None
         if value is not None and value.numel() <= _MOST_ELEMENTS:
