@@ -41,14 +41,20 @@ class PassKey:
         return not (self.training or self.grad)
 
     def serves(self, other: PassKey) -> bool:
-        """Return True if a trace of this pass serves another one, with any numbers and with shapes as large at most."""
-        own, theirs = (
-            replace(key, options=tuple(x for x in key.options if isinstance(x, bool | str)), shapes=())
-            for key in (self, other)
-        )
-        return own == theirs and (
-            list(map(len, self.shapes)) == list(map(len, other.shapes))
-            and all(m >= n for mine, theirs in zip(self.shapes, other.shapes) for m, n in zip(mine, theirs))
+        """Return True if a trace of this pass serves another of any numbers and no larger shapes."""
+
+        def texts(key: PassKey) -> list[object]:
+            return [option for option in key.options if isinstance(option, bool | str)]
+
+        def is_as_large(own: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+            return len(own) == len(theirs) and all(map(int.__ge__, own, theirs))
+
+        same = replace(self, shapes=other.shapes, options=other.options) == other
+        return (
+            same
+            and texts(self) == texts(other)
+            and len(self.shapes) == len(other.shapes)
+            and all(map(is_as_large, self.shapes, other.shapes))
         )
 
 
@@ -152,7 +158,7 @@ class Recorder:
         spans = {
             key: Span(size, first, self._used[key])
             for key, (size, first) in self._saved.items()
-            if self._used.get(key, first) > first
+            if key in self._used
         }
         return Trace(
             tuple(self.keys),

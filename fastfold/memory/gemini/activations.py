@@ -54,6 +54,9 @@ class _Saved:
     def __init__(self, tensor: Tensor, key: SpanKey | None = None, host_copy: Tensor | None = None) -> None:
         self.key, self.host_copy = key, host_copy
         self.early_copy: EarlyCopy | None = None
+        # A tensor of several operators stays from its first use to its last, as it would without a manager.
+        self.is_shared = False
+        self.returned: Tensor | None = None
         self.shape, self.stride = tensor.shape, tensor.stride()
         # Shares the version counter, even if its memory is freed.
         self.here = tensor.detach()
@@ -104,6 +107,7 @@ class SavedTensors:
         if view in self._saved:
             known, saved = (reference() for reference in self._saved[view])
             if known is owner and saved is not None:
+                saved.is_shared = True
                 return saved
         saved = self._save(tensor, ("saved", self._call, self._count))
         self._count += 1
@@ -123,10 +127,14 @@ class SavedTensors:
             self.ledger.used(saved.key)
         if saved.host_copy is None:
             return saved.here
+        if saved.returned is not None:
+            return saved.returned
         tensor = None if saved.early_copy is None else self.device.take(saved.early_copy)
         if tensor is None:
             self.waited += saved.host_copy.nbytes
             tensor = self.device.bring(saved.host_copy, saved.shape, saved.stride)
+        if saved.is_shared:
+            saved.returned = tensor
         return tensor
 
     def begin_due(self) -> None:

@@ -70,7 +70,7 @@ class GeminiConfig:
     recompute: Iterable[nn.Module] = ()
     #: On a GPU, limit PyTorch's allocator to the budget until :meth:`~fastfold.memory.Gemini.release`. An allocation
     #: over it raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise only the plans
-    #: keep to the budget, if steps repeat as recorded. A simulated device always keeps to it.
+    #: keep to the budget, if steps repeat as recorded. A simulated device keeps to it in every step that it counts.
     hard_budget: bool = False
 
     def __post_init__(self) -> None:

@@ -196,9 +196,9 @@ class Residency:
         """Choose the saved tensors that stay on the device: those of the trace, and others where there is room."""
         known, kept = self._kept.get(trace.keys, (None, frozenset()))
         if known is not trace:
-            away = {key: span for key, span in trace.spans.items() if key not in trace.kept}
+            offloaded = {key: span for key, span in trace.spans.items() if key not in trace.kept}
             kept = trace.kept | choose_kept(
-                replace(trace, spans=away),
+                replace(trace, spans=offloaded),
                 self._sizes,
                 self.budget,
                 early=self.lookahead > 0,

@@ -104,12 +104,12 @@ class ManagedParameter(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         managed = list(_managed((*args, *kwargs.values())))
-        found = {id(p): p._stand_in(func, args, kwargs) for p in managed if not p._place.use(func)}
-        if any(type(stand_in) is not ManagedParameter for stand_in in found.values()):
+        stand_ins = {id(p): p._stand_in(func, args, kwargs) for p in managed if not p._place.use(func)}
+        if any(type(tensor) is not ManagedParameter for tensor in stand_ins.values()):
             args, kwargs = tree_map_only(
-                ManagedParameter, lambda leaf: found.get(id(leaf), leaf), (args, kwargs)
+                ManagedParameter, lambda leaf: stand_ins.get(id(leaf), leaf), (args, kwargs)
             )
-        # As plain parameters, so that other subclasses and modes see what they see without a manager.
+        # With plain parameters, other subclasses and modes get the same arguments as without a manager.
         for parameter in managed:
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         try:

@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.errors import OutputError
 from fastfold.memory import DeviceFull, NvmeTier, SimulatedDevice, Tier
@@ -288,3 +289,29 @@ def test_what_comes_early_counts_as_chunks_do_until_it_is_taken():
         device.begin(wide, (200,), (1,))
         with pytest.raises(DeviceFull):
             device.begin(wide, (200,), (1,))
+
+
+def test_counting_can_be_interrupted_but_not_from_within_another_mode() -> None:
+    class Other(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    device = SimulatedDevice(10_000)
+    with device.running():
+        one = torch.zeros(100)
+        assert not device.count(False)
+        two = torch.zeros(100)
+        assert device.used == one.nbytes
+        with Other():
+            assert not device.count(True)  # it would be left in place of the other
+        assert device.count(True)
+        three = torch.zeros(100)
+        with Other():
+            assert device.count(False)
+        assert device.used == one.nbytes + three.nbytes
+        device.count(False)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    with device.running():
+        four = torch.zeros(100)
+    assert device.used == 3 * four.nbytes == 3 * two.nbytes
+    assert torch._C._len_torch_dispatch_stack() == 0

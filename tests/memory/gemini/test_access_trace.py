@@ -113,3 +113,50 @@ def test_opaque_passes_are_never_alike_and_old_cycles_are_forgotten() -> None:
     assert len(book) == REMEMBERED
     assert book.expect([_key("2")], [1]) is None
     assert book.expect([_key("3")], [1]) is not None
+
+
+def test_a_trace_serves_other_numbers_and_smaller_shapes_and_nothing_else() -> None:
+    key = PassKey("a", True, True, ((8, 4), (2,)), (3, "x", True))
+    assert key.serves(PassKey("a", True, True, ((8, 2), (2,)), (0, "x", True)))
+    for other in (
+        PassKey("b", True, True, key.shapes, key.options),
+        PassKey("a", False, True, key.shapes, key.options),
+        PassKey("a", True, False, key.shapes, key.options),
+        PassKey("a", True, True, ((16, 4), (2,)), key.options),
+        PassKey("a", True, True, ((8, 4),), key.options),
+        PassKey("a", True, True, ((8,), (2,)), key.options),
+        PassKey("a", True, True, key.shapes, (3, "y", True)),
+        PassKey("a", True, True, key.shapes, (3, "x", False)),
+    ):
+        assert not key.serves(other)
+
+
+def test_without_a_cycle_of_its_own_a_pass_expects_the_smallest_that_serves_it() -> None:
+    def key(recycles: int, width: int = 8) -> PassKey:
+        return PassKey("", True, True, ((width,),), (recycles,))
+
+    book = TraceBook()
+    own, large = book.keep(_trace(key(2))), book.keep(_trace(key(2, 16), elements=16))
+    assert book.expect([key(2)], [10]) is own
+    assert book.expect([key(3)], [10]) is own
+    assert book.expect([key(3, 4)], [5]) is own
+    assert book.expect([key(3)], [12]) is large
+    assert book.expect([key(3, 32)], [12]) is None
+
+
+def test_an_access_after_a_loop_of_another_length_has_its_place() -> None:
+    """Root, two loops without gradients of chunks 1 and 2, the pass with gradients, and the backward pass."""
+    chunks = [0, 1, 2, 1, 2, 1, 2, 2, 1]
+    grads = (True, False, False, False, False, True, True, False, False)
+    accesses = tuple(Access(frozenset({chunk})) for chunk in chunks)
+    trace = Trace((_key(),), (1,), (0,), accesses, (0,) * 9, grads=grads)
+    one, two = frozenset({1}), frozenset({2})
+    assert [
+        trace.place(i, a.chunks, g) for i, (a, g) in enumerate(zip(accesses, grads, strict=True))
+    ] == list(range(9))
+    assert trace.place(1, one, True) == 5  # no loop
+    assert trace.place(3, one, True) == 5  # one loop
+    assert trace.place(5, one, False) == 1  # a third loop
+    assert trace.place(3, two, True) is None
+    assert trace.place(5, two, False) is None
+    assert trace.place(9, one, True) is None

@@ -191,3 +191,58 @@ def test_ranks_remember_what_any_of_them_has_seen() -> None:
     assert len(residency.book) == 3
     residency.exchange()
     assert met[1] == []
+
+
+def _recycled(residency: Residency, recycles: int, order: Sequence[int] = (0, 1, 2, 3)) -> tuple[int, int]:
+    """A step with passes without gradients before the last one; returns its accesses without a trace, and its loads."""
+    reacted, loads = residency.reacted, residency.store.loads
+    residency.begin_pass(PassKey("", True, True, ((8,),), (recycles,)), 8)
+    residency.pin(())
+    for cycle in range(recycles + 1):
+        with torch.set_grad_enabled(cycle == recycles):
+            for index in order:
+                residency.pin((index,))
+                assert len(residency.store.resident) * SIZE <= residency.budget
+                residency.pin((), release=(index,))
+    with torch.no_grad():
+        for index in reversed(order):
+            residency.pin((index,))
+            residency.pin((), release=(index,))
+    residency.end_pass()
+    residency.end_step()
+    with residency.store.params_on_host():
+        pass
+    return residency.reacted - reacted, residency.store.loads - loads
+
+
+@pytest.mark.parametrize(("room", "most"), [(4, 4), (3, 15)])
+def test_one_trace_serves_any_number_of_recycles(room: int, most: int) -> None:
+    residency = _residency(room)
+    assert _recycled(residency, 1) == (25, 12)
+    for recycles in (3, 0, 2, 5, 1, 0):
+        reacted, loads = _recycled(residency, recycles)
+        assert reacted == 0
+        assert loads <= (4 if room == 4 else 4 * (recycles + 2))
+        if recycles == 3:
+            assert loads <= most
+    assert len(residency.book) == 1
+    assert _recycled(residency, 2, order=(3, 2, 1, 0))[0] > 0  # another way
+
+
+def test_a_step_that_repeats_a_measured_one_is_not_counted() -> None:
+    residency = _residency(8)
+    device = residency.store.device
+    counted = []
+    for _ in range(2 * 16):
+        with device.running():
+            before = device.other_bytes()
+            residency.begin_pass(_key(), 8)
+            tensor = torch.ones(8)
+            counted.append(device.other_bytes() > before)
+            del tensor
+            residency.pin((0,))
+            residency.pin((), release=(0,))
+        residency.end_step()
+        with residency.store.params_on_host():
+            pass
+    assert counted == [True, True, *[False] * 15, True, *[False] * 14]
