@@ -153,28 +153,32 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
-    """Return the first choice under the budget on the simulated device, or the smallest one, and its peak."""
-    best: list[tuple[int, Chosen]] = []
+    """Return the first choice under the budget on the simulated device, and its peak.
+
+    If there is none, it is the choice of the smallest peak; after the end of the time, the best one so far.
+    """
+    tried: list[tuple[int, Chosen]] = []
 
     def fits(choose: Callable[[int], Chosen]) -> bool:
         target = budget
         for _ in range(_ATTEMPTS):
             chosen = choose(target)
             peak = _measured_peak(graph, chosen.profile.steps)
-            best.append((peak, chosen))
+            tried.append((peak, chosen))
             if peak <= budget or not chosen.fits:
                 break
             target -= peak - budget  # bytes that the estimate missed
         return peak <= budget
 
     def go_on(target: int) -> Chosen:
-        return search.choose(target, best[-1][1].profile.steps if best else None)
+        return search.choose(target, tried[-1][1].profile.steps if tried else None)
 
     if not fits(go_on) and not search.is_over:
-        least = search.choose(0)
-        if not fits(lambda target: search.fewest_chunks(least.profile.steps, target)):
-            best.append((_measured_peak(graph, least.profile.steps), least))
-    peak, chosen = min(best, key=lambda found: found[0])
+        smallest = search.choose(0)
+        if not fits(lambda target: search.fewest_chunks(smallest.profile.steps, target)):
+            # Only this choice does not depend on the budget, so a search under its peak finds it again.
+            tried = [(_measured_peak(graph, smallest.profile.steps), smallest)]
+    peak, chosen = min(tried, key=lambda choice: choice[0])
     return chosen, peak
 
 

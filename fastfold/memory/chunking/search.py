@@ -267,7 +267,7 @@ class Search:
         top = max(range(len(steps)), key=lambda number: current.peaks[number])
         first, last = max(0, top - window), min(len(steps) - 1, top + window)
         needed, at_peak = self._needed(steps), set(dissolved([steps[top]]))
-        found: list[_Candidate] = []
+        candidates: list[_Candidate] = []
         for end in range(top, last + 1):
             flat = dissolved(steps[first : end + 1])
             for value, dim in self._ends(steps[end]):
@@ -280,11 +280,13 @@ class Search:
                     once = sum(map(self._work, inside))
                     region = _Region(current.states[begin], needed[end], target, once)
                     span = make_loop(self.memory.graph, inside, flow, region.needed)
-                    found.append(_Candidate(is_outside, self._rank(span, region), begin, end, span, region))
+                    candidates.append(
+                        _Candidate(is_outside, self._rank(span, region), begin, end, span, region)
+                    )
         # Refinement takes most of the time, so only the most promising regions are refined.
         best: _Candidate | None = None
         for candidate in heapq.nsmallest(
-            _REFINED, found, key=lambda c: (c.is_outside, c.rank, c.begin, c.end)
+            _REFINED, candidates, key=lambda c: (c.is_outside, c.rank, c.begin, c.end)
         ):
             rank, span = self._refined(candidate.span, candidate.region)
             if rank[0] < current.peaks[top] and (best is None or rank < best.rank):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.errors import ConfigError
-from fastfold.memory import BudgetError, ChunkedModule, ChunkPlan, autochunk
+from fastfold.memory import BudgetError, ChunkedModule, ChunkPlan, SearchLimit, autochunk
 
 
 class CausalBlock(nn.Module):
@@ -168,3 +168,32 @@ def test_a_plan_can_be_printed() -> None:
     assert (
         f"3 operations, aten::linear to aten::linear [32, 8]: dimension 0 in {region.chunks} chunks" in text
     )
+
+
+def test_a_search_reports_its_regions_and_ends_with_the_best_so_far() -> None:
+    module = nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 256), nn.GELU(), nn.Linear(256, 8)) for _ in range(3))
+    )
+    x, lines = torch.randn(64, 8), []
+    whole = autochunk(module, x, 1 << 40).plan.peak_before
+    chunked = autochunk(module, x, whole // 4, report=lines.append)
+    assert len(lines) >= 3
+    assert all(f"of a budget of {whole // 4:,} after" in line for line in lines)
+    with pytest.raises(SearchLimit, match=r"in 0 s of processor time.*seconds=.*`best`") as ended:
+        autochunk(module, x, whole // 4, seconds=0)
+    best = ended.value.best
+    assert best.plan.peak == ended.value.smallest == whole
+    with torch.no_grad():
+        torch.testing.assert_close(best(x), module(x))
+        torch.testing.assert_close(chunked(x), module(x))
+
+
+def test_the_search_of_a_repeated_layer_is_short() -> None:
+    """A fifth of the memory of layers of attention: one region for each peak, of a few operations."""
+    module = nn.Sequential(*(CausalBlock(16, 2, fused=False) for _ in range(3))).eval()
+    x, lines = torch.randn(2, 96, 16), []
+    whole = autochunk(module, x, 1 << 40).plan.peak_before
+    plan = autochunk(module, x, whole // 4, report=lines.append).plan
+    assert plan.peak <= whole // 4
+    assert len(lines) <= 12
+    assert max(region.operations for region in plan.regions) <= 16
