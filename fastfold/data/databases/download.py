@@ -24,11 +24,11 @@ from typing import Any
 from fastfold.data.databases.published import MMCIF_FOLDER, MMCIF_SOURCE, PublishedDatabase
 from fastfold.errors import ConfigError, InputError, NetworkError, WriteError
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
+from fastfold.utils.download.http import check_url
+from fastfold.utils.download.remote_file import Progress, Readable, RemoteFile, append_bytes
+from fastfold.utils.download.tar_members import GZIP_EXPANSION, TarMemberError, read_piecewise, tar_members
 from fastfold.utils.hashing import file_digest, input_hash
-from fastfold.utils.http import check_url
 from fastfold.utils.locks import alone
-from fastfold.utils.remote_file import Progress, Readable, RemoteFile, append_bytes
-from fastfold.utils.tar_members import GZIP_EXPANSION, TarMemberError, read_piecewise, tar_members
 
 RECORD = "record.json"
 

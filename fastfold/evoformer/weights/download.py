@@ -36,11 +36,11 @@ from fastfold.evoformer.weights.published import (
 )
 from fastfold.evoformer.weights.untrusted import SIZE_LIMIT, open_archive
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
+from fastfold.utils.download.http import check_url
+from fastfold.utils.download.remote_file import Progress, Readable, RemoteFile, append_bytes
+from fastfold.utils.download.tar_members import TarMemberError, tar_members
 from fastfold.utils.hashing import file_digest, input_hash
-from fastfold.utils.http import check_url
 from fastfold.utils.locks import alone
-from fastfold.utils.remote_file import Progress, Readable, RemoteFile, append_bytes
-from fastfold.utils.tar_members import TarMemberError, tar_members
 
 _MAX_MEMBERS = 1000
 _UNKNOWN_SIZE = 1 << 40  # of an archive whose server does not state it

@@ -16,9 +16,9 @@ from urllib.parse import quote
 from fastfold.errors import ConfigError, FastFoldError, InputError, NetworkError
 from fastfold.inference.serve.queue import FINAL
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
+from fastfold.utils.download.http import BROKEN, check_url, open_url
+from fastfold.utils.download.remote_file import RemoteFile, append_bytes
 from fastfold.utils.foreign_text import parse_json, printable, shown
-from fastfold.utils.http import BROKEN, check_url, open_url
-from fastfold.utils.remote_file import RemoteFile, append_bytes
 
 VARIABLE = "FASTFOLD_TOKEN"  #: Environment variable with the token of a user
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0

@@ -22,9 +22,9 @@ from fastfold.inference.screen.job import (
     ScreenError,
     Task,
 )
-from fastfold.inference.serve.answer import JobAnswer, read_answer
 from fastfold.inference.serve.metrics import Metrics
 from fastfold.inference.serve.queue import JobQueue, QueuedJob, QueueUnavailableError, State
+from fastfold.inference.serve.request import JobAnswer, read_answer
 
 PAUSE_S = 10.0  #: Seconds without new groups after an error that is not a job's, for example a full disk
 _RETRY_S = 1.0  # until the queue's file is tried again

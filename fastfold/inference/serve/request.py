@@ -1,11 +1,11 @@
-"""Stored request of a job: its target, its templates and its settings."""
+"""Files of a job: its request, with target, templates and settings, and its answer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import RunOptions
 from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.foreign_text import read_json_object
 
 Kind = Literal["sequence", "fasta", "a3m"]  #: Formats of a target
 SETTINGS = (
@@ -30,7 +31,9 @@ RUN_SETTINGS = ("num_models", "pair_mode", "zip_results")
 MAX_SEEDS = 100  #: Largest number of seeds of a job
 RESULTS = "results"  #: Name of the folder of results in a job's folder
 PROGRESS = "progress.log"  #: Name of the file of a job's progress, one line each
+ANSWER = "answer.json"  #: Name of the file with the answer of a finished job
 _REQUEST = "request.json"
+_MAX_ANSWER = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,40 @@ def template_file(name: str, text: str) -> str:
     for suffix in (".cif", ".mmcif", ".pdb", ".ent"):
         stem = stem.removesuffix(suffix)
     return safe_stem(stem) + (".cif" if text.lstrip().startswith("data_") else ".pdb")
+
+
+@dataclass(frozen=True)
+class JobAnswer:
+    """Result of a job in words, and scores and names of files of a folded one."""
+
+    state: Literal["done", "failed"]
+    text: str
+    scores: dict[str, Any] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+
+def write_answer(folder: Path, answer: JobAnswer) -> None:
+    """Write the answer to the job of a folder."""
+    write_atomic(folder / ANSWER, json.dumps(asdict(answer)))
+
+
+def read_answer(folder: Path) -> JobAnswer | None:
+    """Return the answer in a job's folder, None if there is none yet.
+
+    Raises:
+        InputError: The answer cannot be read, or is damaged.
+    """
+    path = folder / ANSWER
+    if not path.exists():
+        return None
+    content = read_json_object(path, "parts of an answer to their values", limit=_MAX_ANSWER)
+    state, text = content.get("state"), content.get("text")
+    scores, files = content.get("scores", {}), content.get("files", [])
+    if (
+        state not in ("done", "failed")
+        or not isinstance(text, str)
+        or not isinstance(scores, dict)
+        or not (isinstance(files, list) and all(isinstance(name, str) for name in files))
+    ):
+        raise InputError("is not an answer to a job", path=path)
+    return JobAnswer(state, text, scores, files)

@@ -26,8 +26,7 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.runner import Summary, fold_targets, open_log
 from fastfold.inference.screen.job import JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.serve.answer import ANSWER, JobAnswer, write_answer
-from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
+from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobAnswer, JobRequest, write_answer
 from fastfold.inference.target_runner import TargetRunner, TargetWork, fold_together
 from fastfold.utils.locks import held
 

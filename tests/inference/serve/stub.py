@@ -19,9 +19,8 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.screen.job import Event, Finished, JobResult, Ready, Task, Worker
 from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.worker_process import LocalExecutor
-from fastfold.inference.serve.answer import JobAnswer, write_answer
 from fastfold.inference.serve.options import ServeOptions
-from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
+from fastfold.inference.serve.request import PROGRESS, RESULTS, JobAnswer, JobRequest, write_answer
 from fastfold.inference.serve.server import run_server, server_config
 from fastfold.inference.serve.service import Backend, Service
 from fastfold.inference.serve.worker import result_files

@@ -18,11 +18,10 @@ pytest.importorskip("uvicorn")
 
 from fastfold.inference.screen.job import JobResult, Task
 from fastfold.inference.serve import dispatcher as dispatching
-from fastfold.inference.serve.answer import ANSWER, JobAnswer, write_answer
 from fastfold.inference.serve.dispatcher import Dispatcher
 from fastfold.inference.serve.metrics import Metrics
 from fastfold.inference.serve.queue import FINAL, JobQueue
-from fastfold.inference.serve.request import JobRequest
+from fastfold.inference.serve.request import ANSWER, JobAnswer, JobRequest, write_answer
 from tests.inference.serve.stub import InlineExecutor, fold
 
 

@@ -9,7 +9,15 @@ import pytest
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import RunOptions
-from fastfold.inference.serve.request import MAX_SEEDS, JobRequest, template_file
+from fastfold.inference.serve.request import (
+    ANSWER,
+    MAX_SEEDS,
+    JobAnswer,
+    JobRequest,
+    read_answer,
+    template_file,
+    write_answer,
+)
 
 
 def test_a_request_is_read_as_it_was_written(tmp_path: Path):
@@ -66,3 +74,24 @@ def test_jobs_of_other_settings_are_not_folded_together():
     plain = JobRequest("sequence", "MKV")
     assert plain.fingerprint() == JobRequest("sequence", "MKVLLL", "x").fingerprint()
     assert plain.fingerprint() != JobRequest("sequence", "MKV", settings={"num_recycles": 1}).fingerprint()
+
+
+def test_an_answer_is_read_back(tmp_path: Path):
+    assert read_answer(tmp_path) is None
+    answer = JobAnswer("done", "good", {"plddt": 90.0}, ["a.pdb"])
+    write_answer(tmp_path, answer)
+    assert read_answer(tmp_path) == answer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{}", "[]", "[" * 100_000, '{"state": "queued", "text": ""}', '{"state": "done", "text": 1}'),
+        '{"state": "done", "text": "", "scores": []}',
+        '{"state": "done", "text": "", "files": [1]}',
+    ],
+)
+def test_a_damaged_answer_is_refused(tmp_path: Path, content: str):
+    (tmp_path / ANSWER).write_text(content)
+    with pytest.raises(InputError, match=ANSWER):
+        read_answer(tmp_path)

@@ -17,8 +17,7 @@ from fastfold.inference.request import RunOptions
 from fastfold.inference.runner import Summary, fold_targets
 from fastfold.inference.screen.job import Job, JobResult, Task
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.serve.answer import ANSWER
-from fastfold.inference.serve.request import PROGRESS, RESULTS, JobRequest
+from fastfold.inference.serve.request import ANSWER, PROGRESS, RESULTS, JobRequest
 from fastfold.inference.serve.worker import GroupWorker
 
 SETTINGS = {"num_recycles": 0, "plots": False}

@@ -40,7 +40,7 @@ from fastfold.data.search.colabfold.source import (
 )
 from fastfold.data.search.settings import ColabFoldModes
 from fastfold.errors import InputError, NetworkError
-from fastfold.utils.http import BROKEN, check_url, open_url
+from fastfold.utils.download.http import BROKEN, check_url, open_url
 from fastfold.utils.units import clock
 
 Endpoint = Literal["msa", "pair"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from fastfold.data.search.colabfold.source import template_file
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
-from fastfold.utils.tar_members import TarMemberError, tar_members
+from fastfold.utils.download.tar_members import TarMemberError, tar_members
 
 MAX_HITS = 20  #: Hits whose structures are fetched, as in ColabFold
 

@@ -10,7 +10,7 @@ import pytest
 from fastfold.data.search.colabfold import msa_server as protocol
 from fastfold.data.search.colabfold.msa_server import TicketServer
 from fastfold.errors import ConfigError, NetworkError
-from fastfold.utils.http import USER_AGENT
+from fastfold.utils.download.http import USER_AGENT
 from tests.helpers.loopback import Request, loopback
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from fastfold.utils.tar_members import TarMemberError, read_piecewise, tar_members
+from fastfold.utils.download.tar_members import TarMemberError, read_piecewise, tar_members
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from fastfold.errors import ConfigError, NetworkError
-from fastfold.utils.http import USER_AGENT, check_url, open_url
-from fastfold.utils.remote_file import MAX_READ, RemoteFile
+from fastfold.utils.download.http import USER_AGENT, check_url, open_url
+from fastfold.utils.download.remote_file import MAX_READ, RemoteFile
 from tests.helpers.loopback import Request, loopback, send_file
 
 DATA = random.Random(0).randbytes(300_000)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from fastfold.errors import NetworkError
-from fastfold.utils.http import open_url
+from fastfold.utils.download.http import open_url
 from tests.helpers.loopback import Request, loopback
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fastfold.errors import NetworkError
-from fastfold.utils.http import BROKEN, open_url
+from fastfold.utils.download.http import BROKEN, open_url
 
 MAX_READ = 1 << 24  #: Maximum number of bytes of a read, so that no number in a foreign file reserves memory
 

@@ -1,0 +1,1 @@
+"""Files from servers: requests, reading from any position, and members of archives."""
