@@ -21,6 +21,7 @@ _LEAST_BEND = 0.5
 """Product of two bonds and the sine of their angle in Å², below which N, CA and C are collinear."""
 _FREE_PSI = -45.0  #: Psi in degrees of a residue whose successor's nitrogen is unknown
 _MAX_ENERGY = 8.0  #: Energy above a residue's best candidate from which others are left out
+_MAX_ENERGY_OF_RINGS = 30.0  #: The same for residues of pierced rings, which may need worse candidates
 _DEVIATIONS = (-30.0, -15.0, 0.0, 15.0, 30.0)
 """Degrees from a rotamer's first two angles that are tried for residues of pierced rings."""
 
@@ -112,7 +113,12 @@ def place_side_chains(
     for one, k in zip(candidates, choice, strict=True):
         xyz[one.residue, one.slots], known[one.residue, one.slots] = one.points[k, : len(one.slots)], True
     xyz = place_unpierced(
-        xyz, known, aatype, tied, movable, lambda residues: candidates_of(residues, _DEVIATIONS, np.inf)
+        xyz,
+        known,
+        aatype,
+        tied,
+        movable,
+        lambda residues: candidates_of(residues, _DEVIATIONS, _MAX_ENERGY_OF_RINGS),
     )
     placed = np.array(positions)
     added = known & ~kept
