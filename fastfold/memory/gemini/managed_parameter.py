@@ -126,7 +126,7 @@ class ManagedParameter(nn.Parameter):
             is_term = torch.is_grad_enabled() and self.requires_grad and not place.readable
             is_change = _IN_PLACE.fullmatch(name) is not None or "out" in kwargs
             if is_term and not is_change and func not in _NOT_OF_VALUES:
-                return _Copy.apply(self, place)  # type: ignore[no-any-return]
+                return _Copy.apply(self, place)
             self._refuse(func, args)
             if func in _STRIDES:
                 return torch.empty_strided(place.shape, place.stride, device="meta")
