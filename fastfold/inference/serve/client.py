@@ -138,9 +138,9 @@ class Client:
                         continue
                     data = self._parsed(path, fields.get("data", "null"))
                     if fields["event"] == "state":
-                        found = self._job(path, data)
-                        state = found["state"]
-                        yield "state", found
+                        described = self._job(path, data)
+                        state = described["state"]
+                        yield "state", described
                     elif isinstance(data, dict) and isinstance(data.get("line"), str):
                         yield "progress", printable(data["line"])
                     else:

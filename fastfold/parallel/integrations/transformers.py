@@ -32,6 +32,7 @@ class ParallelTrainer(transformers.Trainer):
                 f"ParallelTrainer: expected the result of parallelize(), found {type(model).__name__}"
             )
         super().__init__(model, *arguments, **options)
+        self._parallel = model
         if self.optimizer is None:
             raise ConfigError("ParallelTrainer needs optimizers=(model.optimizer(...), None)")
         adopt_accelerator(self.accelerator, model)
@@ -41,17 +42,19 @@ class ParallelTrainer(transformers.Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the plain model, by all processes together; ``from_pretrained()`` reads one of transformers."""
         folder = output_dir or self.args.output_dir
-        state = self.model.state_dict(rank0_only=True)
-        if self.args.should_save and hasattr(self.model.module, "save_pretrained"):
-            self.model.module.save_pretrained(folder, state_dict=state)
+        state = self._parallel.state_dict(rank0_only=True)
+        save = getattr(self._parallel.module, "save_pretrained", None)
+        if self.args.should_save and save is not None:
+            save(folder, state_dict=state)
         elif self.args.should_save:
             self._save(folder, state)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Gather the states on all processes; Trainer asks only one process."""
-        whole = self.optimizer.state_dict()
-        self.optimizer.state_dict = lambda: whole
+        optimizer: Any = self.optimizer
+        whole = optimizer.state_dict()
+        optimizer.state_dict = lambda: whole
         try:
             super()._save_optimizer_and_scheduler(output_dir)
         finally:
-            del self.optimizer.state_dict
+            del optimizer.state_dict
