@@ -171,6 +171,7 @@ class TestClosedPipes:
         _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (1, "")
 
+    @pytest.mark.long
     def test_of_infer(self, cli: CommandLine, ended):
         process = fork_command(
             "infer", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", cli.weights(), *QUICK

@@ -29,6 +29,7 @@ def fasta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "a.fasta"
 
 
+@pytest.mark.long
 def test_infer_folds_without_matplotlib_and_says_that_no_plots_are_drawn(fasta: str) -> None:
     code, said = _command("matplotlib", "infer", fasta, "--out", "out")
     assert code == 0, said

@@ -103,15 +103,17 @@ def test_new_memory_second_derivatives_and_sparse_gradients() -> None:
     launch(_all, 2)
 
 
-def test_a_block_in_two_stages_is_refused() -> None:
+def test_a_block_with_a_buffer_in_two_stages_is_refused() -> None:
+    """Each stage would change its own copy; shared parameters alone are summed."""
     shared = nn.Linear(2, 2)
+    shared.register_buffer("scale", torch.ones(2))
 
     def stages(model: nn.Module, count: int) -> list[nn.Module]:
         return [nn.Sequential(shared), nn.Sequential(shared)]
 
     with (
         fake_mesh(ParallelPlan(pp=2)) as mesh,
-        pytest.raises(ConfigError, match=r"0\.weight is in the pipeline's stages 0 and 1"),
+        pytest.raises(ConfigError, match=r"0\.scale is a buffer of the pipeline's stages 0 and 1"),
     ):
         parallelize(nn.Sequential(shared), mesh, stages=stages)
 

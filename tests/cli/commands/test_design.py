@@ -31,6 +31,7 @@ def table(cli: CommandLine) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
+@pytest.mark.long
 def test_a_hallucination_is_designed_folded_and_listed(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

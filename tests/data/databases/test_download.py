@@ -18,7 +18,7 @@ from fastfold.data.databases import download
 from fastfold.data.databases.download import database_sizes, download_databases, is_present
 from fastfold.data.databases.published import DATABASES, find_databases, find_published
 from fastfold.errors import ConfigError, InputError, NetworkError
-from fastfold.utils import remote_file
+from fastfold.utils.download import remote_file
 from tests.helpers.command_line import CommandLine
 from tests.helpers.command_line import cli as cli
 from tests.helpers.loopback import Loopback, Request, loopback, send_file

@@ -20,7 +20,7 @@ from fastfold.errors import ConfigError, NetworkError, WeightsError, WriteError
 from fastfold.evoformer.weights import download as archives
 from fastfold.evoformer.weights.download import download_weights
 from fastfold.evoformer.weights.published import ARCHIVE, PUBLISHED, SUMS, file_name, read_sums, weights_files
-from fastfold.utils import remote_file
+from fastfold.utils.download import remote_file
 from fastfold.utils.hashing import file_digest
 from tests.conftest import REPOSITORY
 from tests.helpers.forked import Forked
