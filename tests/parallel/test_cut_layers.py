@@ -1,0 +1,65 @@
+"""Layers are found by patterns, replaced in place, and stay tied."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.cut_layers import cut_layers, find_cuts
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.fake_run import fake_mesh
+
+
+class Half(nn.Linear):
+    """A rank's outputs of a layer."""
+
+    def to_plain(self) -> nn.Module:
+        return nn.Linear(self.in_features, 2 * self.out_features, bias=False)
+
+
+def half(layer: nn.Module, mesh: ParallelMesh) -> nn.Module:
+    """Keep the first half of a linear layer's outputs."""
+    assert isinstance(layer, nn.Linear)
+    part = Half(layer.in_features, layer.out_features // mesh.group("tp").size, bias=False)
+    part.weight.data.copy_(layer.weight[: part.out_features])
+    return part
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Linear(4, 4, bias=False)), nn.Linear(4, 4, bias=False))
+
+
+def test_the_outermost_module_wins_and_wrong_patterns_are_refused() -> None:
+    plan = ParallelPlan(tp=2)
+    assert list(find_cuts(model(), plan, {"0.0": half, "0": half, "1": half})) == ["0.0", "0", "1"]
+    assert list(find_cuts(model(), plan, {"0*": half})) == ["0"]
+    assert find_cuts(model(), ParallelPlan(dp=2), None) == {}
+    with pytest.raises(ConfigError, match=r"tp=2 needs to know which layers of Sequential are cut"):
+        find_cuts(model(), plan, None)
+    with pytest.raises(ConfigError, match=r"no module of Sequential is called 2; did you mean"):
+        find_cuts(model(), plan, {"2": half})
+    with pytest.raises(ConfigError, match=r"layers= lacks 1\.weight"):
+        find_cuts(model(), ParallelPlan(tp=4, tp_mode="2d"), {"0": half})
+
+
+def test_layers_are_replaced_and_the_plain_ones_have_no_data() -> None:
+    whole = model()
+    weights = [part.detach().clone() for part in whole.parameters()]
+    with fake_mesh(ParallelPlan(tp=2)) as mesh:
+        plain = cut_layers(whole, {"0.0": half}, mesh)
+    first, second = whole.parameters()
+    assert first.equal(weights[0][:2])
+    assert second.equal(weights[1])
+    assert list(plain) == ["0.0"]
+    assert {p.device.type for p in plain["0.0"].parameters()} == {"meta"}
+
+
+def test_tied_parameters_stay_tied() -> None:
+    whole = model()
+    whole[1].weight = whole[0][0].weight  # type: ignore[index,union-attr]
+    with fake_mesh(ParallelPlan(tp=2)) as mesh:
+        cut_layers(whole, {"0.0": half}, mesh)
+    assert whole[1].weight is whole[0][0].weight  # type: ignore[index,union-attr]
+    assert whole[1].weight.shape == (2, 4)  # type: ignore[union-attr]
