@@ -22,9 +22,12 @@ QUERIES = "queries"  #: Key that marks such a file
 
 _USES = ("use_msas", "use_main_msas", "use_paired_msas")
 _OF_FILE = (QUERIES, "seeds", "ccd_file_path")
-_OF_QUERY = ("query_name", "chains", "covalent_bonds", *_USES)
+_MEANINGFUL = ("covalent_bonds", "pocket_constraint")
+_MEANINGFUL_OF_CHAIN = ("non_canonical_residues", "cyclic")
+"""Keys that change the meaning of a query."""
+_OF_QUERY = ("query_name", "chains", *_MEANINGFUL, *_USES)
 _OF_CHAIN = (
-    *("molecule_type", "chain_ids", "sequence", "non_canonical_residues", *_USES),
+    *("molecule_type", "chain_ids", "description", "sequence", *_MEANINGFUL_OF_CHAIN, *_USES),
     *(
         "main_msa_file_paths",
         "paired_msa_file_paths",
@@ -55,7 +58,7 @@ def parse_openfold3(file: QueryFile, tree: Mapping[str, Any]) -> Iterator[Record
 def _complex(job: Job, tree: Mapping[str, Any], query: object) -> Record:
     if not isinstance(query, Mapping) or not isinstance(query.get("chains"), list) or not query["chains"]:
         raise job.fail("expected a list 'chains' with at least one protein")
-    job.refuse(query, ("covalent_bonds",))
+    job.refuse(query, _MEANINGFUL)
     seeds, warnings = read_seeds(job, tree.get("seeds"), "'seeds'")
     warnings += [*job.ignored(tree, _OF_FILE, "the file"), *job.ignored(query, _OF_QUERY, "the query")]
     entities: list[Entity] = []
@@ -75,7 +78,7 @@ def _chain(job: Job, query: Mapping[str, Any], chain: object, number: int) -> tu
             f"expected only proteins, found {kind[:40]!r} as entry {number}; FastFold folds proteins: remove it from "
             "the file"
         )
-    job.refuse(chain, ("non_canonical_residues",))
+    job.refuse(chain, _MEANINGFUL_OF_CHAIN)
     sequence, warnings = chain_letters(job, chain, number)
     warnings += job.ignored(chain, _OF_CHAIN, f"entry {number}")
     if any(chain.get(key) for key in _TEMPLATES):

@@ -147,6 +147,7 @@ def test_unused_alignments_are_left_out(files: Path, fields: dict[str, bool], ow
     [
         ({"molecule_type": "ligand", "smiles": "CC"}, "expected only proteins, found 'ligand' as entry 1"),
         ({"non_canonical_residues": {"1": "MSE"}}, "has 'non_canonical_residues'"),
+        ({"cyclic": True}, "has 'cyclic'"),
         ({"main_msa_file_paths": "none.a3m"}, "entry 1, 'main_msa_file_paths': no such file: 'none.a3m'"),
         ({"main_msa_file_paths": ["a.npz"]}, "holds arrays; name the .a3m or .sto files"),
         ({"main_msa_file_paths": "x.txt"}, "expected .a3m or .sto"),
@@ -171,6 +172,10 @@ def test_other_contents_are_refused(tmp_path: Path) -> None:
         ({"queries": {"t": {"chains": []}}}, "expected a list 'chains'"),
         ({"queries": {"t": {"chains": ["x"]}}}, "entry 1 of 'chains' must be an object"),
         ({"queries": {"t": {"chains": [chain("MK")], "covalent_bonds": [1]}}}, "has 'covalent_bonds'"),
+        (
+            {"queries": {"t": {"chains": [chain("MK")], "pocket_constraint": {"a": 1}}}},
+            "has 'pocket_constraint'",
+        ),
     ):
         (tmp_path / "in.json").write_text(json.dumps(tree))
         _, (error,) = read_targets([tmp_path / "in.json"])
