@@ -29,8 +29,12 @@ _MOST_SHOWN = 40
 
 def shown(value: object) -> str:
     """Return a value as messages quote it, cut after 40 letters."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+    return cut(repr(value), _MOST_SHOWN)
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text of at most a number of letters, with dots in place of a longer one's end."""
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from fastfold.inference.restraints.lists import list_columns, read_list
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import ATOMS, Atoms, Restraint
 from fastfold.inference.restraints.rows import Row, collect, limited, read_number, read_share, split_rows
-from fastfold.utils.foreign_text import read_settings_text
+from fastfold.utils.foreign_text import read_settings_text, shown
 
 CROSSLINKERS = {"DSS": 30.0, "BS3": 30.0, "DSSO": 30.0, "DSBU": 30.0, "EDC": 20.0}
 """Largest distance of CA atoms in Å by crosslinker.
@@ -91,7 +91,7 @@ def _from_table(path: Path, rows: Sequence[Row], residues: Residues) -> list[Res
     header = rows[0].cells if rows else []
     columns, names_proteins = _translated(header, path)
     if repeated := next((name for name in columns if columns.count(name) > 1), None):
-        raise InputError(f"has the column {repeated!r} more than once", path=path)
+        raise InputError(f"has the column {shown(repeated)} more than once", path=path)
     if set(_CHAI) <= set(columns):
         known, read = {*_CHAI, *_CHAI_OPTIONAL}, _chai_row
     elif set(_OURS) <= set(columns):
@@ -105,7 +105,7 @@ def _from_table(path: Path, rows: Sequence[Row], residues: Residues) -> list[Res
             path=path,
         )
     if unknown := sorted(set(columns) - known):
-        raise InputError(f"has an unknown column {unknown[0]!r}; remove or rename it", path=path)
+        raise InputError(f"has an unknown column {shown(unknown[0])}; remove or rename it", path=path)
 
     def restraints_of(cells: list[str]) -> list[Restraint]:
         if len(cells) > len(columns):

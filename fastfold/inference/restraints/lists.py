@@ -14,6 +14,7 @@ from fastfold.errors import InputError
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import Restraint
 from fastfold.inference.restraints.rows import Row, collect, limited, read_number, read_share
+from fastfold.utils.foreign_text import shown
 
 ALPHALINK_MAX = 10.0
 """Limit in Å between CA of AlphaLink's pairs with a false-discovery rate, for which its network is trained."""
@@ -193,7 +194,7 @@ def _read_contacts(path: Path, rows: Sequence[Row], residues: Residues, notes: l
         key = row.cells[0]
         if key == "PFRMAT" and row.cells[1:] != ["RR"]:
             kind = " ".join(row.cells[1:])
-            raise InputError(f"is in CASP's format {kind!r}; expected RR, which has contacts", path=path)
+            raise InputError(f"is in CASP's format {shown(kind)}; expected RR, which has contacts", path=path)
         if key == "END":
             break
         if key == "MODEL":

@@ -10,12 +10,13 @@ from typing import NamedTuple, TypeVar
 
 from fastfold.errors import InputError
 from fastfold.inference.restraints.restraint import Atoms, Restraint
-from fastfold.utils.foreign_text import table_rows
+from fastfold.utils.foreign_text import cut, table_rows
 from fastfold.utils.text_files import split_lines
 
 _Content = TypeVar("_Content")
 _DELIMITERS = "\t;,"
 _MOST_LINES = 20
+_MOST_LETTERS = 160  # of the text about a line
 
 
 class Row(NamedTuple):
@@ -66,7 +67,7 @@ def collect(
         try:
             pairs = read(row)
         except (ValueError, InputError) as error:
-            errors.append(f"{place}: {error}")
+            errors.append(f"{place}: {cut(str(error), _MOST_LETTERS)}")
             continue
         group = place if len(pairs) > 1 else ""
         restraints += [replace(one, line=place, group=one.group or group) for one in pairs]
