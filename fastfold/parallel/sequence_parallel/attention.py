@@ -38,8 +38,7 @@ from fastfold.parallel.sequence_parallel.online_softmax import (
     SoftmaxSum,
     heads_first,
     score_blocks,
-    score_gradients,
-    softmax_weights,
+    start_backward,
 )
 
 
@@ -299,41 +298,30 @@ class RingAttention(Function):
     @first_order
     @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # The weights are recomputed.
         q, kv, bias, masked, out, largest, total = ctx.saved_tensors
         ring: Ring = ctx.ring
-        exact = out.dtype
-        own = heads_first(q, exact) * ring.scale
-        gradient = heads_first(gradient, exact)
-        mean = (gradient * out).sum(-1, keepdim=True)
-        grad_q = torch.zeros_like(own)
+        own = start_backward(q, gradient, out, largest, total, ring.scale)
+        grad_q = torch.zeros_like(own.q)
         grad_bias = _BiasGradient(bias, ring) if bias is not None and ctx.needs_input_grad[2] else None
         arriving: AsyncResult[Tensor] | None = None
         for step, ((shard, passing), b_bias) in enumerate(
             zip(ring.travel(kv), ring.biases(bias), strict=True)
         ):
-            k, v = heads_first(passing, exact).unbind(0)
-            grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+            pair = heads_first(passing, out.dtype)
+            grad_pair = torch.zeros_like(pair)
             h_bias = None if grad_bias is None else grad_bias.start(shard)
             for place in (
-                score_blocks((*own.shape[:-1], k.shape[-2])) if ring.sees(shard, own.shape[-2]) else ()
+                score_blocks((*own.q.shape[:-1], pair.shape[-2])) if ring.sees(shard, own.q.shape[-2]) else ()
             ):
                 b, row, query = place
-                at = (b, slice(None), row, query)
-                scores = ring.scores(own, place, shard, k, b_bias, masked)
-                weights = softmax_weights(scores, largest[at], total[at])
-                grad_v[b, :, row] += weights.mT @ gradient[at]
-                grad_scores = score_gradients(weights, gradient[at], v[b, :, row], mean[at])
-                if masked is not None:
-                    # A weight of 0 has done this already, except in rows whose keys are all masked.
-                    grad_scores.masked_fill_(masked[b, row, None, ring.keys(shard)], 0)
-                grad_q[at] += grad_scores @ k[b, :, row]
-                grad_k[b, :, row] += grad_scores.mT @ own[at]
+                scores = ring.scores(own.q, place, shard, pair[0], b_bias, masked)
+                hidden = None if masked is None else masked[b, row, None, ring.keys(shard)]
+                grad_scores = own.add(place, scores, pair, hidden, to_q=grad_q, to_keys=grad_pair)
                 if h_bias is not None:
                     h_bias[b, :, query] += grad_scores.sum(1)
             if grad_bias is not None:
                 grad_bias.finish(shard)
-            grad_kv = torch.stack((grad_k, grad_v)).movedim(-4, -2)
+            grad_kv = grad_pair.movedim(-4, -2)
             if arriving is not None:
                 grad_kv = arriving.wait() + grad_kv
             arriving = ring.shift(grad_kv, step)

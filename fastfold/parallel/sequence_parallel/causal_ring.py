@@ -29,11 +29,11 @@ from fastfold.parallel.comm.collectives import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.sequence_parallel.online_softmax import (
     Place,
+    SoftmaxGradient,
     SoftmaxSum,
     heads_first,
     score_blocks,
-    score_gradients,
-    softmax_weights,
+    start_backward,
 )
 
 
@@ -182,34 +182,23 @@ class CausalAttention(Function):
     @first_order
     @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # The weights are recomputed.
         q, kv, masked, out, largest, total = ctx.saved_tensors
         ring: CausalRing = ctx.ring
         rank, exact, width = ring.group.rank, out.dtype, out.shape[-1]
-        own = heads_first(q, exact) * ring.scale
-        gradient = heads_first(gradient, exact)
-        mean = (gradient * out).sum(-1, keepdim=True)
-        # All that a rank needs to compute with queries.
-        queries = torch.cat((own, gradient, mean, largest, total), -1)
+        own = start_backward(q, gradient, out, largest, total, ring.scale)
+        queries = own.packed()
         pair = heads_first(kv, exact)
-        grad_q, grad_pair = torch.zeros_like(own), torch.zeros_like(pair)
+        grad_q, grad_pair = torch.zeros_like(own.q), torch.zeros_like(pair)
 
         def add(
             of_queries: Tensor, of_pair: Tensor, packed: Tensor, pair: Tensor, shard: int, diagonal: bool
         ) -> None:
-            q, gradient, mean, largest, total = packed.split([width, width, 1, 1, 1], -1)
-            k, v = pair.unbind(0)
-            for b, row, query in score_blocks((*q.shape[:-1], k.shape[-2])):
-                at, keys = (b, slice(None), row, query), (b, slice(None), row)
-                scores = ring.scores(q, (b, row, query), k, masked, shard, diagonal=diagonal)
-                weights = softmax_weights(scores, largest[at], total[at])
-                of_pair[1][keys] += weights.mT @ gradient[at]
-                of_scores = score_gradients(weights, gradient[at], v[keys], mean[at])
-                if masked is not None:
-                    # A weight of 0 has done this already, except in rows whose keys are all masked.
-                    of_scores.masked_fill_(masked[b, row, None, ring.keys(shard)], 0)
-                of_queries[at] += of_scores @ k[keys]
-                of_pair[0][keys] += of_scores.mT @ q[at]
+            part = SoftmaxGradient.unpacked(packed)
+            for place in score_blocks((*part.q.shape[:-1], pair.shape[-2])):
+                b, row, _ = place
+                scores = ring.scores(part.q, place, pair[0], masked, shard, diagonal=diagonal)
+                hidden = None if masked is None else masked[b, row, None, ring.keys(shard)]
+                part.add(place, scores, pair, hidden, to_q=of_queries, to_keys=of_pair)
 
         def start(distance: int) -> tuple[AsyncResult[Tensor] | None, AsyncResult[Tensor] | None]:
             return ring.start_keys(kv, distance), ring.start_queries(queries, distance)

@@ -89,11 +89,72 @@ class SoftmaxSum:
         return pivot, shrink
 
 
-def softmax_weights(scores: Tensor, largest: Tensor, total: Tensor) -> Tensor:
-    """Return the weights of scores, which are overwritten, from the sums over all keys."""
-    return scores.sub_(largest).exp_().div_(total)
+class SoftmaxGradient:
+    """Queries of a backward pass, which recomputes the weights.
+
+    Args:
+        q: Scaled queries ``[B, H, R, Nq, D]``.
+        gradient: Gradient of the attention's result ``[B, H, R, Nq, D]``.
+        mean: Weighted mean of the weights' gradients ``[B, H, R, Nq, 1]``: the gradient times the result, summed.
+        largest: As of :class:`SoftmaxSum` over all keys.
+        total: As of :class:`SoftmaxSum` over all keys.
+    """
+
+    def __init__(self, q: Tensor, gradient: Tensor, mean: Tensor, largest: Tensor, total: Tensor) -> None:
+        self.q, self.gradient, self.mean, self.largest, self.total = q, gradient, mean, largest, total
+
+    @classmethod
+    def unpacked(cls, packed: Tensor) -> SoftmaxGradient:
+        """Return queries from :meth:`packed`."""
+        width = (packed.shape[-1] - 3) // 2
+        return cls(*packed.split([width, width, 1, 1, 1], -1))
+
+    def packed(self) -> Tensor:
+        """Return all tensors as one ``[B, H, R, Nq, 2 D + 3]``."""
+        return torch.cat((self.q, self.gradient, self.mean, self.largest, self.total), -1)
+
+    def add(
+        self,
+        place: Place,
+        scores: Tensor,
+        keys: Tensor,
+        hidden: Tensor | None,
+        *,
+        to_q: Tensor,
+        to_keys: Tensor,
+    ) -> Tensor:
+        """Add a block's gradients by queries and keys; return those by its scores ``[H, r, n, Nk]``.
+
+        Args:
+            place: The block.
+            scores: Its scores, which are overwritten.
+            keys: Keys and values ``[2, B, H, R, Nk, D]``.
+            hidden: Mask ``[r, 1, Nk]`` of keys that the queries do not see, or None.
+            to_q: Sum of gradients by scaled queries ``[B, H, R, Nq, D]``.
+            to_keys: Sum of gradients by keys and values ``[2, B, H, R, Nk, D]``.
+        """
+        b, row, query = place
+        at, of_keys = (b, slice(None), row, query), (b, slice(None), row)
+        k, v = keys.unbind(0)
+        gradient = self.gradient[at]
+        weights = scores.sub_(self.largest[at]).exp_().div_(self.total[at])
+        to_keys[1][of_keys] += weights.mT @ gradient
+        of_scores = (gradient @ v[of_keys].mT).sub_(self.mean[at]).mul_(weights)
+        if hidden is not None:
+            # A weight of 0 has done this already, except in rows whose keys are all masked.
+            of_scores.masked_fill_(hidden, 0)
+        to_q[at] += of_scores @ k[of_keys]
+        to_keys[0][of_keys] += of_scores.mT @ self.q[at]
+        return of_scores
 
 
-def score_gradients(weights: Tensor, gradient: Tensor, v: Tensor, mean: Tensor) -> Tensor:
-    """Return the gradients of scores: the weight times (its gradient - their weighted mean)."""
-    return (gradient @ v.mT).sub_(mean).mul_(weights)
+def start_backward(
+    q: Tensor, gradient: Tensor, out: Tensor, largest: Tensor, total: Tensor, scale: float
+) -> SoftmaxGradient:
+    """Return the queries of a backward pass from what the forward pass keeps.
+
+    ``q`` and ``gradient`` are ``[..., R, N, H, D]``, other tensors as of :class:`SoftmaxSum` after its end.
+    """
+    gradient = heads_first(gradient, out.dtype)
+    mean = (gradient * out).sum(-1, keepdim=True)
+    return SoftmaxGradient(heads_first(q, out.dtype) * scale, gradient, mean, largest, total)
