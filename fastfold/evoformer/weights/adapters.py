@@ -20,10 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fastfold.errors import OutputError, WeightsError
+from fastfold.errors import InputError, OutputError, WeightsError
 from fastfold.evoformer.weights.mapping import refuse_not_finite
 from fastfold.evoformer.weights.untrusted import DAMAGED
 from fastfold.utils.atomic_files import replacing, write_atomic
+from fastfold.utils.foreign_text import parse_json
+from fastfold.utils.text_files import read_text_bytes
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -34,6 +36,7 @@ _SAMPLES = 4
 # Initial values that leave the base network's weights as they are; others subtract the adapter from them.
 _NEUTRAL = ("gaussian", "eva", "orthogonal")
 _NAMED_LAYERS = 3
+_MAX_CONFIG = 1 << 24  # bytes
 
 
 @dataclass(frozen=True)
@@ -187,13 +190,11 @@ def _number(x: float) -> float:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
+    if not path.is_file():
+        raise WeightsError(f"{folder}: expected a folder with {CONFIG} and {TENSORS}, as PEFT writes it")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise WeightsError(
-            f"{folder}: expected a folder with {CONFIG} and {TENSORS}, as PEFT writes it"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
+        config = parse_json(read_text_bytes(path, limit=_MAX_CONFIG), CONFIG)
+    except InputError as error:
         raise WeightsError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
