@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastfold.errors import InputError
-from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+from fastfold.utils.text_files import PathLike, is_special, read_text_bytes, split_lines
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
@@ -51,8 +51,7 @@ def read_settings_text(path: PathLike, *, limit: int) -> str:
         InputError: See :func:`fastfold.utils.text_files.read_text_bytes`; or the file is a pipe or a device, or not
             text in UTF-8.
     """
-    place = Path(path)
-    if place.exists() and not place.is_file() and not place.is_dir():
+    if is_special(Path(path)):
         raise InputError("is not a regular file; save its content in one", path=path)
     return _decoded(read_text_bytes(path, limit=limit), path)
 

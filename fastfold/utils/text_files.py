@@ -101,9 +101,14 @@ def read_packed_text(path: PathLike, *, limit: int) -> str:
     return _checked(data, path, limit).decode("utf-8", "replace")
 
 
+def is_special(path: Path) -> bool:
+    """Return True for a pipe or a device."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def check_listed(path: Path) -> None:
     """Raise InputError if a file found in a folder is a pipe or device; a missing one is left to the reader."""
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if is_special(path):
         raise InputError("is not a regular file; remove it from the folder", path=path)
 
 
