@@ -105,7 +105,7 @@ class SoftmaxGradient:
 
     @classmethod
     def unpacked(cls, packed: Tensor) -> SoftmaxGradient:
-        """Return queries from :meth:`packed`."""
+        """Return the queries of :meth:`packed`."""
         width = (packed.shape[-1] - 3) // 2
         return cls(*packed.split([width, width, 1, 1, 1], -1))
 
@@ -151,7 +151,7 @@ class SoftmaxGradient:
 def start_backward(
     q: Tensor, gradient: Tensor, out: Tensor, largest: Tensor, total: Tensor, scale: float
 ) -> SoftmaxGradient:
-    """Return the queries of a backward pass from what the forward pass keeps.
+    """Return the queries of a backward pass from tensors that the forward pass keeps.
 
     ``q`` and ``gradient`` are ``[..., R, N, H, D]``, other tensors as of :class:`SoftmaxSum` after its end.
     """
