@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from fastfold.data.features.assembly import joined_features, multimer_features
 from fastfold.data.msa.find import load_alignments
@@ -132,22 +133,21 @@ def test_wrong_tables_are_refused_by_line(text: str, message: str) -> None:
         parse_keyed_table(text, path="t.csv")
 
 
+def test_chais_files_need_a_reader_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"{hashlib.sha256(b'MKV').hexdigest()}.aligned.pqt"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setattr("fastfold.data.msa.keyed.is_installed", lambda name: False)
+    with pytest.raises(InputError, match=r"aligned\.pqt: is a Parquet file, which needs the package pyarrow"):
+        load_alignments(tmp_path, target_from_sequence("MKV", name="t"))
+
+
 def test_chais_files_have_keys(tmp_path: Path) -> None:
-    """Found by the hash of the sequence; without a reader of Parquet they are refused by name."""
+    """Found by the hash of the sequence."""
     target = target_from_sequence("MKV", name="t")
     path = tmp_path / f"{hashlib.sha256(b'MKV').hexdigest()}.aligned.pqt"
     path.write_bytes(b"PAR1")
-    if importlib.util.find_spec("pyarrow") is None:
-        with pytest.raises(
-            InputError, match=r"aligned\.pqt: is a Parquet file, which needs the package pyarrow"
-        ):
-            load_alignments(tmp_path, target)
-        return
     with pytest.raises(InputError, match="expected Chai's columns"):
         load_alignments(tmp_path, target)
-    import pyarrow
-    from pyarrow import parquet
-
     rows = {"sequence": ["MKV", "MRV", "MKL"], "pairing_key": ["", "mouse", ""], "comment": ["q", "a", "b"]}
     rows["source_database"] = ["query", "uniprot", "uniref90"]
     parquet.write_table(pyarrow.table(rows), path)

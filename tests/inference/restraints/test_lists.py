@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -87,6 +88,17 @@ def test_alphalinks_distograms_have_the_limits_of_their_distribution(tmp_path: P
     assert (one.low, one.high) == (2.3125 + 100 * 0.3125, math.inf)
     with pytest.raises(InputError, match=r"line 1: expected probabilities whose sum is 1, found 0\.5"):
         read(tmp_path, " ".join(map(str, (4, 19, *(far / 2)))) + "\n")
+
+
+def test_alphalinks_script_and_its_input_have_the_same_limits(tmp_path: Path) -> None:
+    """Recorded output of ``preprocessing_distributions.py``, which draws 10,000 distances for each restraint."""
+    published = json.loads(Path(__file__).with_name("published_alphalink.json").read_text())
+    restraints = read(tmp_path, published["restraints"])
+    distributions = read(tmp_path, "\n".join(published["distributions"]) + "\n")
+    assert len(restraints) == 3
+    for one, other in zip(restraints, distributions, strict=True):
+        assert (one.first, one.second, one.atoms) == (other.first, other.second, other.atoms)
+        assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=0.5)
 
 
 def test_casps_probable_contacts_are_between_cb(tmp_path: Path) -> None:
