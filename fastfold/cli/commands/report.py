@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.process import print_line
+from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES
 
-_EPILOG = """\
+_SCORES = (
+    *(one.name for one in PAIR_SCORES),
+    "mean_plddt",
+    "ptm",
+    "iptm",
+    "ranking_confidence",
+    *LARGEST_OF_PAIRS,
+)
+_COLUMNS = f"target partner_1 partner_2 chain_1 chain_2 rank model seed {' '.join(_SCORES)} clashes files"
+_EPILOG = f"""\
 columns of --where and --sort:
-  target partner_1 partner_2 chain_1 chain_2 rank model seed ipsae pdockq pdockq2 lis actifptm pair_iptm contacts
-  interface_plddt interface_pae pair_clashes ipsae_d0chn ipsae_d0dom mean_plddt ptm iptm ranking_confidence ipsae_max
-  clashes files
+{textwrap.fill(_COLUMNS, 120, initial_indent="  ", subsequent_indent="  ")}
 
 examples:
   fastfold report results --where "ipsae_max>0.5 and rank==1"

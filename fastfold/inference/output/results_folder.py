@@ -33,6 +33,7 @@ from fastfold.errors import InputError, PlaceError, WriteError
 from fastfold.inference.config import FolderFormat, OutputFormat
 from fastfold.inference.output.file_names import fastfold_name, file_name
 from fastfold.inference.output.score_files import is_number
+from fastfold.protein.metrics.scores import SUMMARY_SCORES
 from fastfold.utils.atomic_files import (
     output_error,
     prepare_output_directory,
@@ -46,7 +47,6 @@ from fastfold.utils.locks import held
 
 STATE = ".fastfold"  #: Name of the hidden folder with the records
 _VERSION = 2
-_NUMBERS = ("plddt", "ptm", "iptm", "ipsae_max", "clashes")
 _PENDING = ".new"
 
 
@@ -382,7 +382,7 @@ def _read_record(path: Path) -> PredictionRecord | None:
         return None
     if not all(map(_is_entry, files.values())):
         return None
-    for score in _NUMBERS:
+    for score in (one.summary for one in SUMMARY_SCORES):
         # A network may lack the score.
         if scores.get(score) is not None and not is_number(scores[score]):
             raise InputError(

@@ -14,13 +14,14 @@ from typing import Any
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError, PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
+from fastfold.protein.metrics.scores import SUMMARY_SCORES
 from fastfold.protein.validation import LISTED_GEOMETRY
 from fastfold.utils.atomic_files import output_error, write_atomic
 
 FAILURES = "failures.tsv"  #: Name of the table of failed targets
 
 COLUMNS = (
-    *("target", "model", "seed", "rank", "length", "plddt", "ptm", "iptm", "ipsae_max", "clashes"),
+    *("target", "model", "seed", "rank", "length", *(one.summary for one in SUMMARY_SCORES)),
     *("has_clash", "relaxed_energy", "seconds", "peak_memory", "files", "sample", "name"),
     *(*LISTED_GEOMETRY, "geometry"),
 )

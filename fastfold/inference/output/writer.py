@@ -27,6 +27,7 @@ from fastfold.inference.output.score_files import (
     scored_names,
 )
 from fastfold.protein.labels import residue_ranges, shifted_numbers
+from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS
 from fastfold.protein.validation import LISTED_GEOMETRY
 from fastfold.utils.foreign_text import read_json_object
 
@@ -90,9 +91,9 @@ def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
             "sequence": ":".join(prediction.sequences),
         }
 
-    scores = {"ptm": prediction.ptm, "iptm": prediction.iptm}
     interfaces, geometry = prediction.interface_scores, prediction.structure_check.figures
-    scores["ipsae_max"] = interfaces["ipsae_max"]
+    scores = {"ptm": prediction.ptm, "iptm": prediction.iptm}
+    scores |= {name: interfaces[name] for name in LARGEST_OF_PAIRS}
     return {
         "name": prediction.name,
         "model": prediction.model_name,

@@ -15,15 +15,13 @@ from typing import Any
 from fastfold.errors import ConfigError, suggest
 from fastfold.inference.output.score_files import is_number, mapping_of, scored_names
 from fastfold.inference.report.discover import FoundPrediction, check_size, find_predictions, leaving_out
+from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES
 from fastfold.utils.atomic_files import replacing, write_atomic
 from fastfold.utils.packages import require_package
 
-_OF_PAIR = (
-    *("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_plddt"),
-    *("interface_pae", "pair_clashes", "ipsae_d0chn", "ipsae_d0dom"),
-)
+_OF_PAIR = tuple(one.name for one in PAIR_SCORES)
 _OF_ALL = ("mean_plddt", "ptm", "iptm", "ranking_confidence")
-_OF_INTERFACES = ("ipsae_max", "clashes")
+_OF_INTERFACES = (*LARGEST_OF_PAIRS, "clashes")
 TEXT_COLUMNS = ("target", "partner_1", "partner_2", "chain_1", "chain_2", "model", "files")
 COLUMNS = (*TEXT_COLUMNS[:5], "rank", "model", "seed", *_OF_PAIR, *_OF_ALL, *_OF_INTERFACES, "files")
 """Columns of the table; ``docs/scores.md`` explains the scores. ``files`` is the common part of files' names."""
@@ -61,7 +59,7 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
     rows: list[Row] = []
     for i, j in itertools.combinations(range(number), 2):
         pair = mapping_of(pairs, f"{ids[i]}-{ids[j]}")
-        row = common | {key: _number(pair.get(key.removeprefix("pair_"))) for key in _OF_PAIR}
+        row = common | {one.name: _number(pair.get(one.key)) for one in PAIR_SCORES}
         row |= {"partner_1": names[i], "partner_2": names[j]}
         row |= {"chain_1": ids[i], "chain_2": ids[j]}
         rows.append({column: row[column] for column in COLUMNS})
@@ -106,7 +104,7 @@ def _number(value: Any) -> float | int | None:
 
 
 INTERFACES = "interfaces.csv"  #: Name of the table in a folder of results
-_WHOLE = frozenset(("rank", "seed", "contacts", "pair_clashes", "clashes"))
+_WHOLE = frozenset(("rank", "seed", *(one.name for one in SCORES if one.is_count)))
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 

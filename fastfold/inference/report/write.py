@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from fastfold.inference.report.interfaces import (
 )
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES
 from fastfold.protein.validation.ramachandran import region_map
 from fastfold.utils.atomic_files import write_atomic
 
@@ -218,6 +220,7 @@ def _page(
         "ensembles": overlays,
         "designs": designs,
         "viewer": None,
+        "scores": [{**asdict(one), "key": one.key} for one in SCORES if one.shown],
         "style": {
             "bands": [band._asdict() for band in plots.BANDS],
             "chains": plots.CHAIN_COLOURS,
@@ -277,14 +280,14 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-_OF_BEST_PAIR = ("ipsae", "pdockq", "pdockq2", "lis", "actifptm", "pair_iptm", "contacts", "interface_pae")
+_OF_BEST_PAIR = tuple(one.name for one in PAIR_SCORES if one.shown in ("list", "matrix"))
 
 
 def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     scores = prediction.scores
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
     interfaces, given = (mapping_of(scores, key) for key in ("interfaces", "given_structure"))
-    numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
+    numbers |= {key: interfaces.get(key) for key in (*LARGEST_OF_PAIRS, "clashes")}
     numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
     numbers |= prediction.listed
     sample = mapping_of(scores, "sample")

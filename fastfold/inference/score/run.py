@@ -31,6 +31,7 @@ from fastfold.inference.screen.run import screen
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.observed import SCORE, read_observed
 from fastfold.protein.io.read import named_protein, read_objects, structure_name
+from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS
 from fastfold.protein.structure import Structure
 from fastfold.protein.validation import LISTED_GEOMETRY
 from fastfold.utils.atomic_files import write_atomic
@@ -40,7 +41,7 @@ STRUCTURES = "structures"  #: Folder of structures in the results folder that we
 TEMPLATE_RECYCLES = 1  #: Recycles of AF2Rank
 
 _MEANS = (
-    *("composite", "plddt", "ptm", "iptm", "tm_score", "rmsd", "ipsae_max"),
+    *("composite", "plddt", "ptm", "iptm", "tm_score", "rmsd", *LARGEST_OF_PAIRS),
     *("binder_plddt", "interaction_pae", "binder_rmsd", "binder_rmsd_on_target"),
 )
 COLUMNS = ("name", *_MEANS, "residues", "chains", "predictions", "file", *LISTED_GEOMETRY, "geometry")
@@ -149,7 +150,7 @@ def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> d
         scores = read_scores(results.path(record, "_scores.json"))
         given, interfaces = scores["given_structure"], scores.get("interfaces") or {}
         own = {"plddt": scores.get("mean_plddt"), "ptm": scores["ptm"], "iptm": scores["iptm"]}
-        found.append(own | {"ipsae_max": interfaces.get("ipsae_max")} | given)
+        found.append(own | {name: interfaces.get(name) for name in LARGEST_OF_PAIRS} | given)
     if not found:
         return None
     means = {name: mean_score(one.get(name) for one in found) for name in _MEANS}

@@ -79,7 +79,7 @@ def test_names_are_text_and_nothing_is_loaded(browser: Browser, tmp_path: Path) 
     assert "pip install molstar-cli" in text(browser, "#view-note")
     assert text(browser, "#name") == "helices"
     assert "chains A (30), B (20)" in text(browser, "#summary")
-    assert "A-B0.5500.650" in text(browser, "#pairs")
+    assert "0.650.55" in text(browser, "#pairs")
     assert "rows." in text(browser, "#coverage-note")
     links = browser.evaluate("[...document.querySelectorAll('#files a')].map((a) => a.getAttribute('href'))")
     assert sorted(links) == sorted(path.name for path in folder.glob("helices_*"))

@@ -6,10 +6,8 @@ const state = { prediction: null, hover: null, pin: null, block: null, colour: '
 const COLUMNS_OF_TABLE = [
   ['name', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['sample', 'sample', 0], ['rank', 'rank', 0],
   ['partner_1', 'partner 1', 0], ['partner_2', 'partner 2', 0], ['length', 'residues', 0],
-  ['composite', 'composite', 3], ['given_tm', 'TM to given', 3], ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['dplddt', 'ΔpLDDT', 1], ['dpae', 'ΔPAE (Å)', 2], ['strain', 'strain', 3], ['ipsae_max', 'ipSAE', 2],
-  ['pdockq', 'pDockQ', 2], ['pdockq2', 'pDockQ2', 2], ['lis', 'LIS', 2], ['actifptm', 'actifpTM', 2],
-  ['contacts', 'contacts', 0], ['interface_pae', 'interface PAE (Å)', 1], ['clashes', 'clashes', 0],
-  ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
+  ...meta.scores.filter(({ shown }) => shown === 'list').map(({ name, label, digits }) => [name, label, digits]),
+  ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
 ];
 if (window.matchMedia('(prefers-color-scheme: dark)').matches) Object.assign(meta.style, { ink: '#dfe6ec', faint: '#7d8994' });
 const TEXT = new Set(['name', 'sample', 'partner_1', 'partner_2', 'model']);
@@ -36,7 +34,7 @@ function drawHead() {
   for (const [key, label] of columns) {
     const cell = make('th', undefined, { scope: 'col', class: TEXT.has(key) ? 'text' : '' });
     if (sorting.key === key) cell.setAttribute('aria-sort', sorting.down ? 'descending' : 'ascending');
-    const title = EXPLANATIONS[key] ? { title: EXPLANATIONS[key][1] } : {};
+    const title = EXPLANATIONS.has(key) ? { title: EXPLANATIONS.get(key) } : {};
     const button = make('button', label + (sorting.key === key ? (sorting.down ? ' ▾' : ' ▴') : ''), { type: 'button', ...title });
     button.addEventListener('click', () => {
       sorting.down = sorting.key === key ? !sorting.down : !TEXT.has(key) && key !== 'rank' && key !== 'seed';
@@ -358,21 +356,17 @@ async function choose(row) {
   }));
 }
 
-const OF_PAIRS = [
-  ['iptm', 'ipTM', 3], ['actifptm', 'actifpTM', 3], ['ipsae', 'ipSAE', 3], ['ipsae_d0chn', 'ipSAE d0chn', 3],
-  ['ipsae_d0dom', 'ipSAE d0dom', 3], ['pdockq', 'pDockQ', 3], ['pdockq2', 'pDockQ2', 3], ['lis', 'LIS', 3],
-  ['contacts', 'contacts', 0], ['clashes', 'clashes', 0], ['interface_plddt', 'interface pLDDT', 1], ['interface_pae', 'interface PAE (Å)', 1],
-];
+const OF_PAIRS = meta.scores.filter(({ covers }) => covers === 'pair');
 
 function drawPairs({ interfaces }) {
   const pairs = Object.entries((interfaces && interfaces.pairs) || {});
   const table = make('table');
   const head = make('tr');
-  head.append(make('th', 'chains'), ...OF_PAIRS.map(([, label]) => make('th', label)));
+  head.append(make('th', 'chains'), ...OF_PAIRS.map(({ label }) => make('th', label)));
   table.append(head);
   for (const [name, pair] of pairs) {
     const row = make('tr');
-    row.append(make('td', name), ...OF_PAIRS.map(([key, , digits]) => make('td', shown(pair && pair[key], digits))));
+    row.append(make('td', name), ...OF_PAIRS.map(({ key, digits }) => make('td', shown(pair && pair[key], digits))));
     table.append(row);
   }
   let note = interfaces && typeof interfaces.actifptm === 'number' ? `actifpTM of all interfaces: ${interfaces.actifptm.toFixed(3)}` : '';

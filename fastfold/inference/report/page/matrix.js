@@ -1,9 +1,7 @@
 // Baits by preys: the best score of each pair of partners, to point at and to choose.
 
-const SCORES_OF_PAIRS = [
-  ['ipsae', 'ipSAE'], ['pair_iptm', 'ipTM'], ['pdockq', 'pDockQ'], ['pdockq2', 'pDockQ2'], ['lis', 'LIS'],
-  ['actifptm', 'actifpTM'],
-];
+const SCORES_OF_PAIRS = meta.scores.filter(({ covers, better, shown }) => covers === 'pair' && better === 'higher' && shown !== 'details')
+  .map(({ name, label }) => [name, label]);
 const FROM = [247, 251, 255];
 const TO = [8, 48, 107];
 

@@ -16,17 +16,14 @@ from fastfold.protein.metrics.interface.pair_scores import (
     directed_scores,
     interface_contacts,
 )
+from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES
 from fastfold.protein.protein import chain_name, check_shape, convert_arrays
 
 DISTANCE_CUTOFF = 15.0
 """``near_pairs`` counts residues nearer than this, in Å: the ipSAE program's setting for AlphaFold 2."""
 
-_LARGER = ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "pdockq2")
-_MEAN = ("lis", "interface_pae")
-_SHARED = (
-    *("ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "lis"),
-    *("n0res", "n0chn", "n0dom", "d0res", "d0chn", "d0dom"),
-)
+_LARGER = tuple(one.key for one in PAIR_SCORES if one.directions == "larger")
+_MEAN = tuple(one.key for one in PAIR_SCORES if one.directions == "mean")
 
 MAX_CLASHING_ATOMS = 100
 MAX_CLASHING_SHARE = 0.5
@@ -99,7 +96,7 @@ def interface_scores(
     Returns:
         Numbers, None, lists and dictionaries: ``pae_cutoff``, ``distance_cutoff``, ``actifptm``, ``ipsae_max``,
         ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's
-        scores are symmetric: the larger one of both directions, for LIS and ``interface_pae`` their mean.
+        scores are symmetric: of both directions the larger one or the mean, by :mod:`fastfold.protein.metrics.scores`.
         ``directions`` holds the scores of each direction (``B-A``: aligned on B, scored on A). ``docs/scores.md``
         explains each score.
 
@@ -160,12 +157,14 @@ def interface_scores(
             pae=None if pae is None else [pae[both], pae[both[::-1]]],
             cutoffs=(pae_cutoff, distance_cutoff),
         )
-    best = [pair["ipsae"] for pair in pairs.values() if pair["ipsae"] is not None]
     return {
         "pae_cutoff": float(pae_cutoff),
         "distance_cutoff": float(distance_cutoff),
         "actifptm": None if confidence is None or not pairs else confidence.actifptm,
-        "ipsae_max": max(best, default=None),
+        **{
+            name: max((pair[key] for pair in pairs.values() if pair[key] is not None), default=None)
+            for name, key in LARGEST_OF_PAIRS.items()
+        },
         **found,
         "chains": chains,
         "pairs": pairs,
@@ -192,7 +191,8 @@ def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
         return {key: empty(value) if isinstance(value, dict) else None for key, value in tree.items()}
 
     pairs = {name: empty(pair) | {"clashes": pair["clashes"]} for name, pair in found["pairs"].items()}
-    return found | {"reason": reason, "actifptm": None, "ipsae_max": None, "pairs": pairs}
+    whole = dict.fromkeys(("actifptm", *LARGEST_OF_PAIRS))
+    return found | {"reason": reason} | whole | {"pairs": pairs}
 
 
 def _count_clashes(
@@ -237,7 +237,7 @@ def _pair(
     if pae is None:
         return found | dict.fromkeys((*_LARGER, *_MEAN)) | {"directions": None}
     near = interface_contacts(*points, distance=math.nextafter(cutoffs[1], 0.0))
-    directions = {}
+    directions: dict[str, dict[str, Any]] = {}
     for errors, touching, close, turn in (
         (pae[0], contacts, near, 1),
         (pae[1], contacts.turned(), near.turned(), -1),
@@ -247,7 +247,16 @@ def _pair(
         scores = directed_scores(errors, cutoff=cutoffs[0])
         directions["-".join(names[::turn])] = {
             "ipsae": scores.ipsae_d0res,
-            **{name: getattr(scores, name) for name in _SHARED},
+            "ipsae_d0chn": scores.ipsae_d0chn,
+            "ipsae_d0dom": scores.ipsae_d0dom,
+            "iptm_d0chn": scores.iptm_d0chn,
+            "lis": scores.lis,
+            "n0res": scores.n0res,
+            "n0chn": scores.n0chn,
+            "n0dom": scores.n0dom,
+            "d0res": scores.d0res,
+            "d0chn": scores.d0chn,
+            "d0dom": scores.d0dom,
             "pairs": scores.num_pairs,
             "residues": [scores.aligned_residues, scores.scored_residues],
             "near_pairs": int(both.sum()),
