@@ -73,6 +73,20 @@ def choose(own: Sequence[np.ndarray], pairs: Pairs) -> list[int]:
     return choice
 
 
+def energies_of_choice(choice: Sequence[int], own: Sequence[np.ndarray], pairs: Pairs) -> np.ndarray:
+    """Return the energy ``[R]`` of each residue in a choice: its own, and those with all others.
+
+    Args:
+        choice: Number of the chosen candidate of each residue.
+        own: Energies ``[K]`` of each residue's candidates.
+        pairs: Energies between candidates of two residues.
+    """
+    energies = np.array([one[k] for one, k in zip(own, choice, strict=True)])
+    for (i, j), table in pairs.items():
+        energies[[i, j]] += table[choice[i], choice[j]]
+    return energies
+
+
 def _neighbours(count: int, pairs: Pairs) -> list[list[tuple[int, np.ndarray]]]:
     """Return each residue's neighbours, with energies ``[K, L]`` of its own and their candidates."""
     neighbours: list[list[tuple[int, np.ndarray]]] = [[] for _ in range(count)]

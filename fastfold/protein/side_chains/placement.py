@@ -9,21 +9,23 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import backbone_torsions, follows
-from fastfold.protein.side_chains.assignment import choose
+from fastfold.protein.side_chains.assignment import choose, energies_of_choice
 from fastfold.protein.side_chains.build import BACKBONE, OXYGEN, axis_slots, place_group
 from fastfold.protein.side_chains.candidates import Candidates, side_chain_candidates
+from fastfold.protein.side_chains.crowded import place_again
 from fastfold.protein.side_chains.disulfides import Disulfide, find_disulfides
 from fastfold.protein.side_chains.overlaps import pair_energies, with_fixed_atoms
-from fastfold.protein.side_chains.unpierced import place_unpierced
 
 _N, _CA, _C, _O, _CB, _SG, _OXT = (rc.atom_order[name] for name in ("N", "CA", "C", "O", "CB", "SG", "OXT"))
 _LEAST_BEND = 0.5
 """Product of two bonds and the sine of their angle in Å², below which N, CA and C are collinear."""
 _FREE_PSI = -45.0  #: Psi in degrees of a residue whose successor's nitrogen is unknown
 _MAX_ENERGY = 8.0  #: Energy above a residue's best candidate from which others are left out
-_MAX_ENERGY_OF_RINGS = 30.0  #: The same for residues of pierced rings, which may need worse candidates
-_DEVIATIONS = (-30.0, -15.0, 0.0, 15.0, 30.0)
-"""Degrees from a rotamer's first two angles that are tried for residues of pierced rings."""
+_CROWDED = 10.0  #: Energy of a chosen candidate from which a residue is placed again; a clash has about 14
+_MAX_ENERGY_AGAIN = (
+    30.0  #: As the maximum above, for residues that are placed again and may need worse candidates
+)
+_DEVIATIONS = (-30.0, 0.0, 30.0)  #: Degrees from a rotamer's first two angles that are tried for them
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def place_side_chains(
 
     CB and O have AlphaFold's ideal geometry. Sulphurs of cysteines whose backbones stand as in a disulfide bond are
     bonded (:func:`~fastfold.protein.side_chains.disulfides.find_disulfides`). All other side chains take rotamers
-    together, with the least sum of their energies by phi and psi and of overlaps. Where bonds would pass through rings,
-    other rotamers and angles between them are tried. Equal inputs give equal results.
+    together, with the least sum of their energies by phi and psi and of overlaps. Where they still overlap, or bonds
+    pass through rings, other rotamers and angles between them are tried. Equal inputs give equal results.
 
     Args:
         positions: Atom37 positions ``[N, 37, 3]`` in Å.
@@ -109,16 +111,20 @@ def place_side_chains(
         return with_fixed_atoms(candidates, xyz, fixed, aatype, tied, max_energy)
 
     candidates = candidates_of(np.flatnonzero(movable).tolist(), [0.0], _MAX_ENERGY)
-    choice = choose([one.energies for one in candidates], pair_energies(candidates, xyz))
+    own, pairs = [one.energies for one in candidates], pair_energies(candidates, xyz)
+    choice = choose(own, pairs)
     for one, k in zip(candidates, choice, strict=True):
         xyz[one.residue, one.slots], known[one.residue, one.slots] = one.points[k, : len(one.slots)], True
-    xyz = place_unpierced(
+    crowded = np.zeros(len(xyz), bool)
+    crowded[movable] = energies_of_choice(choice, own, pairs) > _CROWDED
+    xyz = place_again(
         xyz,
         known,
         aatype,
         tied,
         movable,
-        lambda residues: candidates_of(residues, _DEVIATIONS, _MAX_ENERGY_OF_RINGS),
+        crowded,
+        lambda residues: candidates_of(residues, _DEVIATIONS, _MAX_ENERGY_AGAIN),
     )
     placed = np.array(positions)
     added = known & ~kept

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from fastfold.protein.side_chains.assignment import Pairs, choose
+from fastfold.protein.side_chains.assignment import Pairs, choose, energies_of_choice
 
 
 def total(choice: tuple[int, ...], own: list[np.ndarray], pairs: Pairs) -> float:
@@ -48,6 +48,16 @@ def test_two_residues_change_together() -> None:
     """Each one's first candidate is best alone, but both clash; a change of either one alone costs 2."""
     own = [np.array([0.0, 2.0]), np.array([0.0, 0.5])]
     assert choose(own, {(0, 1): np.array([[9.0, 0.0], [0.0, 0.0]])}) == [0, 1]
+
+
+def test_the_energy_of_a_residue_is_what_the_choice_would_lose_without_it() -> None:
+    own, pairs = problem(0)
+    choice = [0] * len(own)
+    for i, energy in enumerate(energies_of_choice(choice, own, pairs)):
+        without = {pair: table for pair, table in pairs.items() if i not in pair}
+        others = [np.zeros(len(one)) if i == j else one for j, one in enumerate(own)]
+        lost = total(tuple(choice), own, pairs) - total(tuple(choice), others, without)
+        assert abs(energy - lost) < 1e-9
 
 
 def test_nothing_to_choose() -> None:

@@ -9,11 +9,13 @@ from dataclasses import replace
 import gemmi
 import numpy as np
 import pytest
+import torch
 from scipy.spatial.transform import Rotation
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import follows
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.lddt import count_clashes
 from fastfold.protein.protein import Protein
 from fastfold.protein.side_chains import placement
 from fastfold.protein.side_chains.placement import PlacedSideChains, place_side_chains
@@ -142,9 +144,25 @@ def test_residues_whose_rotamers_all_pierce_a_ring_get_angles_between_them(
     assert not pierced_rings(placed.positions, placed.mask, protein.aatype, tied)
     assert placed.positions[:, KEPT].tobytes() == protein.atom_positions[:, KEPT].tobytes()
     assert placed.positions[~is_rebuilt].tobytes() == protein.atom_positions[~is_rebuilt].tobytes()
-    monkeypatch.setattr(placement, "place_unpierced", lambda xyz, *_: xyz)
+    monkeypatch.setattr(placement, "place_again", lambda xyz, *_: xyz)
     rotamers_alone = place(protein, is_rebuilt)
     assert pierced_rings(rotamers_alone.positions, rotamers_alone.mask, protein.aatype, tied)
+
+
+@pytest.mark.parametrize(("residues", "seed"), [("LM", 86), ("KR", 33), ("VI", 134)])
+def test_residues_whose_rotamers_all_overlap_get_angles_between_them(
+    monkeypatch: pytest.MonkeyPatch, residues: str, seed: int
+) -> None:
+    protein = close_pair(residues[0], residues[1], seed)
+    rebuild = np.isin(np.arange(6), [1, 4])
+    assert overlaps(place(protein, rebuild), protein) == 0
+    monkeypatch.setattr(placement, "place_again", lambda xyz, *_: xyz)
+    assert overlaps(place(protein, rebuild), protein) == 1
+
+
+def overlaps(placed: PlacedSideChains, protein: Protein) -> int:
+    arrays = (placed.positions, placed.mask, protein.residue_index, protein.chain_index)
+    return count_clashes(*map(torch.as_tensor, arrays))
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Side chains placed again where a covalent bond passes through a ring, which few rotamers may not avoid."""
+"""Side chains placed again, at angles between rotamers, where they overlap or a covalent bond passes through a ring."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ _ROUNDS = 20  #: Choices that are made at most; each excludes the pierced rings 
 _PIERCED = 100.0  #: Energy of a pierced ring, more than other candidates of two residues cost
 
 
-def place_unpierced(
+def place_again(
     xyz: np.ndarray,
     present: np.ndarray,
     aatype: np.ndarray,
     tied: np.ndarray,
     is_movable: np.ndarray,
+    is_crowded: np.ndarray,
     candidates_of: Callable[[list[int]], list[Candidates]],
 ) -> np.ndarray:
-    """Return positions ``[N, 37, 3]`` in Å in which residues of pierced rings stand so that none is, if they can.
+    """Return positions ``[N, 37, 3]`` in Å in which crowded residues and those of pierced rings are placed again.
 
     Candidates whose bonds pierce a ring in the choice cost more in the next. Of all choices that with the fewest
-    pierced rings counts, and the first of equals.
+    pierced rings counts, and the first of equals. ``xyz`` is kept if it has fewer.
 
     Args:
         xyz: Positions ``[N, 37, 3]`` in Å.
@@ -34,14 +35,17 @@ def place_unpierced(
         aatype: ``[N]`` residue types.
         tied: ``[N]``, True for residues bonded to their predecessor.
         is_movable: ``[N]``, True for residues that may be placed again.
+        is_crowded: ``[N]``, True for residues that overlap with others.
         candidates_of: Returns candidates of residues in a row, whose energies include those with all others.
     """
     pierced = pierced_rings(xyz, present, aatype, tied)
-    involved = {i for ring in pierced for i in (ring.residue, *(residue for residue, _ in ring.bond))}
-    residues = sorted(i for i in involved if is_movable[i])
+    of_rings = [i for ring in pierced for i in (ring.residue, *(residue for residue, _ in ring.bond))]
+    is_placed_again = is_crowded.copy()
+    is_placed_again[of_rings] = True
+    residues = np.flatnonzero(is_placed_again & is_movable).tolist()
     if not residues:
         return xyz
-    best, fewest = xyz, len(pierced)
+    best, fewest = xyz, len(pierced) + 1
     candidates = candidates_of(residues)
     own, pairs = [one.energies for one in candidates], pair_energies(candidates, xyz)
     for _ in range(_ROUNDS):
