@@ -159,7 +159,8 @@ def _restraints(
     force.addGlobalParameter("k", stiffness * _KJ_PER_KCAL * 100.0)  # kJ/mol/nm²
     for name in ("x0", "y0", "z0"):
         force.addPerParticleParameter(name)
-    held = ~prepared.is_hydrogen & ~np.isin(prepared.residue_of, sorted(free_residues))
+    is_free = np.isin(prepared.residue_of, sorted(free_residues)) | (prepared.residue_of < 0)
+    held = ~prepared.is_hydrogen & ~is_free
     for atom in np.flatnonzero(held).tolist():
         force.addParticle(atom, start[atom].tolist())
     force.setForceGroup(_RESTRAINTS)
@@ -206,6 +207,8 @@ class OmegaGuard:
         for chain in prepared.topology.chains():
             for before, after in itertools.pairwise(chain.residues()):
                 first, second = ({atom.name: atom.index for atom in r.atoms()} for r in (before, after))
+                if "CA" not in first or "CA" not in second:  # a cap
+                    continue
                 atoms = [first["CA"], first["C"], second["N"], second["CA"]]
                 omega = abs(float(dihedrals(*prepared.positions[atoms])))
                 is_cis = omega < MAX_TWIST

@@ -14,6 +14,7 @@ from openmm import app, unit
 from pdbfixer import PDBFixer
 
 from fastfold.errors import InputError
+from fastfold.inference.relax.caps import acetyl, methylamide
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.atom_rows import residue_b_factors
 from fastfold.protein.labels import AuthorNames, residue_label
@@ -21,12 +22,14 @@ from fastfold.protein.protein import Hydrogens, Protein, check_writable
 from fastfold.protein.side_chains.placement import place_side_chains
 
 _OXT = rc.atom_order["OXT"]
+_BACKBONE = [rc.atom_order[name] for name in ("N", "CA", "C")]
 _SOME_FILE = "ATOM      1  N   GLY A   1       0.000   0.000   0.000  1.00  0.00           N\n"
 """Dummy file for pdbfixer; its topology and positions are replaced, which allows any number of chains."""
 _LEAST_DISTANCE = 0.1
 """Distance in Å at which pdbfixer would consider atoms equal; bonded atoms are ten times as far apart."""
 _SAME_PLACE = 0.0005
 """Distance in Å below which atoms are equal in a file, and pdbfixer's minimisation does not end."""
+_OF_CAP = -1  #: In place of the residue's index for atoms of caps
 _MIN_ATOMS = 3  #: Smallest number of atoms that determines position and orientation of a residue
 
 
@@ -36,7 +39,7 @@ class PreparedStructure:
 
     topology: Any  #: OpenMM's topology, with the protein's residues that have atoms, in order
     positions: np.ndarray  #: ``[A, 3]`` float64, in Å
-    residue_of: np.ndarray  #: ``[A]`` index of each atom's residue in the protein's arrays
+    residue_of: np.ndarray  #: ``[A]`` index of each atom's residue in the protein's arrays, -1 in caps
     is_hydrogen: np.ndarray  #: ``[A]`` bool
     atoms_added: int  #: Number of added heavy atoms
     #: Indices in the protein's arrays of cysteines with bonded sulphurs
@@ -55,13 +58,16 @@ def segments(protein: Protein) -> list[list[int]]:
     return [run.tolist() for run in np.split(rows, np.flatnonzero(~is_joined) + 1) if len(run)]
 
 
-def check_relaxable(
-    protein: Protein, names: AuthorNames | None = None, breaks: Mapping[tuple[int, int], str] | None = None
-) -> None:
-    """Refuse structures without parameters in the force field, with the names of residues and chain breaks.
+def alone(protein: Protein) -> list[int]:
+    """Return the residues that are not bonded to another one, as indices in the protein's arrays."""
+    return [run[0] for run in segments(protein) if len(run) == 1]
 
-    An InputError names a residue of unknown type, alone, or with too few atoms; an OutputError tells of no finite
-    atoms.
+
+def check_relaxable(protein: Protein, names: AuthorNames | None = None) -> None:
+    """Refuse structures without parameters in the force field, with the names of residues.
+
+    An InputError names a residue of unknown type, with too few atoms, or alone without a backbone; an OutputError tells
+    of no finite atoms.
     """
     check_writable(protein)
     count = (protein.atom_mask > 0.5).sum(-1)
@@ -71,13 +77,11 @@ def check_relaxable(
                 f"{residue_label(protein, i, names)} is of unknown type and has atoms, for which Amber99sb has no "
                 "parameters; remove it from the file or give it one of the twenty types"
             )
-    for run in segments(protein):
-        if len(run) == 1:
-            near = [text for ends, text in (breaks or {}).items() if run[0] in ends]
-            where = f" (chain broken between {', '.join(near)})" if near else ""
+    for i in alone(protein):
+        if not (protein.atom_mask[i, _BACKBONE] > 0.5).all():
             raise InputError(
-                f"{residue_label(protein, run[0], names)} is not bonded to another residue{where}, and Amber99sb has "
-                "no parameters for a chain of one residue; remove it from the file, or skip relaxation"
+                f"{residue_label(protein, i, names)} is not bonded to another residue and lacks N, CA or C, without "
+                "which it cannot be capped; remove it from the file, or give a complete residue"
             )
     for i in np.flatnonzero((count > 0) & (count < _MIN_ATOMS)).tolist():
         raise InputError(
@@ -91,8 +95,9 @@ def prepare(
 ) -> PreparedStructure:
     """Add missing heavy atoms and hydrogens (pH 7), reproducibly.
 
-    Runs of residues (:func:`segments`) become chains with charged ends. pdbfixer adds terminal oxygens, the atoms of
-    residues without N, CA or C, and hydrogens;
+    Runs of residues (:func:`segments`) become chains with charged ends; a residue alone gets caps
+    (:mod:`~fastfold.inference.relax.caps`), since the force field has no parameters for it. pdbfixer adds terminal
+    oxygens, the atoms of residues without N, CA or C, and hydrogens;
     :func:`~fastfold.protein.side_chains.placement.place_side_chains` adds all other heavy atoms, decides on disulfide
     bonds, and places the side chains of residues in ``rebuild`` again. Coordinates are first rounded to the 0.001 Å of
     structure files. Hydrogens are placed in double precision on the Reference platform. Errors are those of
@@ -131,12 +136,13 @@ def prepare(
     if not np.isfinite(positions).all():
         raise ValueError("hydrogens or missing atoms could not be placed")
     is_hydrogen = np.array([atom.element is app.element.hydrogen for atom in atoms])
+    residue_of = np.array([residues[atom.residue.index] for atom in atoms])
     return PreparedStructure(
         topology=fixer.topology,
         positions=positions,
-        residue_of=np.array([residues[atom.residue.index] for atom in atoms]),
+        residue_of=residue_of,
         is_hydrogen=is_hydrogen,
-        atoms_added=int((~is_hydrogen).sum()) - present,
+        atoms_added=int((~is_hydrogen & (residue_of >= 0)).sum()) - present,
         disulfides=disulfides,
     )
 
@@ -160,19 +166,33 @@ def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
 
 
 def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:
-    """Return OpenMM's topology of the heavy atoms, their positions in Å, and their residues' indices."""
+    """Return OpenMM's topology of the heavy atoms, their positions in Å, and their residues' indices; -1 for caps."""
     topology = app.Topology()
     positions: list[np.ndarray] = []
     residues: list[int] = []
+    is_present = protein.atom_mask > 0.5
+
+    def add(chain: Any, name: str, index: int, atoms: Mapping[str, np.ndarray]) -> None:
+        residue = topology.addResidue(name, chain, str(len(residues)))
+        residues.append(index)
+        for atom, position in atoms.items():
+            topology.addAtom(atom, app.Element.getBySymbol(atom[0]), residue)
+            positions.append(position)
+
     for number, run in enumerate(segments(protein)):
         chain = topology.addChain(str(number))
+        xyz = protein.atom_positions[run[0]].astype(np.float64)
+        if len(run) == 1:
+            is_other = is_present & (np.arange(len(protein)) != run[0])[:, None]
+            cap = acetyl(xyz, protein.atom_positions[is_other])
+            add(chain, cap.residue, _OF_CAP, cap.atoms)
         for i in run:
-            residue = topology.addResidue(rc.resnames[protein.aatype[i]], chain, str(len(residues)))
-            residues.append(i)
-            for atom in np.flatnonzero(protein.atom_mask[i] > 0.5).tolist():
-                name = rc.atom_types[atom]
-                topology.addAtom(name, app.Element.getBySymbol(name[0]), residue)
-                positions.append(protein.atom_positions[i, atom])
+            slots = np.flatnonzero(is_present[i]).tolist()
+            atoms = {rc.atom_types[slot]: protein.atom_positions[i, slot] for slot in slots}
+            add(chain, rc.resnames[protein.aatype[i]], i, atoms)
+        if len(run) == 1 and not is_present[run[0], _OXT]:
+            cap = methylamide(xyz)
+            add(chain, cap.residue, _OF_CAP, cap.atoms)
     rounded = np.round(np.array(positions, np.float64), 3)
     topology.createStandardBonds()
     return topology, rounded, residues
@@ -196,7 +216,7 @@ def to_protein(
 ) -> tuple[Protein, Hydrogens]:
     """Convert the structure with atoms at ``positions [A, 3]`` in Å back to heavy atoms and hydrogens.
 
-    Terminal oxygens added at gaps are removed. All but the atoms is that of ``like``, the original protein.
+    Terminal oxygens added at gaps and caps are removed. All but the atoms is that of ``like``, the original protein.
     """
     chains = [chain for chain in like.chains if (like.atom_mask[chain] > 0.5).any()]
     last = {chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in chains}
@@ -206,6 +226,8 @@ def to_protein(
     rows: list[int] = []
     places = zip(prepared.topology.atoms(), prepared.residue_of.tolist(), strict=True)
     for row, (atom, i) in enumerate(places):
+        if i == _OF_CAP:
+            continue
         if prepared.is_hydrogen[row]:
             names.append(atom.name)
             rows.append(row)

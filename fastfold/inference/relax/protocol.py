@@ -76,9 +76,9 @@ def relax(
     """Relax a structure with AlphaFold's protocol.
 
     Missing heavy atoms and hydrogens are added, then the Amber99sb energy is minimised with springs on the heavy atoms.
-    While residues are violated, another round starts, without springs on residues violated in any earlier round.
-    Iterations and rounds have limits, unlike in AlphaFold. There is one attempt, because another would give the same
-    result.
+    While residues are violated or the energy is positive, another round starts from the result, without springs on
+    residues violated in any earlier round. Iterations and rounds have limits, unlike in AlphaFold. There is one
+    attempt, because another would give the same result.
 
     A failed relaxation does not raise: the result has the reason, and names the residues.
 
@@ -96,8 +96,8 @@ def relax(
         Relaxed structure with its record; chains, numbers and B-factors are those of the input.
 
     Raises:
-        InputError: The file cannot be read, or the force field does not support the structure: a chain of one residue,
-            a residue of unknown type with atoms, or one with fewer than three atoms. Names it.
+        InputError: The file cannot be read, or the force field does not support the structure: a residue of unknown
+            type with atoms, one with fewer than three atoms, or one alone without its backbone. Names it.
         OutputError: The structure has no atoms, or a position is not finite.
         ConfigError: The platform does not work, or OpenMM is not installed.
 
@@ -113,7 +113,7 @@ def relax(
     config = config or RelaxConfig()
     check_installed()
     from fastfold.inference.relax.platforms import choose_platform
-    from fastfold.inference.relax.prepare import check_relaxable
+    from fastfold.inference.relax.prepare import alone, check_relaxable
 
     if not isinstance(getattr(structure, "protein", structure), Protein):
         structure = read_logged(structure, RELAXATION, whole=True)
@@ -121,7 +121,7 @@ def relax(
     names = names or own_names
     protein = source if continuous else open_breaks(source)
     breaks = {} if continuous else chain_breaks(protein, names)
-    check_relaxable(protein, names, breaks)
+    check_relaxable(protein, names)
     check_not_mirrored(protein, names)
     platform = choose_platform(config.platform, threads=config.threads or available_cores())
     before = violating_residues(protein, names)
@@ -143,6 +143,7 @@ def relax(
         atoms_added=0,
         seconds=0.0,
         chain_breaks=tuple(breaks.values()),
+        capped=tuple(residue_label(protein, i, names) for i in alone(protein)),
     )
     done = _rounds(start, config, platform, names, _Ticker(on_progress, config.max_rounds))
     return replace(
@@ -162,7 +163,7 @@ def _rounds(
     names: AuthorNames,
     ticker: _Ticker,
 ) -> RelaxResult:
-    """Minimise until no violation remains, a round fails, or the limit of rounds is reached.
+    """Minimise until the energy is negative and no violation remains, a round fails, or the rounds are used up.
 
     A side chain with a pierced ring, or with the bond through it, is placed again before the next round.
     """
@@ -217,7 +218,10 @@ def _rounds(
         if more := side_chains_to_rebuild(pierced, protein) - rebuild:
             rebuild |= more
             prepared = None
-        elif not any(map(_is_mended_by_freedom, done.violations)):
+        elif done.violations:
+            if not any(map(_is_mended_by_freedom, done.violations)):
+                break
+        elif found.energy_after < 0.0:
             break
     return done
 

@@ -61,6 +61,7 @@ class RelaxResult:
     seconds: float  #: Seconds of the relaxation
     #: Neighbours in a chain of the input that no bond joins, with their distance
     chain_breaks: tuple[str, ...] = ()
+    capped: tuple[str, ...] = ()  #: Residues without a bond to another one, which had caps in the force field
     disulfides: tuple[BondedCysteines, ...] = ()  #: Disulfide bonds of the force field
     #: Residues whose side chains were placed again, because a bond passed through a ring
     side_chains_rebuilt: tuple[str, ...] = ()
@@ -98,6 +99,7 @@ class RelaxResult:
             "residues_freed": self.residues_freed,
             "heavy_atoms_added": self.atoms_added,
             "chain_breaks": list(self.chain_breaks),
+            "capped": list(self.capped),
             "disulfides": [
                 {"indices": list(bond.indices), "residues": list(bond.residues)} for bond in self.disulfides
             ],
@@ -121,6 +123,8 @@ class RelaxResult:
             more = len(self.chain_breaks) - _SHOWN_BREAKS
             what += f"; chain broken between {', '.join(self.chain_breaks[:_SHOWN_BREAKS])}"
             what += f" and at {more} more places" if more > 0 else ""
+        if self.capped:
+            what += f"; capped, as not bonded to another residue: {', '.join(self.capped)}"
         if self.disulfides:
             what += f"; disulfide bonds {', '.join(' - '.join(bond.residues) for bond in self.disulfides)}"
         if self.side_chains_rebuilt:

@@ -56,6 +56,15 @@ def test_residues_that_are_freed_have_no_springs(prepared: PreparedStructure, he
     assert one_free.restraint_energy == pytest.approx(expected, rel=1e-3)
 
 
+def test_caps_have_no_springs() -> None:
+    capped = prepare(helix("AAA", "W"))
+    found = run(capped)
+    squares = np.square(found.positions - capped.positions).sum(-1)[~capped.is_hydrogen]
+    is_held = capped.residue_of[~capped.is_hydrogen] >= 0
+    assert found.restraint_energy == pytest.approx(0.5 * 10 * 4.184 * squares[is_held].sum(), rel=1e-3)
+    assert squares[~is_held].max() > squares[is_held].max()
+
+
 def test_few_iterations_come_to_a_minimum(prepared: PreparedStructure, held: Minimized) -> None:
     """Minimising with constraints from the start takes three times as many."""
     exact = run(prepared, tolerance=0.05)

@@ -76,6 +76,21 @@ def test_a_terminal_oxygen_is_added_at_the_end_of_a_chain_and_not_at_a_gap() -> 
     assert found.atom_mask[2].sum() == 0
 
 
+def test_a_residue_alone_gets_caps_without_a_charge_and_keeps_its_terminal_oxygen() -> None:
+    protein = helix("AAA", "W", "AAA")
+    prepared = prepare(protein)
+    assert [r.name for r in prepared.topology.residues()][3:6] == ["ACE", "TRP", "NME"]
+    assert (prepared.residue_of < 0).sum() == 12
+    assert prepared.atoms_added == 2  # terminal oxygens of both chains of three
+    mask = protein.atom_mask.copy()
+    mask[3, OXT] = 1
+    last = prepare(replace(protein, atom_mask=mask))
+    assert [r.name for r in last.topology.residues()][3:6] == ["ACE", "TRP", "ALA"]
+    found, hydrogens = to_protein(last, last.positions, replace(protein, atom_mask=mask))
+    assert found.atom_mask[3, OXT] == 1
+    assert hydrogens.residues.min() == 0
+
+
 def test_near_sulphurs_are_bonded() -> None:
     protein = helix("ACA", "ACA")
     sg = rc.atom_order["SG"]
@@ -94,8 +109,11 @@ def test_near_sulphurs_are_bonded() -> None:
 @pytest.mark.parametrize(
     ("protein", "message"),
     [
-        (helix("AAA", "G"), "GLY 1 of chain B is not bonded to another residue"),
-        (without(helix("AAAA"), 1), "ALA 1 of chain A is not bonded to another residue"),
+        (
+            without(helix("AAA", "W"), 3, "C"),
+            "TRP 1 of chain B is not bonded to another residue and lacks N, CA or C",
+        ),
+        (without(without(helix("AAAA"), 1), 0, "N"), "ALA 1 of chain A is not bonded to another residue"),
         (
             without(
                 helix("AWA"),
