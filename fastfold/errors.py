@@ -70,8 +70,15 @@ class OutputError(FastFoldError):
     """Error for a result that cannot be written to its place."""
 
 
+def printable(text: str) -> str:
+    """Return a text with a blank in place of each character that could control a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 class NetworkError(FastFoldError):
     """Error for a server that cannot be reached, or whose answer cannot be used.
+
+    The message may have the server's words, so characters that control a terminal are blanks in it.
 
     Args:
         message: Problem and remedy.
@@ -91,8 +98,8 @@ class NetworkError(FastFoldError):
         explanation: str = "",
     ) -> None:
         self.status, self.temporary, self.retry_after = status, temporary, retry_after
-        self.explanation = explanation
-        super().__init__(message)
+        self.explanation = printable(explanation)
+        super().__init__(printable(message))
 
 
 class WriteError(OutputError):

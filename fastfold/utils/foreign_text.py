@@ -37,11 +37,6 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def printable(text: str) -> str:
-    """Return a text with a blank in place of each character that could control a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def read_settings_text(path: PathLike, *, limit: int) -> str:
     """Read a text file in UTF-8 that must be a regular file.
 

@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from typing import Any
 from fastfold.data.databases.published import MMCIF_FOLDER, MMCIF_SOURCE, PublishedDatabase
 from fastfold.errors import ConfigError, InputError, NetworkError, WriteError
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
+from fastfold.utils.download.answers import Retries, Say, tell_nobody
 from fastfold.utils.download.http import check_url
-from fastfold.utils.download.remote_file import Progress, Readable, RemoteFile, append_bytes
+from fastfold.utils.download.pieces import Piece, Progress, Readable, fetch_piece, local_piece, remote_piece
+from fastfold.utils.download.remote_file import RemoteFile
 from fastfold.utils.download.tar_members import GZIP_EXPANSION, TarMemberError, read_piecewise, tar_members
-from fastfold.utils.hashing import file_digest, input_hash
+from fastfold.utils.hashing import file_digest
 from fastfold.utils.locks import alone
 
 RECORD = "record.json"
@@ -35,19 +37,6 @@ RECORD = "record.json"
 _BLOCK = 1 << 20
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _DAMAGED = (TarMemberError, gzip.BadGzipFile, zlib.error, EOFError)
-Say = Callable[[str], None]
-
-
-@dataclass
-class _Source:
-    """A packed file on a server or on the disk."""
-
-    name: str
-    place: str  #: Its address or path
-    file: Readable  #: Its content
-    size: int  #: Size in bytes
-    version: tuple[object, ...]  #: Changes whenever the file changes
-    md5: bytes | None = None  #: MD5 sum that the server states
 
 
 @dataclass(frozen=True)
@@ -131,8 +120,8 @@ def download_databases(
     folder: Path,
     *,
     mirror: str | None = None,
-    say: Say = lambda line: None,
-    progress: Progress = lambda name, done, total: None,
+    say: Say = tell_nobody,
+    progress: Progress = tell_nobody,
 ) -> list[Path]:
     """Download databases, and return their folders; those that are present are left alone.
 
@@ -199,50 +188,27 @@ def _bring(
 
 def _fetch(url: str, place: Path, mirror: str | None, say: Say, progress: Progress) -> Path:
     with contextlib.ExitStack() as opened:
-        source = _open(url, mirror, opened, say)
-        path = place / source.name
-        if path.is_file() and path.stat().st_size == source.size:
+        piece = _open(url, mirror, opened, say)
+        path = place / piece.name
+        if path.is_file() and path.stat().st_size == piece.size:
             return path
-        partial = place / f"{source.name}.{input_hash(source.version, source.size)[:8]}.partial"
-        for other in place.glob(f"{source.name}.*.partial"):
-            if other != partial:  # of another version of the file
-                other.unlink()
-        try:
-            append_bytes(
-                source.file, partial, name=source.name, offset=0, size=source.size, say=say, progress=progress
-            )
-        except EOFError:
-            raise NetworkError(f"{source.place}: the file ends too early") from None
-        if source.md5 is not None and file_digest(partial, "md5") != source.md5.hex():
-            partial.unlink()
-            raise InputError(
-                "differs from the MD5 sum that its server states, and was removed; run the same command again",
-                path=source.place,
-            )
-        os.replace(partial, path)
-        return path
+        return fetch_piece(piece, place, say=say, progress=progress)
 
 
-def _open(url: str, mirror: str | None, opened: contextlib.ExitStack, say: Say) -> _Source:
+def _open(url: str, mirror: str | None, opened: contextlib.ExitStack, say: Say) -> Piece:
     """Open a packed file at its address, or on the mirror."""
     name = url.rpartition("/")[2]
     if mirror is not None and mirror.startswith("rsync://"):
         mirror = None  # for the tree of mmCIF files alone
     if mirror is not None and "://" not in mirror:
-        path = Path(mirror) / name
         try:
-            file = opened.enter_context(path.open("rb"))
+            return local_piece(Path(mirror) / name, name, opened)
         except OSError as error:
             raise ConfigError(
                 f"--mirror {mirror}: {name} cannot be read ({error.strerror}); check the folder"
             ) from None
-        status = os.fstat(file.fileno())
-        return _Source(name, str(path), file, status.st_size, (status.st_size, status.st_mtime_ns))
     address = url if mirror is None else f"{check_url(mirror, setting='--mirror')}/{name}"
-    remote = opened.enter_context(RemoteFile(address, say=say))
-    if remote.size is None:
-        raise NetworkError(f"{address}: the server does not state the file's size; use another mirror")
-    return _Source(name, address, remote, remote.size, (remote.version,), remote.md5)
+    return remote_piece(opened.enter_context(RemoteFile(address, retries=Retries(say=say))), name)
 
 
 class _Written:

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fastfold.errors import OutputError, WeightsError
+from fastfold.errors import OutputError, WeightsError, printable
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
@@ -40,7 +40,6 @@ from fastfold.evoformer.weights.safetensors_file import OwnFile, write_own
 from fastfold.evoformer.weights.state_dict_file import OwnParameters, infer_own_config, is_own
 from fastfold.evoformer.weights.untrusted import READABLE, Format, file_format, open_archive, read_torch
 from fastfold.utils.atomic_files import replacing
-from fastfold.utils.foreign_text import printable
 
 Kind = Literal["alphafold", "openfold", "fastfold", "state dict"]
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -36,30 +34,21 @@ from fastfold.evoformer.weights.published import (
 )
 from fastfold.evoformer.weights.untrusted import SIZE_LIMIT, open_archive
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
+from fastfold.utils.download.answers import Retries, Say, tell_nobody
 from fastfold.utils.download.http import check_url
-from fastfold.utils.download.remote_file import Progress, Readable, RemoteFile, append_bytes
+from fastfold.utils.download.pieces import Piece, Progress, Readable, fetch_piece, local_piece
+from fastfold.utils.download.remote_file import RemoteFile
 from fastfold.utils.download.tar_members import TarMemberError, tar_members
-from fastfold.utils.hashing import file_digest, input_hash
+from fastfold.utils.hashing import file_digest
 from fastfold.utils.locks import alone
 
 _MAX_MEMBERS = 1000
 _UNKNOWN_SIZE = 1 << 40  # of an archive whose server does not state it
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Location of a requested file in its source."""
-
-    name: str  #: Name of the file
-    source: Readable  #: File or archive that contains it
-    offset: int  #: Offset in the source, in bytes
-    size: int  #: Size in bytes
-    version: tuple[object, ...]  #: Changes whenever the source changes
-
-
 @contextlib.contextmanager
 def open_pieces(
-    mirror: str | None, wanted: Sequence[str], say: Callable[[str], None]
+    mirror: str | None, wanted: Sequence[str], say: Say
 ) -> Iterator[Iterator[Piece] | list[Piece]]:
     """Open the source of published parameters and find files in it.
 
@@ -83,7 +72,8 @@ def open_pieces(
             say(
                 f"--mirror {url}: http:// does not protect files from changes on the way; use https:// if possible"
             )
-        with RemoteFile(url if url.endswith(".tar") else f"{url}/{ARCHIVE}", say=say) as remote:
+        address = url if url.endswith(".tar") else f"{url}/{ARCHIVE}"
+        with RemoteFile(address, retries=Retries(say=say)) as remote:
             pieces = _pieces(remote, remote.size or _UNKNOWN_SIZE, remote.url, wanted, (remote.version,))
             yield list(pieces) if remote.ranges else pieces
         return
@@ -93,10 +83,10 @@ def open_pieces(
     with contextlib.ExitStack() as opened:
         try:
             if path.is_dir() and not archives:
-                yield [_whole_file(_find(folders, name, mirror), name, opened) for name in wanted]
+                yield [local_piece(_find(folders, name, mirror), name, opened) for name in wanted]
             else:
                 archive = archives[0] if archives else path
-                whole = _whole_file(archive, archive.name, opened)
+                whole = local_piece(archive, archive.name, opened)
                 yield list(_pieces(whole.source, whole.size, str(archive), wanted, whole.version))
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise ConfigError(
@@ -112,12 +102,6 @@ def _find(folders: list[Path], name: str, mirror: str) -> Path:
     raise ConfigError(f"--mirror {mirror}: expected {ARCHIVE} or {name} in it, found neither")
 
 
-def _whole_file(path: Path, name: str, opened: contextlib.ExitStack) -> Piece:
-    file = opened.enter_context(path.open("rb"))
-    status = os.fstat(file.fileno())
-    return Piece(name, file, 0, status.st_size, (status.st_size, status.st_mtime_ns))
-
-
 def _pieces(
     source: Readable, size: int, place: str, wanted: Sequence[str], version: tuple[object, ...]
 ) -> Iterator[Piece]:
@@ -128,7 +112,7 @@ def _pieces(
             name = member.name.removeprefix("./").removeprefix("params/")
             if member.is_file and name in lacking:
                 lacking.remove(name)
-                yield Piece(name, source, member.offset, member.size, version)
+                yield Piece(name, place, source, member.offset, member.size, version)
                 if not lacking:
                     return
     except TarMemberError as error:
@@ -148,8 +132,8 @@ def download_weights(
     *,
     mirror: str | None = None,
     folder: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
-    progress: Progress = lambda name, done, total: None,
+    say: Say = tell_nobody,
+    progress: Progress = tell_nobody,
 ) -> list[Path]:
     """Download published networks, and return their paths; files that are present are verified and kept.
 
@@ -193,11 +177,6 @@ def download_weights(
     return [folder / name for name in files]
 
 
-def _partial(folder: Path, piece: Piece) -> Path:
-    """Return the path of an incomplete file; the name depends on the archive."""
-    return folder / f"{piece.name}.{input_hash(piece.version, piece.offset, piece.size)[:8]}.partial"
-
-
 def _check_room(folder: Path, pieces: Sequence[Piece]) -> None:
     """Check that the disk has room for the remaining bytes."""
     needed = _RESERVE
@@ -208,7 +187,7 @@ def _check_room(folder: Path, pieces: Sequence[Piece]) -> None:
                 "This is not the published archive; do not use it"
             )
         with contextlib.suppress(FileNotFoundError):
-            needed -= _partial(folder, piece).stat().st_size
+            needed -= piece.partial_path(folder).stat().st_size
         needed += piece.size
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -218,33 +197,17 @@ def _check_room(folder: Path, pieces: Sequence[Piece]) -> None:
         )
 
 
-def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Progress) -> None:
+def _bring(folder: Path, piece: Piece, say: Say, progress: Progress) -> None:
     """Download a file under a temporary name, check it, and rename it."""
-    partial = _partial(folder, piece)
-    try:
-        for path in folder.glob(f"{piece.name}.*.partial"):
-            if path != partial:  # of another archive
-                path.unlink()
-        try:
-            append_bytes(
-                piece.source,
-                partial,
-                name=piece.name,
-                offset=piece.offset,
-                size=piece.size,
-                say=say,
-                progress=progress,
-            )
-        except EOFError:
-            raise WeightsError(
-                f"the archive ends in the middle of {piece.name}: it is truncated; run the same command again, or use "
-                "another source (--mirror)"
-            ) from None
+
+    def check(partial: Path) -> None:
         digest = _checked(partial, piece.name, read_sums(folder).get(piece.name))
         record_sums(folder, {piece.name: digest})
-        os.replace(partial, folder / piece.name)
+
+    try:
+        fetch_piece(piece, folder, check=check, say=say, progress=progress)
     except OSError as error:
-        problem = output_error(partial, "write", error)
+        problem = output_error(folder / piece.name, "write", error)
         raise WriteError(f"{problem}. Run the same command again to resume") from error
 
 

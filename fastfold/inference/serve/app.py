@@ -2,9 +2,12 @@
 
 # FastAPI reads the annotations of the routes, which name local types: so they are not texts here.
 import asyncio
+import base64
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
@@ -27,6 +30,7 @@ from fastfold.inference.serve.queue import (
 from fastfold.inference.serve.service import ID, Service
 from fastfold.inference.serve.submission import JobView, Problem, Submission
 from fastfold.inference.serve.tokens import LOCAL_USER
+from fastfold.utils.hashing import file_digest
 
 POLL_S = 0.2  #: Seconds between two looks at a job whose progress is streamed
 _HEARTBEAT_S = 15.0
@@ -216,7 +220,16 @@ def _file(service: Service, job: QueuedJob, name: str, *, attached: bool) -> Fil
     path = service.file(job, name)
     if not path.is_file() or path.is_symlink():
         raise HTTPException(404, "the file was removed from the server")
-    return FileResponse(path, filename=name, content_disposition_type="attachment" if attached else "inline")
+    status = path.stat()
+    headers = {"Repr-Digest": f"sha-256=:{_digest(path, status.st_mtime_ns, status.st_size)}:"}
+    kind = "attachment" if attached else "inline"
+    return FileResponse(path, filename=name, headers=headers, content_disposition_type=kind)
+
+
+@lru_cache(1 << 12)
+def _digest(path: Path, changed: int, size: int) -> str:
+    """Return a file's SHA-256 in base64, computed once for a time of its last change and its size."""
+    return base64.b64encode(bytes.fromhex(file_digest(path))).decode()
 
 
 async def _events(service: Service, job: QueuedJob, offset: int) -> AsyncIterator[str]:

@@ -6,24 +6,29 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastfold.errors import ConfigError, FastFoldError, InputError, NetworkError
+from fastfold.errors import ConfigError, FastFoldError, NetworkError, printable
 from fastfold.inference.serve.queue import FINAL
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
+from fastfold.utils.download.answers import Retries, json_answer, read_answer
 from fastfold.utils.download.http import BROKEN, check_url, open_url
-from fastfold.utils.download.remote_file import RemoteFile, append_bytes
-from fastfold.utils.foreign_text import parse_json, printable, shown
+from fastfold.utils.download.pieces import copy_piece, remote_piece
+from fastfold.utils.download.remote_file import RemoteFile
+from fastfold.utils.foreign_text import shown
 
 VARIABLE = "FASTFOLD_TOKEN"  #: Environment variable with the token of a user
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
-_PIECE = 1 << 20
+_MAX_TEMPLATE = 1 << 26  # bytes
 _MAX_ANSWER = 1 << 24  # bytes of an answer or of an event
+_MAX_FILE = 1 << 34  # bytes
+_SERVER = "a server of FastFold"
+_UNREACHABLE = (502, 503, 504)  # statuses of a proxy without a server, or of a server that is busy
+_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a part of addresses and of names of folders
 _STATES = ("queued", "running", *FINAL)
 
 Job = dict[str, Any]
@@ -69,7 +74,7 @@ class Client:
         self._server = check_url(server, setting="server")
         token = token or os.environ.get(VARIABLE)
         self._secrets = {"Authorization": f"Bearer {token}"} if token else {}
-        self._patience = patience
+        self._attempts = 1 + math.ceil(math.log2(1.0 + patience))  # pauses double, from a second on
 
     def submit(
         self,
@@ -127,16 +132,15 @@ class Client:
         patience; a NetworkError also tells that an answer is not of a server of FastFold.
         """
         path = f"/v1/jobs/{quote(job, safe='')}/events"
-        last, state = "0", ""
-        end, delay = time.monotonic() + self._patience, _FIRST_DELAY_S
+        last, state, retries = "0", "", self._retries()
         while state not in FINAL:
             with contextlib.suppress(*BROKEN), self._open(path, headers={"Last-Event-ID": last}) as answer:
                 for fields in self._event_fields(path, answer):
-                    end, delay = time.monotonic() + self._patience, _FIRST_DELAY_S
+                    retries.reset()
                     last = fields.get("id", last)
                     if fields.get("event") not in ("progress", "state"):
                         continue
-                    data = self._parsed(path, fields.get("data", "null"))
+                    data = json_answer(self._server + path, fields.get("data", "null"), server=_SERVER)
                     if fields["event"] == "state":
                         described = self._job(path, data)
                         state = described["state"]
@@ -146,10 +150,8 @@ class Client:
                     else:
                         raise self._foreign(path, data)
             if state not in FINAL:
-                if time.monotonic() + delay > end:
-                    raise NetworkError(f"{self._server}{path}: the stream ends without an event")
-                time.sleep(delay)
-                delay = min(2 * delay, _LONGEST_DELAY_S)
+                ended = f"{self._server}{path}: the stream ends without an answer"
+                retries.failed(NetworkError(ended, temporary=True))
 
     def _event_fields(self, path: str, answer: Any) -> Iterator[dict[str, str]]:
         """Yield the fields of each complete server-sent event."""
@@ -188,7 +190,7 @@ class Client:
         place = prepare_output_directory(folder)
         written = []
         for name in job["files"] if names is None else names:
-            if not name or name.startswith(".") or set(name) & set("/\\\0:"):
+            if not name.isprintable() or name[:1] in ("", ".") or set(name) & set("/\\:"):
                 raise NetworkError(f"{self._server}: expected the name of a file, found {name!r:.80}")
             with replacing(place / name) as temporary:
                 self._download(
@@ -203,39 +205,25 @@ class Client:
             pass
 
     def _download(self, path: str, place: Path) -> None:
-        """Write a file of the server, resumed after broken connections, with all the bytes that it announces."""
-        attempts = 1 + int(math.log2(1.0 + self._patience))  # pauses double, from a second on
-        try:
-            with RemoteFile(self._server + path, secrets=self._secrets, attempts=attempts) as remote:
-                if remote.size is None:
-                    raise NetworkError(f"{self._server}{path}: the server does not state the file's size")
-                append_bytes(
-                    remote, place, name=place.name, offset=0, size=remote.size, say=_ignore, progress=_ignore
+        """Write a file of the server, resumed after broken connections."""
+        with (
+            _refusals(),
+            RemoteFile(self._server + path, secrets=self._secrets, retries=self._retries()) as remote,
+        ):
+            piece = remote_piece(remote, place.name)
+            if piece.size > _MAX_FILE:
+                raise NetworkError(
+                    f"{self._server}{path}: expected a file of results, found {piece.size:,} bytes"
                 )
-        except EOFError:
-            raise NetworkError(f"{self._server}{path}: the file ends too early") from None
-        except NetworkError as error:
-            if error.status is not None and not error.temporary:
-                raise RefusedError(error.explanation or str(error), error.status) from error
-            raise
+            copy_piece(piece, place)
 
     def _json(self, path: str, **request: Any) -> Any:
-        with self._open(path, **request) as answer:
-            try:
-                text = answer.read(_MAX_ANSWER + 1)
-            except BROKEN as error:
-                raise NetworkError(f"{self._server}{path}: the answer cannot be read: {error}") from error
-        if len(text) > _MAX_ANSWER:
-            raise NetworkError(f"{self._server}{path}: the answer is larger than {_MAX_ANSWER:,} bytes")
-        return self._parsed(path, text)
-
-    def _parsed(self, path: str, text: str | bytes) -> Any:
-        try:
-            return parse_json(
-                text, self._server + path, remedy="is this the address of a server of FastFold?"
+        url = self._server + path
+        with _refusals():
+            text = read_answer(
+                url, limit=_MAX_ANSWER, secrets=self._secrets, retries=self._retries(), **request
             )
-        except InputError as error:
-            raise NetworkError(str(error)) from None
+        return json_answer(url, text, server=_SERVER)
 
     def _job(self, path: str, content: Any) -> Job:
         """Check the description of a job, and remove control characters from its texts."""
@@ -245,6 +233,7 @@ class Client:
         files, scores = content.get("files"), content.get("scores")
         if (
             not all(isinstance(text, str) for text in texts.values())
+            or _ID.fullmatch(str(texts["id"])) is None
             or texts["state"] not in _STATES
             or not (isinstance(files, list) and all(isinstance(name, str) for name in files))
             or not isinstance(scores, dict)
@@ -255,27 +244,28 @@ class Client:
 
     def _foreign(self, path: str, content: Any) -> NetworkError:
         return NetworkError(
-            f"{self._server}{path}: expected a job of FastFold, found {shown(content)}; is this the address of a "
-            "server of FastFold?"
+            f"{self._server}{path}: expected a job, found {shown(content)}; is this the address of {_SERVER}?"
         )
 
     def _open(self, path: str, **request: Any) -> Any:
         """Send a request, repeated while the server cannot be reached."""
-        end, delay = time.monotonic() + self._patience, _FIRST_DELAY_S
-        while True:
-            try:
-                return open_url(self._server + path, secrets=self._secrets, **request)
-            except NetworkError as error:
-                if error.status is not None and error.status not in (502, 503, 504):
-                    raise RefusedError(error.explanation or str(error), error.status) from error
-                if time.monotonic() + delay > end:
-                    raise
-            time.sleep(delay)
-            delay = min(2 * delay, _LONGEST_DELAY_S)
+        url = self._server + path
+        with _refusals():
+            return self._retries().run(url, lambda: open_url(url, secrets=self._secrets, **request))
+
+    def _retries(self) -> Retries:
+        return Retries(self._attempts, statuses=_UNREACHABLE)
 
 
-def _ignore(*_: object) -> None:
-    """Report nothing."""
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise RefusedError for an answer that refuses a request."""
+    try:
+        yield
+    except NetworkError as error:
+        if error.status is None or error.status in _UNREACHABLE:
+            raise
+        raise RefusedError(error.explanation or str(error), error.status) from error
 
 
 def read_templates(paths: Sequence[Path]) -> dict[str, str]:
@@ -287,5 +277,5 @@ def read_templates(paths: Sequence[Path]) -> dict[str, str]:
         name = path.name.removesuffix(".gz")
         if name in found:
             raise ConfigError(f"--templates: two files are named {name}; rename one")
-        found[name] = read_text_bytes(path, limit=_PIECE << 6).decode("utf-8", "replace")
+        found[name] = read_text_bytes(path, limit=_MAX_TEMPLATE).decode("utf-8", "replace")
     return found

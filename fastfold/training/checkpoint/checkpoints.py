@@ -34,6 +34,7 @@ from fastfold.training.checkpoint.storage import Storage, is_url
 from fastfold.utils.hashing import file_digest
 
 _NAME = re.compile(r"step_(\d{8})")
+_MAX_MANIFEST = 1 << 28  # bytes
 
 T = TypeVar("T")
 
@@ -239,7 +240,7 @@ class Checkpoints:
         if is_url(path):
             if file.resolve().parent != folder.resolve():
                 return f"its shard {name} would be written outside {folder}"
-            storage.fetch(f"{path}/{name}", file)
+            storage.fetch(f"{path}/{name}", file, size=size)
         if record.sha256 is not None and file_digest(file) != record.sha256:
             return f"its shard {name} was changed after it was written"
         return None
@@ -296,7 +297,7 @@ class Checkpoints:
 
 def _manifest_text(storage: Storage, path: str) -> bytes:
     try:
-        return storage.read(f"{path}/{MANIFEST}")
+        return storage.read(f"{path}/{MANIFEST}", limit=_MAX_MANIFEST)
     except FileNotFoundError as error:
         raise ConfigError(f"it has no {MANIFEST}") from error
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.utils.atomic_files import prepare_output_directory, temporary_name
+from fastfold.utils.download.pieces import Piece, copy_piece
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Extras of this package that install the drivers of a protocol."""
@@ -65,17 +66,19 @@ class Storage:
         """Return the path of a file or folder below the place."""
         return os.path.join(self._place, *names) if self._remote is None else "/".join((self._place, *names))
 
-    def read(self, path: str) -> bytes:
-        """Read a file.
+    def read(self, path: str, *, limit: int) -> bytes:
+        """Read a file of at most ``limit`` bytes.
 
         Raises:
             FileNotFoundError: The file does not exist.
+            OSError: The file is larger.
         """
-        if self._remote is not None:
-            return bytes(self._remote.cat_file(path))
-        if not Path(path).is_file():  # reading a pipe would block
+        size = self.size(path)  # None for a pipe, too, which reading would wait for
+        if size is None:
             raise FileNotFoundError(path)
-        return Path(path).read_bytes()
+        if size > limit:
+            raise OSError(f"expected at most {limit:,} bytes, found {size:,}")
+        return Path(path).read_bytes() if self._remote is None else bytes(self._remote.cat_file(path))
 
     def size(self, path: str) -> int | None:
         """Return a file's length in bytes, or None if it does not exist."""
@@ -124,12 +127,12 @@ class Storage:
         with suppress(FileNotFoundError):
             self._remote.rm(folder, recursive=True)
 
-    def fetch(self, path: str, to: Path) -> None:
-        """Copy a file to this machine."""
-        if self._remote is None:
-            shutil.copyfile(path, to)
-        else:
-            self._remote.get_file(path, str(to))
+    def fetch(self, path: str, to: Path, *, size: int) -> None:
+        """Copy a file of ``size`` bytes from a URL to this machine."""
+        assert self._remote is not None
+        to.unlink(missing_ok=True)  # a copy of an earlier search, not a beginning of this one
+        with self._remote.open(path, "rb") as source:
+            copy_piece(Piece(to.name, path, source, 0, size), to)
 
 
 def is_url(place: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import platform
 import re
@@ -14,14 +13,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastfold._version import __version__
-from fastfold.errors import ConfigError, NetworkError
-from fastfold.utils.foreign_text import printable
+from fastfold.errors import ConfigError, InputError, NetworkError
+from fastfold.utils.foreign_text import parse_json
 
 USER_AGENT = f"fastfold/{__version__} Python/{platform.python_version()}"
 """Name of FastFold in requests to servers."""
 BROKEN = (OSError, http.client.HTTPException)  #: Exceptions of reading from a broken connection
 
-_TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504))
+TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504))  #: Statuses of answers that may change soon
 _REFUSALS = (403, 407)  #: Statuses by which a proxy refuses, too
 _TUNNEL = re.compile(r"Tunnel connection failed: (\d{3}) ?(.*)")
 _MAX_WAIT = 3600.0
@@ -84,14 +83,14 @@ def open_url(
                 f"{url}: the server answers {error.code} ({error.reason})"
                 + (f", or the proxy {proxy} does: {_ask_for(url)}" if proxy else ""),
                 status=error.code,
-                temporary=error.code in _TEMPORARY,
+                temporary=error.code in TEMPORARY,
                 retry_after=_seconds(error.headers.get("Retry-After") if error.headers else None),
                 explanation=_explanation(error),
             ) from None
     except (*BROKEN, ValueError) as error:  # ValueError: an invalid header or port
         reason: Any = error.reason if isinstance(error, urllib.error.URLError) else error
         what = getattr(reason, "strerror", None) or reason or "the connection was closed"
-        if (refusal := _TUNNEL.search(str(reason))) and int(refusal[1]) not in _TEMPORARY:
+        if (refusal := _TUNNEL.search(str(reason))) and int(refusal[1]) not in TEMPORARY:
             raise NetworkError(
                 f"cannot reach {url}: the proxy {_proxy_of(url)} answers {refusal[1]} ({refusal[2]}): {_ask_for(url)}"
             ) from None
@@ -113,13 +112,13 @@ def _ask_for(url: str) -> str:
 
 
 def _explanation(error: urllib.error.HTTPError) -> str:
-    """Return the reason that a server gives as ``{"error": "..."}``; empty if there is none."""
+    """Return the reason that a server gives as ``{"error": "..."}`` at once; empty if there is none."""
     try:
-        found = json.loads(error.read(_MAX_EXPLANATION))
-    except (*BROKEN, ValueError, RecursionError):
+        body = parse_json(error.read1(_MAX_EXPLANATION), error.url)
+    except (*BROKEN, ValueError, InputError):
         return ""
-    text = found.get("error") if isinstance(found, dict) else None
-    return printable(text) if isinstance(text, str) else ""
+    text = body.get("error") if isinstance(body, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def _seconds(text: str | None) -> float | None:

@@ -5,64 +5,21 @@ from __future__ import annotations
 import base64
 import http.client
 import io
-import os
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Protocol
 
 from fastfold.errors import NetworkError
-from fastfold.utils.download.http import BROKEN, open_url
+from fastfold.utils.download.answers import Retries, stated_length, too_large, too_slow
+from fastfold.utils.download.http import open_url
 
 MAX_READ = 1 << 24  #: Maximum number of bytes of a read, so that no number in a foreign file reserves memory
 
-_BLOCK = 1 << 16
-
-Say = Callable[[str], None]
-Progress = Callable[[str, int, int], None]
-"""Called with a file's name, the bytes downloaded so far and the total bytes."""
-
 _SKIP = 1 << 16  # bytes up to which reading and discarding is cheaper than another request
-_MAX_DELAY = 60.0
-
-
-class Readable(Protocol):
-    """Readable file on the disk or on a server."""
-
-    def read(self, size: int, /) -> bytes:
-        """Read ``size`` bytes, or fewer at the end."""
-
-    def seek(self, offset: int, /) -> int:
-        """Set the position."""
-
-
-def append_bytes(
-    source: Readable, path: Path, *, name: str, offset: int, size: int, say: Say, progress: Progress
-) -> None:
-    """Copy a part of a source to a file that has its beginning already; ``offset`` and ``size`` are bytes.
-
-    Raises:
-        EOFError: The source ends before the part does.
-        OSError: The file cannot be written.
-        NetworkError: The server cannot be reached, or the file changed there.
-    """
-    with path.open("ab") as file:
-        done = file.tell()
-        if done:
-            say(f"{name}: resuming after {done:,} of {size:,} bytes")
-        source.seek(offset + done)
-        progress(name, done, size)
-        while done < size:
-            block = source.read(min(_BLOCK, size - done))
-            if not block:
-                raise EOFError
-            file.write(block)
-            done += len(block)
-            progress(name, done, size)
-        file.flush()
-        os.fsync(file.fileno())
+_PIECE = 1 << 20
+_READ_S = 600.0  # for one read with its attempts, so that a dripping server is given up
 
 
 class RemoteFile(io.RawIOBase):
@@ -75,16 +32,17 @@ class RemoteFile(io.RawIOBase):
     Args:
         url: Address of the file.
         timeout: Seconds that a connection may be silent.
-        attempts: Number of consecutive failures without data before giving up.
+        seconds: Seconds in which all must have been read; a single read may take ten minutes.
         secrets: Headers with credentials, which no redirect gets.
-        pause: Function that waits a number of seconds.
-        say: Function that gets a line about every broken connection.
+        retries: Attempts without data before giving up; None for six.
+        now: Clock that never goes back.
 
     Attributes:
         ranges: True if the server sends parts.
         size: Size of the file in bytes; None if the server does not report it.
         version: Size and entity tag of the file, which change with it.
-        md5: The file's MD5 sum where the server sends it (Google's ``x-goog-hash``), else None.
+        digest: Name and hexadecimal digits of the file's sum where the server sends it (``Repr-Digest`` of RFC 9530,
+            or Google's ``x-goog-hash``), else None.
 
     Raises:
         NetworkError: The server cannot be reached, does not have the file, or sends an invalid answer.
@@ -95,25 +53,25 @@ class RemoteFile(io.RawIOBase):
         url: str,
         *,
         timeout: float = 60.0,
-        attempts: int = 6,
+        seconds: float = math.inf,
         secrets: Mapping[str, str] | None = None,
-        pause: Callable[[float], None] = time.sleep,
-        say: Callable[[str], None] = lambda line: None,
+        retries: Retries | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.url = url
         self.ranges = False
         self.size: int | None = None
         self.version: tuple[int | None, str] | None = None
-        self.md5: bytes | None = None
-        self._timeout, self._attempts, self._pause, self._say = timeout, attempts, pause, say
-        self._secrets = secrets
+        self.digest: tuple[str, str] | None = None
+        self._timeout, self._secrets, self._now = timeout, secrets, now
+        self._retries = retries or Retries()
+        self._seconds, self._end_time = seconds, now() + seconds
         self._position = 0
         self._response: http.client.HTTPResponse | None = None
         self._at = 0  # next byte of the response
         self._end: int | None = None  # end of the response
-        self._failures = 0
-        self._retry(self._connect)
+        self._retries.run(url, self._connect)
 
     def readable(self) -> bool:
         """Return True."""
@@ -139,15 +97,33 @@ class RemoteFile(io.RawIOBase):
         """Read ``size`` bytes; fewer only at the end of the file.
 
         Raises:
-            NetworkError: The connection broke too often, or the file changed meanwhile.
+            NetworkError: The connection broke too often or is too slow, or the file changed meanwhile.
             ValueError: ``size`` is above :data:`MAX_READ`, or asks for the whole file.
         """
         if size is None or not 0 <= size <= MAX_READ:
             raise ValueError(f"a read of {size} bytes is not allowed")
         pieces = []
-        while size > 0 and (piece := self._retry(partial(self._read_some, size))):
+        limits = ((self._end_time, self._seconds), (self._now() + _READ_S, _READ_S))
+        while size > 0 and (piece := self._retries.run(self.url, partial(self._read_some, size))):
             pieces.append(piece)
             size -= len(piece)
+            for end, seconds in limits:
+                if self._now() > end:
+                    raise too_slow(self.url, seconds)
+        return b"".join(pieces)
+
+    def read_rest(self, *, limit: int) -> bytes:
+        """Read all bytes from the position on.
+
+        Raises:
+            NetworkError: They are more than ``limit``; or see :meth:`read`.
+        """
+        pieces, size = [], 0
+        while size <= limit and (piece := self.read(min(_PIECE, limit + 1 - size))):
+            pieces.append(piece)
+            size += len(piece)
+        if size > limit:
+            raise too_large(self.url, limit)
         return b"".join(pieces)
 
     def close(self) -> None:
@@ -155,72 +131,50 @@ class RemoteFile(io.RawIOBase):
         self._disconnect()
         super().close()
 
-    def _retry(self, action: Callable[[], bytes]) -> bytes:
-        """Run an action, and retry it after temporary failures."""
-        while True:
-            delay = None
-            try:
-                found = action()
-            except NetworkError as error:
-                self._disconnect()
-                if not error.temporary:
-                    raise
-                problem, delay = str(error), error.retry_after
-            except BROKEN as error:
-                self._disconnect()
-                problem = f"{self.url}: the connection broke ({getattr(error, 'strerror', None) or error})"
-            else:
-                if found:
-                    self._failures = 0
-                return found
-            self._failures += 1
-            if self._failures >= self._attempts:
-                reached = f"; {self._position:,} bytes had been read" if self._position else ""
-                raise NetworkError(f"{problem}; gave up after {self._failures} attempts{reached}")
-            wait = min(_MAX_DELAY, 2.0 ** (self._failures - 1) if delay is None else delay)
-            self._say(f"{problem}; trying again in {wait:.0f} s")
-            self._pause(wait)
-
     def _read_some(self, size: int) -> bytes:
         """Read up to ``size`` bytes from the position on; none at the end of the file."""
-        while True:
-            if self.size is not None and self._position >= self.size:
-                return b""
-            far = not self._at <= self._position <= self._at + _SKIP
-            if self._response is None or (far and self.ranges) or self._position < self._at:
-                self._connect()
-            assert self._response is not None
-            gap = self._position - self._at
-            piece = self._response.read(min(gap, MAX_READ) if gap else size)
-            self._at += len(piece)
-            if piece and not gap:
-                self._position = self._at
-                return piece
-            if not piece:
-                if self._at == self._end:  # the server sent a shorter part than requested
-                    self._disconnect()
-                elif self._end is None:
+        try:
+            while self.size is None or self._position < self.size:
+                far = not self._at <= self._position <= self._at + _SKIP
+                if self._response is None or (far and self.ranges) or self._position < self._at:
+                    self._connect()
+                assert self._response is not None
+                gap = self._position - self._at
+                wanted = min(gap, MAX_READ) if gap else size
+                piece = self._response.read1(
+                    wanted if self._end is None else min(wanted, self._end - self._at)
+                )
+                self._at += len(piece)
+                if piece and not gap:
+                    self._position = self._at
+                    return piece
+                if piece:
+                    continue
+                if self._end is None:
                     return b""
-                else:
-                    raise OSError("it was closed early")
+                if self._at < self._end:
+                    raise OSError(f"closed after {self._at:,} of {self._end:,} bytes")
+                self._disconnect()  # the server sent a shorter part than requested
+            return b""
+        except BaseException:
+            self._disconnect()
+            raise
 
-    def _connect(self) -> bytes:
+    def _connect(self) -> None:
         """Request all bytes from the position on."""
         self._disconnect()
         wanted = self._position
+        request = partial(open_url, self.url, secrets=self._secrets, timeout=self._timeout)
         try:
-            response = open_url(
-                self.url,
-                headers={"Range": f"bytes={wanted}-"},
-                secrets=self._secrets,
-                timeout=self._timeout,
-            )
+            response = request(headers={"Range": f"bytes={wanted}-"})
         except NetworkError as error:
-            if error.status == 416:
+            if error.status != 416:
+                raise
+            if wanted:
                 raise NetworkError(
                     f"{self.url}: the file ends before byte {wanted:,}: it is truncated", status=416
                 ) from None
-            raise
+            response = request()  # an empty file has no first byte
         self._response = response
         self._at, self._end, size = self._span(response, wanted)
         self.ranges = response.status == 206
@@ -231,10 +185,7 @@ class RemoteFile(io.RawIOBase):
                 "it; run the same command again"
             )
         self.version, self.size = version, size
-        hashes = ",".join(response.headers.get_all("x-goog-hash") or ())
-        md5 = re.search(r"\bmd5=([A-Za-z0-9+/]{22}==)", hashes)
-        self.md5 = None if md5 is None else base64.b64decode(md5[1])
-        return b""
+        self.digest = _stated_digest(response.headers)
 
     def _span(self, response: http.client.HTTPResponse, wanted: int) -> tuple[int, int | None, int | None]:
         """Return the first byte and the end of an answer within the file, and the file's size."""
@@ -251,13 +202,27 @@ class RemoteFile(io.RawIOBase):
                     "another server"
                 )
             return wanted, int(found[2]) + 1, int(found[3])
-        length = response.headers.get("Content-Length", "")
         if response.status != 200:
             raise NetworkError(f"{self.url}: the server answers {response.status}, without the file")
-        size = int(length) if re.fullmatch(r"\d{1,15}", length) else None
+        size = stated_length(self.url, response.headers)
         return 0, size, size
 
     def _disconnect(self) -> None:
         if self._response is not None:
             self._response.close()
             self._response = None
+
+
+_DIGESTS = (
+    ("repr-digest", "sha256", re.compile(r"\bsha-256=:([A-Za-z0-9+/]{43}=):")),
+    ("x-goog-hash", "md5", re.compile(r"\bmd5=([A-Za-z0-9+/]{22}==)")),
+)
+"""Headers with a file's sum in base64, and the names of its kinds in :mod:`hashlib`."""
+
+
+def _stated_digest(headers: http.client.HTTPMessage) -> tuple[str, str] | None:
+    """Return kind and hexadecimal digits of the sum that an answer states, None if it states none."""
+    for header, kind, pattern in _DIGESTS:
+        if stated := pattern.search(",".join(headers.get_all(header) or ())):
+            return kind, base64.b64decode(stated[1]).hex()
+    return None

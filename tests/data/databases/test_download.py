@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import namedtuple
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from fastfold.data.databases import download
 from fastfold.data.databases.download import database_sizes, download_databases, is_present
 from fastfold.data.databases.published import DATABASES, find_databases, find_published
 from fastfold.errors import ConfigError, InputError, NetworkError
-from fastfold.utils.download import remote_file
+from fastfold.utils.download.answers import Retries
+from fastfold.utils.download.remote_file import RemoteFile
 from tests.helpers.command_line import CommandLine
 from tests.helpers.command_line import cli as cli
 from tests.helpers.loopback import Loopback, Request, loopback, send_file
@@ -47,10 +49,8 @@ SETS = ("uniref90", "small_bfd", "uniprot", "uniref30", "pdb_seqres")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that do not wait."""
 
-    def opened(url: str, **settings: Any) -> remote_file.RemoteFile:
-        return remote_file.RemoteFile(url, pause=lambda seconds: None, timeout=5, **settings)
-
-    monkeypatch.setattr(download, "RemoteFile", opened)
+    monkeypatch.setattr(download, "RemoteFile", partial(RemoteFile, timeout=5))
+    monkeypatch.setattr(download, "Retries", partial(Retries, pause=lambda seconds: None))
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_broken_download_is_resumed(tmp_path: Path) -> None:
     with loopback(answer) as server:
         with pytest.raises(NetworkError, match="Run the same command again to resume"):
             fetch(("uniref90",), tmp_path, server.url)
-        (partial,) = (tmp_path / "uniref90").glob("*.partial")
-        had = partial.stat().st_size
+        (begun,) = (tmp_path / "uniref90").glob("*.partial")
+        had = begun.stat().st_size
         assert 0 < had < len(content)
         broken[0] = False
         server.requests.clear()
@@ -146,7 +146,7 @@ def md5_of(content: bytes) -> dict[str, str]:
     [
         ("uniref90", FILES["uniref90.fasta.gz"][:-6], {}, "is damaged .* and was removed"),
         ("uniref90", b"<html>not here</html>", {}, "is damaged"),
-        ("uniref90", FILES["uniref90.fasta.gz"], md5_of(b"other"), "differs from the MD5 sum"),
+        ("uniref90", FILES["uniref90.fasta.gz"], md5_of(b"other"), "differs from the md5 sum"),
         (
             "uniref30",
             tar_gz({"UniRef30_2021_03_a3m.ffdata": b""}),

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from fastfold.errors import ConfigError, NetworkError, WeightsError, WriteError
 from fastfold.evoformer.weights import download as archives
 from fastfold.evoformer.weights.download import download_weights
 from fastfold.evoformer.weights.published import ARCHIVE, PUBLISHED, SUMS, file_name, read_sums, weights_files
-from fastfold.utils.download import remote_file
+from fastfold.utils.download.answers import Retries
+from fastfold.utils.download.remote_file import RemoteFile
 from fastfold.utils.hashing import file_digest
 from tests.conftest import REPOSITORY
 from tests.helpers.forked import Forked
@@ -68,12 +70,8 @@ TAR = tar_of(MEMBERS)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of weights, and connections that do not wait."""
     monkeypatch.setenv("FASTFOLD_WEIGHTS", str(tmp_path / "weights"))
-    monkeypatch.setattr(remote_file.time, "sleep", lambda seconds: None)
-
-    def quick(url: str, **settings: object) -> remote_file.RemoteFile:
-        return remote_file.RemoteFile(url, pause=lambda seconds: None, timeout=5, **settings)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(archives, "RemoteFile", quick)
+    monkeypatch.setattr(archives, "RemoteFile", partial(RemoteFile, timeout=5))
+    monkeypatch.setattr(archives, "Retries", partial(Retries, pause=lambda seconds: None))
     return tmp_path / "weights"
 
 
@@ -171,8 +169,8 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stopped(folder: Path) -> None:
     with loopback(drops) as server, pytest.raises(NetworkError) as error:
         download_weights(PTM[:1], mirror=server.url)
     assert "Run the same command again to resume" in str(error.value)
-    (partial,) = folder.glob("*.partial")
-    assert partial.read_bytes() == MEMBERS[first][:limit]  # type: ignore[index]
+    (begun,) = folder.glob("*.partial")
+    assert begun.read_bytes() == MEMBERS[first][:limit]  # type: ignore[index]
     said: list[str] = []
     with loopback(lambda request: send_file(request, TAR)) as server:
         download_weights(PTM[:1], mirror=server.url, say=said.append)
@@ -379,8 +377,8 @@ def test_a_write_that_fails_keeps_what_arrived(server: Loopback, folder: Path) -
     assert (process.returncode, out) == (1, "")
     assert "cannot write" in err
     assert "Run the same command again to resume" in err
-    (partial,) = folder.glob("*.partial")
-    assert 0 < partial.stat().st_size <= len(MONOMER) // 2
+    (begun,) = folder.glob("*.partial")
+    assert 0 < begun.stat().st_size <= len(MONOMER) // 2
     download_weights(PTM[:1], mirror=server.url)
     check(folder, PTM[:1])
 
@@ -445,7 +443,7 @@ def test_a_killed_download_goes_on_and_two_at_once_do_the_work_once(
 def test_a_mirror_without_encryption_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, scheme: str, number: int
 ) -> None:
-    def unreachable(url: str, say: Callable[[str], None]) -> None:
+    def unreachable(url: str, retries: Retries) -> None:
         raise NetworkError(f"cannot reach {url}")
 
     monkeypatch.setattr(archives, "RemoteFile", unreachable)

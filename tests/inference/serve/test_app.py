@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import hashlib
 import http.client
 import json
 import signal
@@ -12,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -179,6 +182,18 @@ def test_only_listed_files_are_served(server: str, path: str):
     assert ask(server, "GET", f"/v1/jobs/{job['id']}/files/model.pdb")[0] == 200
     assert ask(server, "GET", f"/v1/jobs/{job['id']}/files/{path}")[0] == 404
     assert ask(server, "GET", f"/v1/jobs/{path}")[0] == 404
+
+
+def test_a_file_comes_with_its_sum(server: str):
+    client = Client(server)
+    job = client.wait(client.submit("MKV", key="listed-files")["id"])
+    request = urllib.request.Request(
+        f"{server}/v1/jobs/{job['id']}/files/model.pdb", headers={"Range": "bytes=1-"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert (answer.status, answer.read()) == (206, b"EMARK MKV\n")
+        sum_of_all = base64.b64encode(hashlib.sha256(b"REMARK MKV\n").digest()).decode()
+        assert answer.headers["Repr-Digest"] == f"sha-256=:{sum_of_all}:"
 
 
 def test_a_page_of_another_site_cannot_reach_a_server_without_tokens(server: str):

@@ -1,7 +1,8 @@
-"""A store behind URLs ``failing://`` that can be made to fail in the middle of a file."""
+"""A store behind URLs ``failing://`` that can be made to fail or to end in the middle of a file."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,14 @@ class FailingFiles(MemoryFileSystem):
 
     Attributes:
         left: Bytes that can still be written, or None for any number.
+        cut: Parts of names of files, and after how many bytes an opened one ends without an error.
     """
 
     protocol = "failing"
     store: dict[str, Any] = {}  # noqa: RUF012
     pseudo_dirs: list[str] = [""]  # noqa: RUF012
     left: int | None = None
+    cut: dict[str, int] = {}  # noqa: RUF012
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -29,7 +32,10 @@ class FailingFiles(MemoryFileSystem):
 
     def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
         file = super()._open(path, mode, *args, **kwargs)
-        return _Limited(self, path, file) if mode == "wb" else file
+        if mode == "wb":
+            return _Limited(self, path, file)
+        ends = [size for name, size in self.cut.items() if name in path]
+        return io.BytesIO(file.read(ends[0])) if ends else file
 
 
 class _Limited(MemoryFile):
@@ -58,6 +64,6 @@ def failing_files() -> Iterator[FailingFiles]:
     files = fsspec.filesystem("failing")
     FailingFiles.store.clear()
     FailingFiles.pseudo_dirs[:] = [""]
-    files.left = None
+    files.left, files.cut = None, {}
     yield files
-    files.left = None
+    files.left, files.cut = None, {}

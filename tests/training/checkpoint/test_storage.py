@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastfold.errors import ConfigError, OutputError
+from fastfold.errors import ConfigError, NetworkError, OutputError
 from fastfold.training.checkpoint.storage import Storage, is_url
 from tests.training.checkpoint.failing_files import FailingFiles, failing_files
 from tests.training.checkpoint.test_checkpoints import Run, tensors
@@ -43,21 +43,27 @@ def test_files_are_written_published_and_removed(storage: Storage, place: str):
             file.write(data)
         storage.publish(staging, final)
         assert storage.names() == ["step_00000001"]
-        assert storage.read(f"{final}/x") == data
+        assert storage.read(f"{final}/x", limit=6) == data
         assert storage.size(f"{final}/x") == len(data)
     assert storage.size(f"{final}/y") is None
     with pytest.raises(FileNotFoundError):
-        storage.read(f"{final}/y")
+        storage.read(f"{final}/y", limit=6)
     storage.remove(final)
     storage.remove(final)
     assert storage.names() == []
 
 
+@pytest.mark.parametrize("place", ["file", "failing"], indirect=True)
 def test_a_file_comes_to_this_machine(storage: Storage, tmp_path: Path):
     with storage.create(storage.join("a", "x")) as file:
         file.write(b"data")
-    storage.fetch(storage.join("a", "x"), tmp_path / "copy")
+    (tmp_path / "copy").write_bytes(b"da of an earlier copy")
+    storage.fetch(storage.join("a", "x"), tmp_path / "copy", size=4)
     assert (tmp_path / "copy").read_bytes() == b"data"
+    with pytest.raises(NetworkError, match="a/x: ends within copy: it is truncated"):
+        storage.fetch(storage.join("a", "x"), tmp_path / "copy", size=5)
+    with pytest.raises(OSError, match="expected at most 3 bytes, found 4"):
+        storage.read(storage.join("a", "x"), limit=3)
 
 
 def test_checkpoints_lie_behind_urls(place: str):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from collections.abc import Callable
 
 import pytest
 
 from fastfold.errors import ConfigError, NetworkError
+from fastfold.utils.download.answers import Retries
 from fastfold.utils.download.http import USER_AGENT, check_url, open_url
 from fastfold.utils.download.remote_file import MAX_READ, RemoteFile
 from tests.helpers.loopback import Request, loopback, send_file
@@ -15,14 +18,10 @@ from tests.helpers.loopback import Request, loopback, send_file
 DATA = random.Random(0).randbytes(300_000)
 
 
-def opened(url: str, waits: list[float] | None = None, **settings: object) -> RemoteFile:
+def opened(url: str, waits: list[float] | None = None, attempts: int = 6) -> RemoteFile:
     """A remote file that does not wait."""
-    return RemoteFile(
-        url,
-        pause=(waits if waits is not None else []).append,
-        timeout=5,
-        **settings,  # type: ignore[arg-type]
-    )
+    pause = (waits if waits is not None else []).append
+    return RemoteFile(url, retries=Retries(attempts, pause=pause), timeout=5)
 
 
 def test_any_place_is_read_and_nothing_else_is_sent() -> None:
@@ -85,6 +84,17 @@ def test_a_part_that_is_shorter_than_asked_for_is_continued() -> None:
     with loopback(answer) as server, opened(server.url, waits) as file:
         assert file.read(len(DATA)) == DATA
         assert waits == []
+
+
+def test_bytes_after_a_part_are_not_of_the_file() -> None:
+    def answer(request: Request) -> None:
+        start = request.start_of_range()
+        part = DATA[start : start + 70_000]
+        place = {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(DATA)}"}
+        request.send(206, part + b"more", place)
+
+    with loopback(answer) as server, opened(server.url) as file:
+        assert file.read(len(DATA)) == DATA
 
 
 def test_a_busy_server_is_asked_again_after_the_time_it_names() -> None:
@@ -163,7 +173,7 @@ def test_a_file_that_is_shorter_than_it_says_is_no_file() -> None:
         loopback(lambda request: request.send(200, DATA, headers)) as server,
         opened(server.url) as file,
         pytest.raises(
-            NetworkError, match=r"closed early\); gave up after 6 attempts; 300,000 bytes had been read"
+            NetworkError, match=r"closed after 300,000 of 300,010 bytes\); gave up after 6 attempts"
         ),
     ):
         file.read(len(DATA) + 10)
@@ -222,3 +232,43 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 def test_an_address_may_end_in_a_slash() -> None:
     assert check_url("https://example.org:8080/a/", setting="--mirror") == "https://example.org:8080/a"
+
+
+def test_an_empty_file_has_no_first_byte() -> None:
+    """A server that sends parts has none of it."""
+
+    def answer(request: Request) -> None:
+        if "Range" in request.headers:
+            request.send(416, headers={"Content-Range": "bytes */0"})
+        else:
+            request.send(200)
+
+    with loopback(answer) as server, opened(server.url) as file:
+        assert (file.size, file.read(1)) == (0, b"")
+
+
+def test_the_rest_is_read_up_to_a_limit() -> None:
+    with loopback(lambda request: send_file(request, DATA)) as server, opened(server.url) as file:
+        file.seek(1000)
+        assert file.read_rest(limit=len(DATA) - 1000) == DATA[1000:]
+        file.seek(0)
+        with pytest.raises(NetworkError, match="sends more than 299,999 bytes"):
+            file.read_rest(limit=len(DATA) - 1)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(90.0, "1:30"), (float("inf"), "10:00")])
+def test_a_server_that_drips_is_given_up(seconds: float, said: str) -> None:
+    def drip(request: Request) -> None:
+        send_file(request, DATA, drop_after=1)
+        for _ in range(100):
+            request.handler.wfile.write(b"x")
+            request.handler.wfile.flush()
+            time.sleep(0.005)
+
+    clock = itertools.count(0.0, 20.0).__next__
+    with (
+        loopback(drip) as server,
+        RemoteFile(server.url, seconds=seconds, now=clock, timeout=5) as file,
+        pytest.raises(NetworkError, match=f"did not arrive within {said}"),
+    ):
+        file.read(len(DATA))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastfold.cli.options.fold import add_inputs
 from fastfold.cli.options.from_fields import add_field_options
 from fastfold.cli.process import print_line
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
 from fastfold.inference.request import RunOptions
 from fastfold.inference.serve.options import DEFAULT_PORT
 
@@ -103,6 +103,8 @@ def run_submit(options: argparse.Namespace) -> int:
 
 def _fetch(client: Client, job: Job, options: argparse.Namespace) -> bool:
     """Wait for a job and download its files; return False if it was not folded."""
+    from fastfold.data.targets import safe_stem
+
     show = partial(print_line, quiet=options.quiet)
     if job["state"] == "queued" and job["position"]:
         show(f"{job['name']}: {job['position']} jobs precede it")
@@ -110,7 +112,7 @@ def _fetch(client: Client, job: Job, options: argparse.Namespace) -> bool:
     if found["state"] != "done":
         print_line(f"error: {found['text']}")
         return False
-    folder = options.out / f"{found['name']}_{found['id'][:8]}"
+    folder = options.out / f"{safe_stem(found['name'])}_{found['id'][:8]}"
     client.download(found, folder)
     print(f"{found['name']}: {found['text']}; results in {folder}")
     return True
@@ -140,9 +142,8 @@ def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def parse_settings(texts: list[str]) -> dict[str, Any]:
     """Parse settings ``name=value``, JSON, a range of seeds such as ``0-4``, or text; or raise ConfigError."""
-    import json
-
     from fastfold.inference.setting_values import parse_max_msa, parse_seeds
+    from fastfold.utils.foreign_text import parse_json
 
     found: dict[str, Any] = {}
     for text in texts:
@@ -155,7 +156,7 @@ def parse_settings(texts: list[str]) -> dict[str, Any]:
             found[name] = list(parse_max_msa(value))
         else:
             try:
-                found[name] = json.loads(value)
-            except ValueError:
+                found[name] = parse_json(value, "--set")
+            except InputError:
                 found[name] = value
     return found

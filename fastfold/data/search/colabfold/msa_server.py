@@ -19,11 +19,11 @@ A server answers the same query from its memory, so that a run that was interrup
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -40,7 +40,10 @@ from fastfold.data.search.colabfold.source import (
 )
 from fastfold.data.search.settings import ColabFoldModes
 from fastfold.errors import InputError, NetworkError
-from fastfold.utils.download.http import BROKEN, check_url, open_url
+from fastfold.utils.download.answers import Retries, Say, json_answer, read_answer, tell_nobody
+from fastfold.utils.download.http import check_url
+from fastfold.utils.download.remote_file import RemoteFile
+from fastfold.utils.foreign_text import shown
 from fastfold.utils.units import clock
 
 Endpoint = Literal["msa", "pair"]
@@ -48,10 +51,9 @@ Endpoint = Literal["msa", "pair"]
 MAX_RESULT = 1 << 30  #: Largest compressed result in bytes
 
 _MAX_ANSWER = 1 << 20
-_PIECE = 1 << 20
 _DOWNLOAD_S = 3600.0
+_SERVER = "an MSA server"
 _WAITING = frozenset(("UNKNOWN", "RATELIMIT", "PENDING", "RUNNING"))
-_ATTEMPTS = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 4.0, 60.0, 1.3
 
 
@@ -77,7 +79,7 @@ class TicketServer:
         secrets: Mapping[str, str] | None = None,
         patience_s: float = 7200.0,
         timeout_s: float = 60.0,
-        say: Callable[[str], None] = lambda line: None,
+        say: Say = tell_nobody,
         pause: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -103,7 +105,7 @@ class TicketServer:
             status = answer.get("status")
             if status == "COMPLETE":
                 path = f"/result/download/{self._ticket(answer, ticket)}"
-                return self._fetch(path, None, MAX_RESULT)
+                return self._fetch(path)
             if not isinstance(status, str) or status not in _WAITING:
                 raise self._failed(status)
             if status in ("PENDING", "RUNNING"):
@@ -129,7 +131,7 @@ class TicketServer:
         Raises:
             NetworkError: The server cannot be reached or refuses the request.
         """
-        return self._fetch(f"/template/{','.join(names)}", None, MAX_RESULT)
+        return self._fetch(f"/template/{','.join(names)}")
 
     def _failed(self, status: object) -> NetworkError:
         kept = "What has arrived is kept"
@@ -155,72 +157,48 @@ class TicketServer:
         return found
 
     def _ask(self, path: str, form: bytes | None) -> dict[str, Any]:
-        text = self._fetch(path, form, _MAX_ANSWER)
-        try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise NetworkError(
-                f"{self.url}{path}: expected JSON from the server, found {text[:60]!r}; is this the address of an MSA "
-                "server?"
+        """Send a request whose answer is a ticket."""
+        url = f"{self.url}{path}"
+        with self._explained():
+            text = read_answer(
+                url,
+                limit=_MAX_ANSWER,
+                data=form,
+                secrets=self._secrets,
+                timeout=self._timeout_s,
+                retries=Retries(pause=self._pause, say=self._say),
+                now=self._now,
             )
-        return answer
-
-    def _fetch(self, path: str, form: bytes | None, limit: int) -> bytes:
-        """Return the whole answer, requested again after a broken connection."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            wait = min(2.0**attempt, _LONGEST_WAIT_S)
-            try:
-                return self._fetch_once(path, form, limit)
-            except NetworkError as error:
-                if error.status in (401, 403):
-                    raise NetworkError(f"{error}. {_LOGIN}", status=error.status) from None
-                if not error.temporary or attempt == _ATTEMPTS:
-                    raise
-                problem, wait = str(error), wait if error.retry_after is None else error.retry_after
-            except BROKEN as error:
-                problem = (
-                    f"{self.url}{path}: the connection broke ({getattr(error, 'strerror', None) or error})"
-                )
-                if attempt == _ATTEMPTS:
-                    raise NetworkError(
-                        f"{problem}; gave up after {attempt} attempts. Received results are kept; run the same "
-                        "command later to ask again"
-                    ) from None
-            wait = min(wait, _LONGEST_WAIT_S)
-            self._say(f"{problem}; trying again in {wait:.0f} s")
-            self._pause(wait)
-        raise AssertionError("not reached")
-
-    def _fetch_once(self, path: str, form: bytes | None, limit: int) -> bytes:
-        with open_url(
-            f"{self.url}{path}", data=form, secrets=self._secrets, timeout=self._timeout_s
-        ) as response:
-            length = response.headers.get("Content-Length")
-            if length is not None and re.fullmatch(r"[0-9]{1,15}", length) is None:
+            answer = json_answer(url, text, server=_SERVER)
+            if not isinstance(answer, dict):
                 raise NetworkError(
-                    f"{self.url}{path}: expected a Content-Length in digits, found {length[:60]!r}; is this the "
-                    "address of an MSA server?"
+                    f"{url}: expected a ticket, found {shown(answer)}; is this the address of {_SERVER}?"
                 )
-            pieces, size, end = [], 0, self._now() + _DOWNLOAD_S
-            # Read in pieces, because reading a full answer could wait as long as a slow server sends.
-            while piece := response.read1(_PIECE):
-                if self._now() > end:
-                    raise NetworkError(
-                        f"{self.url}{path}: the answer did not arrive within {clock(_DOWNLOAD_S)}. Earlier results "
-                        "are kept; run the same command later to ask again"
-                    )
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    raise NetworkError(
-                        f"{self.url}{path}: the server sends more than {limit >> 20} MiB, more than any valid "
-                        "answer; stopped reading"
-                    )
-            if length is not None and size < int(length):
-                raise OSError(f"closed after {size:,} of {int(length):,} bytes")
-            return b"".join(pieces)
+            return answer
+
+    def _fetch(self, path: str) -> bytes:
+        """Return a whole file, resumed after a broken connection."""
+        with (
+            self._explained(),
+            RemoteFile(
+                f"{self.url}{path}",
+                timeout=self._timeout_s,
+                seconds=_DOWNLOAD_S,
+                secrets=self._secrets,
+                retries=Retries(pause=self._pause, say=self._say),
+                now=self._now,
+            ) as file,
+        ):
+            return file.read_rest(limit=MAX_RESULT)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Add to an error that results are kept, or the options of a login if the server refuses a request."""
+        try:
+            yield
+        except NetworkError as error:
+            hint = _LOGIN if error.status in (401, 403) else "Received results are kept"
+            raise NetworkError(f"{error}. {hint}", status=error.status) from None
 
 
 _LOGIN = (
@@ -248,7 +226,7 @@ class MsaServer(ColabFoldSource):
         server: TicketServer,
         *,
         modes: ColabFoldModes | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        say: Say = tell_nobody,
     ) -> None:
         self.modes = modes or ColabFoldModes()
         self._server, self._say = server, say
@@ -268,9 +246,7 @@ class MsaServer(ColabFoldSource):
         }
         return {**settings, "templates": True} if self.modes.templates else settings
 
-    def announce(
-        self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
-    ) -> None:
+    def announce(self, sequences: Sequence[str], complexes: Sequence[Chains], say: Say) -> None:
         """Announce that sequences leave the machine, with their number and destination."""
         sent = list(dict.fromkeys((*sequences, *(s for chains in complexes for s in chains))))
         number = f"{len(sent)} sequences" if len(sent) > 1 else "1 sequence"

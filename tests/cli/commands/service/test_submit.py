@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ pytest.importorskip("uvicorn")
 from fastfold.cli.commands.service.submit import parse_settings
 from fastfold.errors import ConfigError
 from tests.helpers.command_line import CommandLine
+from tests.helpers.loopback import Request, loopback
 from tests.inference.serve.stub import serving
 
 TOKEN = "secret-" * 3
@@ -53,6 +55,27 @@ def test_jobs_are_submitted_first_and_fetched_later(server: str, cli: CommandLin
     done = cli.run("submit", "--job", job, "--server", server, "--out", cli.out, "--quiet")
     assert (done.code, done.err) == (0, "")
     assert len(list(cli.out.glob("query_*/report.html"))) == 1
+
+
+def test_a_server_does_not_choose_the_folder(cli: CommandLine):
+    """A server of somebody else, whose jobs have names that lead elsewhere or control a terminal."""
+    job = {"id": "0" * 32, "name": "../../x\x1b[2J", "state": "done", "position": None, "files": ["a"]}
+    view = json.dumps(job | {"text": "t", "scores": {}}).encode()
+
+    def answer(request: Request) -> None:
+        if request.path.endswith("/events"):
+            request.send(200, b"event: state\ndata: " + view + b"\n\n")
+        else:
+            request.send(200, b"content" if "/files/" in request.path else view)
+
+    with loopback(answer) as server:
+        done = cli.run("submit", "--job", "0" * 32, "--server", server.url, "--out", cli.out)
+    assert done.code == 0, done.err
+    assert "\x1b" not in done.out + done.err
+    assert [str(path.relative_to(cli.out)) for path in cli.out.rglob("*")] == [
+        "x_2J_00000000",
+        "x_2J_00000000/a",
+    ]
 
 
 def test_a_refused_target_does_not_stop_the_others(server: str, cli: CommandLine):

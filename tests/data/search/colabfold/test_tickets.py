@@ -104,9 +104,9 @@ def test_an_end_without_a_result_says_what_to_do(state: str, expected: str, befo
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ((200, b"<html>Welcome</html>"), "expected JSON from the server, found b'<html>"),
-        ((200, b"[1]"), "expected JSON from the server"),
-        ((200, b"[" * 100_000), "expected JSON from the server"),
+        ((200, b"<html>Welcome</html>"), "is not valid JSON .*is this the address of an MSA server"),
+        ((200, b"[1]"), r"expected a ticket, found \[1\]; is this the address of an MSA server"),
+        ((200, b"[" * 100_000), "is nested too deeply"),
         ((200, b"{}"), "unknown status 'None'"),
         ((200, b'{"status": ["COMPLETE"]}'), "unknown status"),
         ((200, b'{"status": "COMPLETE"}'), "expected a ticket from the server"),
@@ -117,7 +117,7 @@ def test_an_end_without_a_result_says_what_to_do(state: str, expected: str, befo
         ((200, json.dumps({"status": "COMPLETE", "id": 5}).encode()), "expected a ticket"),
         ((404, b""), "answers 404"),
         ((403, b""), "answers 403"),
-        ((200, bytes((1 << 20) + 1)), "more than 1 MiB"),
+        ((200, bytes((1 << 20) + 1)), "more than 1,048,576 bytes"),
     ],
 )
 def test_answers_that_make_no_sense_end_it(answer: tuple[int, bytes], expected: str) -> None:
