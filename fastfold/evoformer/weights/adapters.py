@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fastfold.errors import InputError, OutputError, WeightsError
@@ -25,6 +24,7 @@ from fastfold.evoformer.weights.mapping import refuse_not_finite
 from fastfold.evoformer.weights.untrusted import DAMAGED
 from fastfold.utils.atomic_files import replacing, write_atomic
 from fastfold.utils.foreign_text import parse_json
+from fastfold.utils.tensor_files import write_tensors
 from fastfold.utils.text_files import read_text_bytes
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -98,15 +98,15 @@ def write_adapter(
     }
     tensors = {}
     for layer, update in updates.items():
-        tensors[f"{_PREFIX}{layer}.lora_A.weight"] = update.a.detach().cpu().contiguous()
-        tensors[f"{_PREFIX}{layer}.lora_B.weight"] = update.b.detach().cpu().contiguous()
+        tensors[f"{_PREFIX}{layer}.lora_A.weight"] = update.a
+        tensors[f"{_PREFIX}{layer}.lora_B.weight"] = update.b
     samples = {layer: _sample(state[f"{layer}.weight"]) for layer in updates}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / TENSORS) as temporary:
-            save_file(tensors, temporary, {"format": "pt", _BASE: json.dumps(samples)})
+        with replacing(folder / TENSORS) as temporary, temporary.open("wb") as file:
+            write_tensors(file, tensors, {"format": "pt", _BASE: json.dumps(samples)})
         write_atomic(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise OutputError(
             f"cannot write {folder}: {error}; free some space or choose another folder"
         ) from error

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from ml_collections import ConfigDict
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fastfold.errors import OutputError, WeightsError, printable
@@ -347,11 +346,11 @@ def _write_openfold(path: Path, model: AlphaFold, dtype: torch.dtype) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path as :func:`fastfold.utils.atomic_files.replacing`; convert safetensors errors."""
+    """Yield a temporary path as :func:`fastfold.utils.atomic_files.replacing`; convert PyTorch's errors."""
     with replacing(path) as temporary:
         try:
             yield temporary
-        except (SafetensorError, RuntimeError) as error:  # the latter from torch.save
+        except RuntimeError as error:  # from torch.save
             raise OutputError(
                 f"cannot write {str(path)!r}: {error}; free some space or choose another folder"
             ) from error

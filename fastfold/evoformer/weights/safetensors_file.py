@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from ml_collections import ConfigDict
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fastfold.errors import WeightsError
@@ -26,6 +25,7 @@ from fastfold.evoformer.config import PRESETS
 from fastfold.evoformer.weights.mapping import Source
 from fastfold.evoformer.weights.state_dict_file import is_own
 from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, types_of
+from fastfold.utils.tensor_files import write_tensors
 
 FORMAT_VERSION = "1"
 
@@ -175,16 +175,11 @@ def write_own(
     """Write a weights file of FastFold directly to ``path``, without a temporary file.
 
     Raises:
-        SafetensorError: The file cannot be written.
+        OSError: The file cannot be written.
     """
     header = dict(metadata)
     header |= {"format": "pt", "fastfold_format": FORMAT_VERSION, "config": ConfigDict(config).to_json()}
     if preset is not None:
         header["preset"] = preset
-    save_file({name: _plain(tensor) for name, tensor in state.items()}, path, header)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Return a contiguous CPU tensor that is the only user of its storage, as the format requires."""
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    with path.open("wb") as file:
+        write_tensors(file, state, header)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 
 from fastfold._version import __version__
 from fastfold.errors import ConfigError, OutputError
@@ -24,6 +23,7 @@ from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import input_hash
+from fastfold.utils.tensor_files import tensor_bytes
 
 _FRAMES = 100  #: Largest number of models of a film
 
@@ -48,13 +48,13 @@ def _task_facts(task: DesignTask) -> list[Any]:
 def save_state(path: Path, state: DesignState, identity: str) -> None:
     """Write a state with the identity of its design, or raise WriteError."""
     tensors = {
-        **{key: getattr(state, key).contiguous() for key in ("parameters", "moments", "best")},
+        **{key: getattr(state, key) for key in ("parameters", "moments", "best")},
         "plddt": torch.from_numpy(np.asarray(state.plddt, np.float32)),
         "positions": torch.from_numpy(np.ascontiguousarray(state.positions, np.float32)),
         "trace": torch.from_numpy(np.stack(state.trace)) if state.trace else torch.zeros(0),
     }
     record = {key: getattr(state, key) for key in ("step", "best_loss", "best_violation", "log")}
-    write_atomic(path, save(tensors, {"identity": identity, "state": json.dumps(record)}))
+    write_atomic(path, tensor_bytes(tensors, {"identity": identity, "state": json.dumps(record)}))
 
 
 def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | None:

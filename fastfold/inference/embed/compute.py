@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from fastfold._version import __version__
 from fastfold.data.targets import safe_stem
@@ -26,6 +26,7 @@ from fastfold.inference.output.results_folder import TargetResults
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.protein.metrics.contacts import sum_contact_bins
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.tensor_files import tensor_bytes
 
 BIOEMU = "bioemu"  #: Folder with BioEmu's files within the results
 
@@ -168,7 +169,7 @@ def embedding_bytes(arrays: Mapping[str, np.ndarray], about: Mapping[str, str], 
                 group.create_array(name, data=values)
             store.close()
             return path.read_bytes()
-    return save(dict(arrays), metadata=dict(about))
+    return tensor_bytes({name: torch.from_numpy(values) for name, values in arrays.items()}, about)
 
 
 def write_bioemu(results: TargetResults) -> None:

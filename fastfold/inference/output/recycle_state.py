@@ -11,14 +11,13 @@ have written theirs. The fold continues after the last pass that all of them hav
 from __future__ import annotations
 
 import glob
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,19 +28,12 @@ from fastfold.evoformer.model import Features
 from fastfold.inference.output.prediction import Recycle
 from fastfold.utils.atomic_files import replacing
 from fastfold.utils.hashing import input_hash
+from fastfold.utils.tensor_files import DTYPES, row_blocks, write_tensors
 
 Gather = Callable[[Any], list[Any]]
 """Function that gathers one small object of every process in rank order; all processes call it."""
 
-_BLOCK = 1 << 26
 _RECYCLED = ("recycled_positions", "recycled_plddt")  #: Names of the tensors of :class:`Recycle`'s fields
-_DTYPES = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-    "F16": torch.float16,
-    "U8": torch.uint8,
-}
 
 
 class RecycleState:
@@ -108,7 +100,7 @@ class RecycleState:
         failed = None
         try:
             with replacing(self._next) as temporary, temporary.open("wb") as file:
-                _write(file, tensors, about)
+                write_tensors(file, tensors, about)
         except WriteError as error:
             failed = str(error)
         errors = [error for error in self.gather(failed) if error is not None]
@@ -161,40 +153,16 @@ def _set_generators(found: Features) -> None:
             torch.cuda.set_rng_state(state, int(name.removeprefix("random_cuda_")))
 
 
-def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:
-    header: dict[str, Any] = {"__metadata__": about}
-    start = 0
-    for name, tensor in tensors.items():
-        stop = start + tensor.numel() * tensor.element_size()
-        kind = next(kind for kind, dtype in _DTYPES.items() if dtype == tensor.dtype)
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, stop]}
-        start = stop
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for tensor in tensors.values():
-        for rows in _rows(tensor.shape, tensor.element_size()):
-            block = tensor[rows].detach().cpu().contiguous()
-            file.write(block.view(-1).view(torch.uint8).numpy().data)
-
-
 def _read_all(path: Path, device: torch.device) -> Features | None:
     found = {}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
-                dtype = _DTYPES[part.get_dtype()]
+                dtype = DTYPES[part.get_dtype()]
                 found[name] = torch.empty(part.get_shape(), dtype=dtype, device=device)
-                for rows in _rows(found[name].shape, dtype.itemsize):
+                for rows in row_blocks(found[name].shape, dtype.itemsize):
                     found[name][rows] = part[rows]
     except (OSError, SafetensorError):
         return None
     return found
-
-
-def _rows(shape: torch.Size, element_size: int) -> Iterator[slice]:
-    each = max(1, shape[1:].numel() * element_size)
-    step = max(1, _BLOCK // each)
-    for start in range(0, shape[0], step):
-        yield slice(start, min(shape[0], start + step))

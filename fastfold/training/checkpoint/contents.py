@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 from fastfold.training.checkpoint.storage import Storage
 from fastfold.utils.hashing import input_hash
+from fastfold.utils.tensor_files import sort_metadata
 
 MANIFEST = "state.json"  #: Name of the manifest's file, which is written last
 
@@ -162,7 +163,7 @@ class _HashedFiles(FileSystemBase):
 
 
 class _HashedStream(io.BufferedIOBase):
-    """Sequential stream that hashes a file of a storage, which closes the file."""
+    """Stream that hashes a safetensors file of a storage, which closes the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size, self.digest = file, 0, hashlib.sha256()
@@ -171,9 +172,12 @@ class _HashedStream(io.BufferedIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self.digest.update(data)
-        self.size += len(data)
-        return self._file.write(data)
+        """Write a whole file, as the writer does, with its metadata in order."""
+        for part in sort_metadata(data):
+            self.digest.update(part)
+            self.size += len(part)
+            self._file.write(part)
+        return len(data)
 
     def tell(self) -> int:
         return self.size

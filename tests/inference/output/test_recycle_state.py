@@ -38,7 +38,7 @@ def test_what_is_kept_comes_back_bit_by_bit(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks of rows, of which the last is shorter; with the structures of the passes before."""
-    monkeypatch.setattr("fastfold.inference.output.recycle_state._BLOCK", 200)
+    monkeypatch.setattr("fastfold.utils.tensor_files._BLOCK", 200)
     previous = {"prev_pair": torch.randn(7, 7, 4).to(dtype), "prev_pos": torch.randn(7, 37, 3)}
     state = _state(tmp_path)
     state.recycles = [Recycle(np.full((7, 37, 3), k, np.float32), np.full(7, k, np.float32)) for k in (1, 2)]
