@@ -137,7 +137,8 @@ def _prepare(
     )
     plan = planner.plan(options.residues[0], budget)
     if isinstance(module, AlphaFold):
-        plan.apply(module)
+        for part, policy in plan.policies(module).items():
+            part.policy = policy
     else:
         set_policy(module, plan.policy, plan.blocks)
     return plan, module

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from fastfold.evoformer.execution import LayerSizes, PolicyModule
+from fastfold.evoformer.execution import LayerSizes, PolicyModule, current_call, recomputed
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.transition import Transition
@@ -192,9 +190,15 @@ class BlockStack(nn.Module):
 
     def run(self, block: nn.Module, *inputs: Tensor) -> Any:
         """Return ``block(*inputs)``, checkpointed if the stack is."""
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, *inputs, use_reentrant=False)
+        if self.is_checkpointed and torch.is_grad_enabled():
+            return recomputed(block, *inputs)
         return block(*inputs)
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """True if blocks are recomputed: by the settings of the call, else by ``checkpointing``."""
+        call = current_call()
+        return self.checkpointing if call is None else call.checkpointing
 
 
 class EvoformerStack(BlockStack):
@@ -211,21 +215,14 @@ class EvoformerStack(BlockStack):
         (torch.Size([3, 5, 16]), torch.Size([5, 5, 8]))
     """
 
-    @contextmanager
-    def first_blocks(self, number: int) -> Iterator[None]:
-        """Run only the first ``number`` blocks in the context."""
-        blocks = self.blocks
-        self.blocks = blocks[:number]
-        try:
-            yield
-        finally:
-            self.blocks = blocks
-
     def forward(
-        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor, last: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the updated ``msa`` and ``pair``; see :meth:`EvoformerBlock.forward`."""
-        for block in self.blocks:
+        """Return the updated ``msa`` and ``pair`` after the ``last`` block, from 1; None for all.
+
+        See :meth:`EvoformerBlock.forward`.
+        """
+        for block in self.blocks[:last]:
             msa, pair = self.run(block, msa, pair, msa_mask, pair_mask)
         return msa, pair
 

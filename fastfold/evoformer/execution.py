@@ -6,7 +6,10 @@ the memory of the results, so that layers read like the paper.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -178,7 +181,7 @@ class ExecutionPolicy:
     def _recomputed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not (self.recompute and torch.is_grad_enabled()):
             return function
-        return partial(checkpoint, function, use_reentrant=False)
+        return partial(recomputed, function)
 
 
 class PairRows:
@@ -270,11 +273,112 @@ class LayerSizes:
     element_size: int  #: Bytes per element of the trunk
 
 
+@dataclass(frozen=True, eq=False)
+class CallSettings:
+    """Settings of one call of a network, which other threads that call the same network do not see."""
+
+    policies: Mapping[PolicyModule, ExecutionPolicy] = field(default_factory=dict)
+    training: bool = False  #: True to draw dropout factors, as in training
+    generator: torch.Generator | None = None  #: Random numbers of dropout; None for PyTorch's own
+    checkpointing: bool = False  #: While gradients are recorded, keep only the inputs of the trunk's blocks
+    #: See :class:`fastfold.evoformer.structure.structure_module.StructureModule`
+    stop_rotation_gradient: bool = True
+
+
+_CALL: ContextVar[CallSettings | None] = ContextVar("settings of a call", default=None)
+# The compiler cannot trace context variables, but guards this number: steps compiled outside of calls read no variable.
+_calls = 0
+_calls_lock = threading.Lock()
+
+
+def current_call() -> CallSettings | None:
+    """Return the settings of the call that runs in this thread; None outside calls with settings."""
+    return _CALL.get() if _calls else None
+
+
+@contextmanager
+def calling(settings: CallSettings) -> Iterator[None]:
+    """Call networks with settings in this thread, in place of the attributes of their modules."""
+    _count_calls(1)
+    token = _CALL.set(settings)
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+        _count_calls(-1)
+
+
+def _count_calls(change: int) -> None:
+    global _calls
+    with _calls_lock:
+        _calls += change
+
+
+def is_training(module: nn.Module) -> bool:
+    """Return True if a module draws dropout factors: by the settings of the call, else by its mode."""
+    call = current_call()
+    return module.training if call is None else call.training
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of the random numbers of dropout: the call's, else PyTorch's on the device."""
+    call = current_call()
+    if call is not None and call.generator is not None:
+        return call.generator.get_state()
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    """Restore the result of :func:`random_state`."""
+    call = current_call()
+    if call is not None and call.generator is not None:
+        call.generator.set_state(state)
+    elif device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Return ``function(*inputs)``, to be computed again in the backward pass with the settings of this call."""
+    call = current_call()
+    if call is None:
+        return checkpoint(function, *inputs, use_reentrant=False)
+    contexts = nullcontext(), _Again(call)
+    return checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: contexts)
+
+
+class _Again:
+    """Context of a block that is computed again, perhaps in another thread, with the same random numbers."""
+
+    def __init__(self, call: CallSettings) -> None:
+        self._call, self._start = call, call.generator and call.generator.clone_state()
+
+    def __enter__(self) -> None:
+        generator = self._start and self._start.clone_state()
+        self._context = calling(replace(self._call, generator=generator))
+        self._context.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._context.__exit__(*exception)
+
+
 class PolicyModule(nn.Module):
     """Base of modules that run under a policy."""
 
     operator: str = ""  #: Name of this kind of module in plans
-    policy: ExecutionPolicy = ExecutionPolicy()
+    _policy: ExecutionPolicy = ExecutionPolicy()
+
+    @property
+    def policy(self) -> ExecutionPolicy:
+        """Policy of the current call, else the module's own."""
+        call = current_call()
+        return self._policy if call is None else call.policies.get(self, self._policy)
+
+    @policy.setter
+    def policy(self, policy: ExecutionPolicy) -> None:
+        """Set the module's own policy."""
+        self._policy = policy
 
     @classmethod
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
@@ -290,17 +394,27 @@ class PolicyModule(nn.Module):
         return 0.0
 
 
-def set_policy(
+def policies_of(
     model: nn.Module, policy: ExecutionPolicy, blocks: Mapping[str, int | None] | None = None
-) -> None:
-    """Set the policy of every :class:`PolicyModule` in ``model``.
+) -> dict[PolicyModule, ExecutionPolicy]:
+    """Return a policy for every :class:`PolicyModule` in ``model``.
 
     Args:
         model: The network, or a part of it.
         policy: Policy of every module.
         blocks: ``block_elements`` by :attr:`PolicyModule.operator`, for kinds that differ from ``policy``.
     """
+    policies: dict[PolicyModule, ExecutionPolicy] = {}
     for module in model.modules():
         if isinstance(module, PolicyModule):
             own = (blocks or {}).get(module.operator, policy.block_elements)
-            module.policy = policy if own == policy.block_elements else replace(policy, block_elements=own)
+            policies[module] = policy if own == policy.block_elements else replace(policy, block_elements=own)
+    return policies
+
+
+def set_policy(
+    model: nn.Module, policy: ExecutionPolicy, blocks: Mapping[str, int | None] | None = None
+) -> None:
+    """Set the policy of a network that only one thread calls; arguments are those of :func:`policies_of`."""
+    for module, own in policies_of(model, policy, blocks).items():
+        module.policy = own

@@ -203,8 +203,8 @@ class AlphaFold(PolicyModule):
             if state is not None:
                 state.save(cycle, limit, previous)
         if stop_after_block is not None:
-            with self.evoformer.first_blocks(stop_after_block):
-                return {"representations": self._average(members, previous), "num_recycles": cycle}
+            representations = self._average(members, previous, stop_after_block)
+            return {"representations": representations, "num_recycles": cycle}
         representations, structure = iterate(members, previous)
         self.report_pass(on_cycle, cycle, representations, structure)
         return self.result_tree(representations, structure, members[0], cycle)
@@ -304,16 +304,18 @@ class AlphaFold(PolicyModule):
         total["structure_module"] = structure.pop("act")
         return total, structure
 
-    def _average(self, members: list[Features], previous: Features) -> Features:
-        """Compute the representations of one cycle, averaged over the ensemble."""
+    def _average(
+        self, members: list[Features], previous: Features, last_block: int | None = None
+    ) -> Features:
+        """Compute the representations of one cycle after an Evoformer block, averaged over the ensemble."""
         total: Features = {}
         inplace = self.policy.inplace and not torch.is_grad_enabled()
         for number, features in enumerate(members, 1):
             # The embedder overwrites the previous pair, which the next member needs.
             pair = previous["prev_pair"] if number == len(members) else previous["prev_pair"].clone()
-            found = self._represent(features, previous | {"prev_pair": pair})
+            representations = self._represent(features, previous | {"prev_pair": pair}, last_block)
             del pair
-            for key, value in found.items():
+            for key, value in representations.items():
                 if key == "msa":
                     # The MSA is not averaged: the monomer program keeps the first sample, the multimer program the
                     # last.
@@ -326,10 +328,10 @@ class AlphaFold(PolicyModule):
                     if key in total:
                         share = total[key].add_(share) if inplace else total[key] + share
                     total[key] = share
-            del found
+            del representations
         return total
 
-    def _represent(self, features: Features, previous: Features) -> Features:
+    def _represent(self, features: Features, previous: Features, last_block: int | None = None) -> Features:
         """Compute the representations of one cycle and ensemble member (supplement Algorithm 2, lines 5-16).
 
         Features are removed from the dict after their last use. Steps that layouts override are methods.
@@ -353,7 +355,7 @@ class AlphaFold(PolicyModule):
             del rows, mask
         for key in [key for key in features if key.startswith("template_")]:
             del features[key]
-        msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask)
+        msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask, last_block)
         first_row = self._first_row(msa)
         found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
         return found | {"msa": msa[..., :sequences, :, :]} if self._wants("masked_msa") else found

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold import kernels
+from fastfold.evoformer.execution import current_call, is_training
 
 Init = Literal["default", "relu", "glorot", "gating", "final"]
 
@@ -90,13 +91,28 @@ class SharedDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor | None:
         """Draw factors for ``x [*, rows, columns, c]``, of size one along the shared axis; None without dropout."""
-        if not self.training or self.rate == 0.0:
+        if self.rate == 0.0 or not is_training(self):
             return None
         shape = list(x.shape)
         shape[self.shared_dim] = 1
-        keep = 1.0 - self.rate
-        return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
+        return _factors(torch.empty(shape, dtype=x.dtype, device=x.device), self.rate)
 
     def extra_repr(self) -> str:
         """Return the arguments for the representation of the module."""
         return f"rate={self.rate}, shared_dim={self.shared_dim}"
+
+
+def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
+    """Return PyTorch's dropout of ``x [*]``, with the random numbers of the call."""
+    if not training or rate == 0.0:
+        return x
+    call = current_call()
+    if call is None or call.generator is None:
+        return F.dropout(x, rate)
+    return x * _factors(torch.empty_like(x), rate)
+
+
+def _factors(out: Tensor, rate: float) -> Tensor:
+    """Fill a tensor with dropout factors, zero or ``1 / keep rate``."""
+    call, keep = current_call(), 1.0 - rate
+    return out.bernoulli_(keep, generator=None if call is None else call.generator).div_(keep)

@@ -69,7 +69,8 @@ def load_model(
             :data:`fastfold.evoformer.precision.Precision`), or ``auto`` for the device's default.
 
     Returns:
-        Network in evaluation mode; its ``name`` is the file's name without ``params_`` and suffix.
+        Network in evaluation mode; its ``name`` is the file's name without ``params_`` and suffix. Several threads may
+        call it at the same time.
 
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or not of this network family.

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from fastfold.data.features import coevolution
 from fastfold.evoformer.embedders.relative_position import ChainRelativePosition, RelativePosition
-from fastfold.evoformer.execution import LayerSizes, PolicyModule
-from fastfold.evoformer.primitives import LayerNorm, Linear, one_hot_linear
+from fastfold.evoformer.execution import LayerSizes, PolicyModule, is_training
+from fastfold.evoformer.primitives import LayerNorm, Linear, dropout, one_hot_linear
 from fastfold.protein.all_atom import pseudo_beta
 
 
@@ -65,11 +65,11 @@ class SequenceConvolution(nn.Module):
 
         Residues of padding, where ``seq_mask [*, N]`` is 0, are zeros to every layer, like the ends of the sequence.
         """
-        mask = seq_mask.to(x.dtype).unsqueeze(-2)
+        mask, training = seq_mask.to(x.dtype).unsqueeze(-2), is_training(self)
         x = self.input(x).transpose(-1, -2)
         for layer in self.layers:
-            x = x + layer(F.dropout(F.relu(x), self.dropout_rate, self.training) * mask)
-        return F.dropout(x.transpose(-1, -2), self.dropout_rate, self.training)
+            x = x + layer(dropout(F.relu(x), self.dropout_rate, training=training) * mask)
+        return dropout(x.transpose(-1, -2), self.dropout_rate, training=training)
 
 
 class InputEmbedder(PolicyModule):

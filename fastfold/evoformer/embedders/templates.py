@@ -12,7 +12,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders.input import distogram_bins
 from fastfold.evoformer.evoformer import TemplatePairStack
-from fastfold.evoformer.execution import Block, LayerSizes, PairRows, PolicyModule
+from fastfold.evoformer.execution import Block, LayerSizes, PairRows, PolicyModule, is_training
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
@@ -109,7 +109,7 @@ class TemplateEmbedder(PolicyModule):
         shown = tuple(range(template_mask.shape[-1]))
         if self.policy.templates is not None:
             shown = self.policy.templates
-        elif not torch.is_grad_enabled() and (not self.training or reads_are_free(template_mask.device)):
+        elif not torch.is_grad_enabled() and (not is_training(self) or reads_are_free(template_mask.device)):
             # Reading the mask would make a training step on a GPU wait.
             shown = shown_templates(template_mask)
         if not shown:

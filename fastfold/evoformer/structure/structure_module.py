@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import LazyRows, PolicyModule
-from fastfold.evoformer.primitives import Init, LayerNorm, Linear
+from fastfold.evoformer.execution import LazyRows, PolicyModule, current_call, is_training
+from fastfold.evoformer.primitives import Init, LayerNorm, Linear, dropout
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.protein.all_atom import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
 from fastfold.protein.metrics.backbone import torsion
@@ -120,20 +120,22 @@ class StructureModule(PolicyModule):
         quaternion[..., 0] = 1.0
         translation = torch.zeros_like(quaternion[..., :3])
         steps: list[dict[str, Tensor]] = []
+        training, call = is_training(self), current_call()
+        stops = self.stop_rotation_gradient if call is None else call.stop_rotation_gradient
         for layer in range(self.layers):
             frames = Rigid(quaternion_to_rotation(quaternion), translation)
             x = x + self.attention(x, normed_pair, frames, mask)
-            x = self.attention_norm(F.dropout(x, self.dropout_rate, self.training))
+            x = self.attention_norm(dropout(x, self.dropout_rate, training=training))
             hidden = x
             for i, linear in enumerate(self.transition):
                 hidden = linear(hidden if i == 0 else F.relu(hidden))
-            x = self.transition_norm(F.dropout(x + hidden, self.dropout_rate, self.training))
+            x = self.transition_norm(dropout(x + hidden, self.dropout_rate, training=training))
 
             rotate, move = self.backbone_update(x).split(3, dim=-1)
             quaternion = update_quaternion(quaternion, rotate)
             translation = translation + (frames.rotation * move.unsqueeze(-2)).sum(-1)
             steps.append(self._atoms(x, initial, aatype, quaternion, translation))
-            if layer < self.layers - 1 and self.stop_rotation_gradient:
+            if layer < self.layers - 1 and stops:
                 quaternion = quaternion.detach()  # Algorithm 20, line 20
         stacked = {key: torch.stack([step[key] for step in steps]) for key in steps[0]}
         atom14 = steps[-1]["atom_pos"]

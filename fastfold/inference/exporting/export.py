@@ -17,7 +17,7 @@ from torch import nn
 from fastfold._version import __version__
 from fastfold.errors import ConfigError, InputError, first_line
 from fastfold.evoformer.embedders.input import SequenceConvolution
-from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.execution import CallSettings, ExecutionPolicy, calling, policies_of
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of
 from fastfold.inference.exporting.foreign_program import ABOUT, check_program
@@ -259,12 +259,9 @@ def _check(model: AlphaFold, num_recycles: int | None, package: bool) -> None:
 def _export_class(
     model: AlphaFold, folder: Path, shape: LengthClass, num_recycles: int | None, package: bool
 ) -> ExportedNetwork:
-    training = model.training
-    model.eval()
-    set_policy(model, ExecutionPolicy())
     try:
         # Operators whole in the graph are those that record gradients; others are loops over blocks.
-        with torch.enable_grad():
+        with torch.enable_grad(), calling(CallSettings(policies_of(model, ExecutionPolicy()))):
             features, unread = read_features(model, shape)
             previous = first_previous(model, shape.residues)
             module: nn.Module = NetworkPass(model)
@@ -277,8 +274,6 @@ def _export_class(
             program = program.run_decompositions(decompositions())
     except Exception as error:  # the type differs between versions of PyTorch
         raise ConfigError(f"{model.name} cannot be exported: {first_line(error)[:300]}") from error
-    finally:
-        model.train(training)
     about = {
         "model": model.name,
         "fastfold_version": __version__,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.execution import CallSettings, ExecutionPolicy, PolicyModule, calling
 from fastfold.evoformer.model import AlphaFold
 from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.memory.devices.tiers import Tier
@@ -111,17 +113,17 @@ class GradientPolicy:
         pairs = max(_SMALLEST_BLOCK, residues**2 // (ranks * _BLOCKS))
         return cls(residues >= CHECKPOINTED if recompute is None else recompute, pairs, templates=templates)
 
-    def set(self, model: AlphaFold) -> None:
-        """Set how the modules outside the trunk's blocks record gradients, without the stop of orientations."""
-        model.structure_module.stop_rotation_gradient = False
-        for module in model.modules():
-            if isinstance(module, PolicyModule) and module.operator in _IN_ROWS:
-                module.policy = replace(module.policy, templates=self.templates)
-                if self.recompute:
-                    blocks = self.pairs * _CHANNELS
-                    module.policy = replace(
-                        module.policy, block_elements=blocks, recompute=True, lazy_logits=True
-                    )
+    def policies(self, model: AlphaFold) -> dict[PolicyModule, ExecutionPolicy]:
+        """Return the policies of the modules outside the trunk's blocks."""
+        policy = ExecutionPolicy(templates=self.templates)
+        if self.recompute:
+            blocks = self.pairs * _CHANNELS
+            policy = replace(policy, block_elements=blocks, recompute=True, lazy_logits=True)
+        return {
+            module: policy
+            for module in model.modules()
+            if isinstance(module, PolicyModule) and module.operator in _IN_ROWS
+        }
 
 
 @dataclass(frozen=True)
@@ -145,24 +147,41 @@ def differentiable(
 ) -> Iterator[None]:
     """Let a network pass gradients to its inputs alone, without the stop of orientations, with dropout by the seed."""
     run = run or GradientRun(GradientPolicy.of_length(residues))
-    training = model.training
-    needed = [p for p in model.parameters() if p.requires_grad]
-    devices = [p.device for p in model.parameters() if p.device.type == "cuda"][:1]
-    before = [(module, module.policy) for module in model.modules() if isinstance(module, PolicyModule)]
-    for parameter in needed:
-        parameter.requires_grad_(False)
-    run.policy.set(model)
-    model.set_checkpointing(run.policy.recompute)
-    model.train(dropout)
-    try:
-        with torch.random.fork_rng(devices), nullcontext() if run.saved is None else run.saved.hooks():
-            torch.manual_seed(seed)
-            yield
-    finally:
-        model.structure_module.stop_rotation_gradient = True
-        for module, own in before:
-            module.policy = own
-        model.set_checkpointing(False)
-        model.train(training)
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed) if dropout else None
+    settings = CallSettings(
+        run.policy.policies(model),
+        training=dropout,
+        generator=generator,
+        checkpointing=run.policy.recompute,
+        stop_rotation_gradient=False,
+    )
+    hooks = nullcontext() if run.saved is None else run.saved.hooks()
+    with _frozen(model), hooks, calling(settings):
+        yield
+
+
+_frozen_lock = threading.Lock()
+_frozen_parameters: WeakKeyDictionary[AlphaFold, tuple[int, list[nn.Parameter]]] = WeakKeyDictionary()
+"""Number of calls that a network is frozen for, and the parameters that get gradients otherwise."""
+
+
+@contextmanager
+def _frozen(model: AlphaFold) -> Iterator[None]:
+    """Record no gradients of parameters until the last of all calls in this context ends."""
+    with _frozen_lock:
+        calls, needed = _frozen_parameters.get(model, (0, []))
+        needed = needed or [p for p in model.parameters() if p.requires_grad]
+        _frozen_parameters[model] = calls + 1, needed
         for parameter in needed:
-            parameter.requires_grad_(True)
+            parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        with _frozen_lock:
+            calls, needed = _frozen_parameters.pop(model)
+            if calls > 1:
+                _frozen_parameters[model] = calls - 1, needed
+            else:
+                for parameter in needed:
+                    parameter.requires_grad_(True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastfold.evoformer.confidence import chain_confidence, plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.confidence.scores import row_blocks
-from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.execution import CallSettings, calling, policies_of
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.outer_product_mean import OuterProductMean
@@ -115,8 +115,7 @@ def represent(
         Representations ``single``, ``pair`` (whole also on shards), ``msa_first_row`` and, after the structure module,
         ``structure_module``, with ``distogram`` and ``distogram_edges`` if asked for; and the passes after the first.
     """
-    with prepared_network(model, passes, plan, distogram=False):
-        model.policy = replace(model.policy, heads=())
+    with prepared_network(model, passes, plan, distogram=False, heads=False):
         result = model(
             features,
             passes.num_recycles,
@@ -136,47 +135,29 @@ def represent(
 
 @contextmanager
 def prepared_network(
-    model: AlphaFold, passes: NetworkPasses, plan: FoldPlan | None, *, distogram: bool
+    model: AlphaFold, passes: NetworkPasses, plan: FoldPlan | None, *, distogram: bool, heads: bool = True
 ) -> Iterator[None]:
-    """Prepare a network for a plan, or the default policy: evaluation, exact products, dropout, distogram."""
-    if plan is None:
-        set_policy(model, FOLDING_POLICY)
-    else:
-        plan.apply(model)
-    head, heads = model.heads["distogram"], model.policy.heads
+    """Call a network by a plan, or the default policy: exact products, dropout, distogram, and heads or none."""
+    policies = policies_of(model, FOLDING_POLICY) if plan is None else plan.policies(model)
+    own, head = policies[model], model.heads["distogram"]
     is_kept = isinstance(head, DistogramHead) and (head.has_columns or passes.distogram)
-    if distogram and heads is not None and is_kept:
+    if not heads:
+        policies[model] = replace(own, heads=())
+    elif distogram and own.heads is not None and is_kept:
         # In blocks of rows; with sharded columns the logits are gathered whole, for files alone.
-        model.policy = replace(model.policy, heads=(*heads, "distogram"))
-    training = model.training
-    model.eval()
+        policies[model] = replace(own, heads=(*own.heads, "distogram"))
+    device, seed = next(model.parameters()).device, passes.dropout_seed
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    settings = CallSettings(policies, training=seed is not None, generator=generator)
     is_roomy = plan is not None and plan.is_roomy
-    try:
-        device = next(model.parameters()).device
-        if is_roomy and device.type == "cpu":
-            keep_freed_memory()
-        with (
-            torch.inference_mode(),
-            exact_products(device),
-            nullcontext() if is_roomy else trim_malloc(model),
-            _dropout(model, passes.dropout_seed),
-        ):
-            yield
-    finally:
-        model.train(training)
-        set_policy(model, ExecutionPolicy())  # releases the plan's host memory
-
-
-@contextmanager
-def _dropout(model: AlphaFold, seed: int | None) -> Iterator[None]:
-    """Enable dropout as in training, with an isolated random seed; None for no dropout."""
-    if seed is None:
-        yield
-        return
-    devices = [p.device for p in model.parameters() if p.device.type == "cuda"][:1]
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        model.train()
+    if is_roomy and device.type == "cpu":
+        keep_freed_memory()
+    with (
+        torch.inference_mode(),
+        exact_products(device),
+        nullcontext() if is_roomy else trim_malloc(model),
+        calling(settings),
+    ):
         yield
 
 

@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fastfold.errors import WriteError
+from fastfold.evoformer.execution import random_state, set_random_state
 from fastfold.evoformer.model import Features
 from fastfold.inference.output.prediction import Recycle
 from fastfold.utils.atomic_files import replacing
@@ -34,6 +35,7 @@ Gather = Callable[[Any], list[Any]]
 """Function that gathers one small object of every process in rank order; all processes call it."""
 
 _RECYCLED = ("recycled_positions", "recycled_plddt")  #: Names of the tensors of :class:`Recycle`'s fields
+_RANDOM = "random"  #: Name of the state of the random numbers
 
 
 class RecycleState:
@@ -42,7 +44,7 @@ class RecycleState:
     ``key`` is a hash of everything that the results depend on; a file with another key is ignored until it is
     overwritten. The state is written if a pass takes ``after`` seconds by the first process's ``clock``. ``say`` is
     told when a fold continues, and when a state cannot be written. ``gather`` is of the processes that fold together,
-    and ``random`` saves PyTorch's generators, which a fold with dropout needs.
+    and ``random`` saves the state of the call's random numbers, which a fold with dropout needs.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class RecycleState:
         if not all(self.gather(found is not None)) or found is None:
             return None
         if self._random:
-            _set_generators(found)
+            set_random_state(found.pop(_RANDOM).cpu(), device)
         if all(name in found for name in _RECYCLED):
             arrays = (found.pop(name).cpu().numpy() for name in _RECYCLED)
             self.recycles[:] = [Recycle(*pair) for pair in zip(*arrays, strict=True)]
@@ -92,7 +94,9 @@ class RecycleState:
         took, self._started = self._clock() - self._started, self._clock()
         if not self.gather(took >= self._after)[0]:
             return
-        tensors = dict(previous) | (_generators(previous) if self._random else {})
+        tensors = dict(previous)
+        if self._random:
+            tensors[_RANDOM] = random_state(previous["prev_pos"].device)
         if self.recycles:
             for name, arrays in zip(_RECYCLED, zip(*self.recycles, strict=True), strict=True):
                 tensors[name] = torch.from_numpy(np.stack(arrays))
@@ -133,24 +137,6 @@ class RecycleState:
 def _of_rank(path: Path, key: str, after: float, random: bool, rank: int, gather: Gather) -> RecycleState:
     own = path.with_name(f"{path.stem}.rank_{rank}{path.suffix}")
     return RecycleState(own, key, after=after, say=lambda line: None, gather=gather, random=random)
-
-
-def _generators(previous: Features) -> Features:
-    """Return the states of the random generators: the CPU's, and those of the tensors' GPUs."""
-    gpus = sorted({x.device.index for x in previous.values() if x.device.type == "cuda"})
-    return {"random_cpu": torch.get_rng_state()} | {
-        f"random_cuda_{index}": torch.cuda.get_rng_state(index) for index in gpus
-    }
-
-
-def _set_generators(found: Features) -> None:
-    """Restore the states of :func:`_generators`, and remove them from the loaded tensors."""
-    for name in [name for name in found if name.startswith("random_")]:
-        state = found.pop(name).cpu()
-        if name == "random_cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state, int(name.removeprefix("random_cuda_")))
 
 
 def _read_all(path: Path, device: torch.device) -> Features | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, shown_templates
-from fastfold.evoformer.execution import PolicyModule
+from fastfold.evoformer.execution import CallSettings, PolicyModule, calling, current_call
 from fastfold.evoformer.model import AlphaFold, Features, PassResult
 from fastfold.inference.error_messages import is_out_of_memory
 
@@ -129,12 +129,10 @@ class PassGraph:
         if not isinstance(embedder, TemplateEmbedder):
             yield
             return
-        policy = embedder.policy
-        embedder.policy = replace(policy, templates=shown)
-        try:
+        call = current_call() or CallSettings()
+        own = replace(embedder.policy, templates=shown)
+        with calling(replace(call, policies={**call.policies, embedder: own})):
             yield
-        finally:
-            embedder.policy = policy
 
 
 class KeptGraph:

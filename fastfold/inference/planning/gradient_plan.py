@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.evoformer.losses.design import ContactOptions, Outputs, contact_loss, pae_loss, plddt_loss
+from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import element_size
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun, SavedInputs
@@ -191,7 +192,7 @@ class GradientPlanner:
                 self.config,
                 residues=self.residues,
                 score=_score,
-                settings=self._policy(recompute).set,
+                settings=partial(_set_policies, self._policy(recompute)),
                 recompute=recompute,
                 msa=self.msa,
                 extra_msa=self.extra_msa,
@@ -205,6 +206,13 @@ class GradientPlanner:
     @cached_property
     def _workloads(self) -> dict[bool, Workload]:
         return {}
+
+
+def _set_policies(policy: GradientPolicy, model: AlphaFold) -> None:
+    """Set the policies of a network that is only measured."""
+    model.structure_module.stop_rotation_gradient = False
+    for module, own in policy.policies(model).items():
+        module.policy = own
 
 
 def _score(result: dict[str, Any]) -> Tensor:

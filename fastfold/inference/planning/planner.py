@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fastfold.evoformer.config import is_multimer
-from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule, policies_of
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.network_settings import max_rows
 from fastfold.inference.planning.memory_model import (
@@ -70,17 +70,18 @@ class FoldPlan:
     templates: ContractionPlan  #: Contraction plan of the templates' pair stacks
     request: FoldRequest  #: Request of the plan
 
-    def apply(self, model: AlphaFold) -> None:
-        """Apply the plan to a network."""
+    def policies(self, model: AlphaFold) -> dict[PolicyModule, ExecutionPolicy]:
+        """Return the policies of a call of a network, and tell the host's buffers what to expect."""
         host = self.policy.contraction.host or self.policy.offload or self.templates.host
         if host is not None:
             host.expected = self.chunks.host
             if host.overflow is not None:
                 host.overflow.expected = self.chunks.disk
-        set_policy(model, self.policy, self.blocks)
+        policies = policies_of(model, self.policy, self.blocks)
         if model.template_embedder is not None:
             stack = model.template_embedder.get_submodule("stack")
-            set_policy(stack, replace(self.policy, contraction=self.templates), self.blocks)
+            policies |= policies_of(stack, replace(self.policy, contraction=self.templates), self.blocks)
+        return policies
 
     @property
     def peak(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,24 +18,40 @@ def float32_setting() -> str:
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
+_lock = threading.Lock()
+_before: list[tuple[str, bool, bool]] = []  # the settings before the first of all calls, once for each
+
+
 @contextmanager
 def exact_on_gpu() -> Iterator[None]:
-    """Make cuDNN's float32 convolutions exact, and keep sums of 16-bit products in float32."""
+    """Make cuDNN's float32 convolutions exact, and keep sums of 16-bit products in float32.
+
+    The settings are the process's, so they last until the last of several threads leaves.
+    """
     # PyTorch rounds both by default. Products of float32 stay as `float32_setting` says.
-    convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul  # type: ignore[attr-defined]
-    before = (
-        convolutions.fp32_precision,
-        products.allow_bf16_reduced_precision_reduction,
-        products.allow_fp16_reduced_precision_reduction,
-    )
-    convolutions.fp32_precision = "ieee"
-    products.allow_bf16_reduced_precision_reduction = False
-    products.allow_fp16_reduced_precision_reduction = False
+    with _lock:
+        _before.append(_before[0] if _before else _settings())
+        _set("ieee", False, False)
     try:
         yield
     finally:
-        (
-            convolutions.fp32_precision,
-            products.allow_bf16_reduced_precision_reduction,
-            products.allow_fp16_reduced_precision_reduction,
-        ) = before
+        with _lock:
+            before = _before.pop()
+            if not _before:
+                _set(*before)
+
+
+def _settings() -> tuple[str, bool, bool]:
+    products = torch.backends.cuda.matmul
+    return (
+        torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        products.allow_bf16_reduced_precision_reduction,
+        products.allow_fp16_reduced_precision_reduction,
+    )
+
+
+def _set(convolutions: str, bfloat16_sums: bool, float16_sums: bool) -> None:
+    products = torch.backends.cuda.matmul
+    torch.backends.cudnn.conv.fp32_precision = convolutions  # type: ignore[attr-defined]
+    products.allow_bf16_reduced_precision_reduction = bfloat16_sums
+    products.allow_fp16_reduced_precision_reduction = float16_sums

@@ -97,7 +97,7 @@ def keep_gathered(stack: BlockStack) -> None:
     """Let the steps of recomputed blocks keep gathered tensors: recomputing gathers them again anyway."""
     for module in stack.blocks.modules():
         if isinstance(module, RegatheringLayer):
-            module.keeps_gathered = stack.checkpointing
+            module.keeps_gathered = stack.is_checkpointed
 
 
 class ShardedEvoformerBlock(EvoformerBlock):
@@ -177,9 +177,9 @@ class AxialEvoformerStack(EvoformerStack):
     shards: AxialShards
 
     def forward(
-        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor, last: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the updated ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]``; masks are whole."""
+        """Return ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]`` after the ``last`` block; masks are whole."""
         if not self.blocks:
             return msa, pair
         keep_gathered(self)
@@ -191,7 +191,7 @@ class AxialEvoformerStack(EvoformerStack):
         moving = self._entering(pair, pair_mask, policy)
         if residues:
             msa = move(msa, -2).wait()
-        msa, pair = super().forward(msa, moving.wait(), msa_mask, pair_mask)
+        msa, pair = super().forward(msa, moving.wait(), msa_mask, pair_mask, last)
         moving = self._leaving(pair, pair_mask, policy)
         if residues:
             msa = move(msa, -3).wait()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
-from fastfold.evoformer.execution import LazyRows
+from fastfold.evoformer.execution import LazyRows, is_training, random_state
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource
 from fastfold.evoformer.primitives import Linear
@@ -157,9 +157,8 @@ class AxialAlphaFold(AlphaFold):
         # A fake group has no other ranks whose generators could differ.
         if self.shards.group.backend != "fake":
             numbers["features (checksum)"] = checksum(features)
-            if self.training:
-                on_gpu = device.type == "cuda"
-                state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
+            if is_training(self):
+                state = random_state(device)
                 numbers["random number generator's state"] = zlib.crc32(state.numpy().tobytes())
         check_alike(numbers, self.shards.group, device)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fastfold.errors import ConfigError
+from fastfold.evoformer.execution import current_call
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.design.evaluate import Evaluator, RecycleMode, uniform_bias
@@ -53,13 +54,18 @@ def test_settings_of_gradients_are_undone(monomer: AlphaFold, fails: bool) -> No
     model = copy.deepcopy(monomer)
     state = torch.random.get_rng_state()
     with contextlib.suppress(ZeroDivisionError), differentiable(model, 200, 3, True):
-        assert model.training
-        assert not model.structure_module.stop_rotation_gradient
+        call = current_call()
+        assert call is not None
+        assert call.training
+        assert call.checkpointing
+        assert not call.stop_rotation_gradient
+        assert call.generator is not None
         assert not any(p.requires_grad for p in model.parameters())
-        torch.rand(3)
+        with differentiable(model, 200, 3, True):
+            pass
+        assert not any(p.requires_grad for p in model.parameters()), "another call still runs"
         _ = 1 / (0 if fails else 1)
-    assert not model.training
-    assert model.structure_module.stop_rotation_gradient
+    assert current_call() is None
     assert all(p.requires_grad for p in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
 
