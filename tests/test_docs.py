@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
+import sys
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +53,103 @@ def test_names_exist(page: Path) -> None:
     """Every dotted name of the package is a module, or something in one."""
     names = set(re.findall(r"\bfastfold(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8")))
     assert sorted(name for name in names if NEW not in name and not _is_there(name)) == []
+
+
+FOREIGN = {
+    "alphafold2_multimer_v3 create_individual_features.py lddt_align msa_depth": "coming_from.md",
+    "float32_matmul_precision": "environment_variables.md",
+    "model_1_ptm_128_residues_pass": "export.md",
+    "in_proj job_0 job_1": "folding.md",
+    "ColwiseParallel RowwiseParallel context_parallel parallelize_module": "parallel.md",
+    "P1_and_P3": "screening.md",
+    "uniref30_2302_db_mapping": "search.md",
+    "create_alignment_db.py": "training_data.md",
+    "AveragedModel PeftModel from_pretrained merge_and_unload": "weights.md",
+}
+"""Names of other programs and of files that users have, by the page that mentions them."""
+OF_OTHERS = {"fifteen_lines.md"}  # a table of other libraries' names
+
+
+@each_page
+def test_symbols_exist(page: Path) -> None:
+    """Every backquoted name of a file, and every name with an underscore or of a class, occurs in the code."""
+    if page.name in OF_OTHERS:
+        return
+    foreign = {name for names, where in FOREIGN.items() if where == page.name for name in names.split()}
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    files, words = _code()
+    unknown = set()
+    for token in re.findall(r"`(\w+(?:\.\w+)*)(?:\([^`]*\))?`", text):
+        if NEW in token:
+            continue
+        if token.endswith(".py"):
+            unknown |= {token} - files
+            continue
+        names = {name for name in token.split(".") if "_" in name.strip("_") or re.search("[a-z][A-Z]", name)}
+        unknown |= names - words
+    assert unknown - foreign == set()
+    assert foreign <= set(re.findall(r"[\w.]+", text)) | set(re.findall(r"\w+", text))
+
+
+@cache
+def _code() -> tuple[set[str], set[str]]:
+    """Names of all files, and all words in those of the code."""
+    paths = [
+        path
+        for name in ("fastfold", "tests", "examples", "benchmarks")
+        for path in (REPOSITORY / name).rglob("*")
+    ]
+    endings = {".py", ".yaml", ".js", ".html", ".css", ".json", ".sh", ".toml", ".smk"}
+    sources = [path for path in paths if path.suffix in endings] + [
+        REPOSITORY / "pyproject.toml",
+        REPOSITORY / "Makefile",
+    ]
+    words = {word for path in sources for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    return {path.name for path in paths}, words
+
+
+@each_page
+def test_numbered_lists_are_not_nested(page: Path) -> None:
+    """A step that is indented belongs to the step before it; its own continuation has the indent of its text."""
+    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = text.splitlines()
+    assert [line for line in lines if re.match(r" +\d+\. ", line)] == []
+    numbers = [int(found[1]) for line in lines if (found := re.match(r"(\d+)\. ", line))]
+    assert all(later in (1, number + 1) for number, later in pairwise(numbers))
+
+
+@pytest.mark.long
+def test_python_blocks_are_typed(tmp_path: Path) -> None:
+    """Blocks of a page are one program; names that the text gives are not checked."""
+    programs = {}
+    for page in PAGES:
+        blocks = re.findall(
+            r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+        )
+        if blocks and page.name != "CONTRIBUTING.md":  # whose recipes run
+            programs[page.stem] = "\n".join(blocks)
+    assert len(programs) > 15
+    for name, text in programs.items():
+        (tmp_path / f"page_{name}.py").write_text(text, encoding="utf-8")
+    options = [
+        "--check-untyped-defs",
+        "--ignore-missing-imports",
+        *(
+            f"--disable-error-code={code}"
+            for code in ("name-defined", "used-before-def", "has-type", "index")
+        ),
+        "--no-error-summary",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *(f"page_{name}.py" for name in programs)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MYPYPATH": str(REPOSITORY)},
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("page_")] == []
+    assert not done.stderr
 
 
 def test_the_reference_has_all_public_names_and_no_others() -> None:

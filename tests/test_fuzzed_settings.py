@@ -41,7 +41,7 @@ CALLERS: dict[str, tuple[str, str, Read]] = {
     "config": (
         "c.yaml",
         "num-recycles: 3\nweights: [one, 2]\ncomplex: true\ninputs: a.fasta\n",
-        lambda path: expand_config(["--config", str(path)], ACTIONS),
+        lambda path: expand_config(["--config", str(path)], ACTIONS, help_command="fastfold --help"),
     ),
     "filters": (
         "f.json",

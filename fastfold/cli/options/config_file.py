@@ -30,10 +30,12 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) -> list[str]:
+def expand_config(
+    arguments: Sequence[str], actions: Iterable[argparse.Action], *, help_command: str
+) -> list[str]:
     """Return the arguments of a command and those of its file.
 
-    Options that the command has itself are left out.
+    Options that the command has itself are left out. ``help_command`` lists the options, for messages.
 
     Raises:
         ConfigError: The file cannot be read, is not YAML, or has an unknown option or a value that no option takes.
@@ -49,7 +51,7 @@ def expand_config(arguments: Sequence[str], actions: Iterable[argparse.Action]) 
         name = str(key).replace("_", "-")
         action = known.get(name)
         if action is None or action.dest in _OWN:
-            hint = suggest(name, known, otherwise="fastfold infer --help-all lists them")
+            hint = suggest(name, known, otherwise=f"{help_command} lists them")
             raise ConfigError(f"{path}: no option {shown(key)}; {hint}")
         if not action.option_strings:
             inputs += _texts(value, path, name)

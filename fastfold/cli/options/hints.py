@@ -76,8 +76,9 @@ class CommandParser(argparse.ArgumentParser):
         """Parse as argparse does; refuse unknown options of a command with the usage of that command."""
         self._given = list(sys.argv[1:] if args is None else args)
         if CONFIG in self._option_string_actions:
+            full = "--help-all" if "--help-all" in self._option_string_actions else "--help"
             try:
-                self._given = expand_config(self._given, self._actions)
+                self._given = expand_config(self._given, self._actions, help_command=f"{self.prog} {full}")
             except ConfigError as error:
                 self.error(str(error))
         found, unknown = super().parse_known_args(self._given, namespace)

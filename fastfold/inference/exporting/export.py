@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import tempfile
 import zipfile
@@ -250,7 +252,8 @@ def _check(model: AlphaFold, num_recycles: int | None, package: bool) -> None:
                 f"{model.name} moves residues after its last pass, which a program cannot: export one pass "
                 "(num_recycles=None), or set model.config.model.heads.structure_module.distogram_descent = None"
             )
-    if package and not any(map(shutil.which, _COMPILERS)):
+    compiler = os.environ.get("CXX")
+    if package and not any(map(shutil.which, _COMPILERS if compiler is None else shlex.split(compiler)[:1])):
         raise ConfigError(
             "a package of AOTInductor needs a C++ compiler, g++ for example; install it, or package=False"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastfold.inference.report.write import write_report
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class InlinePage:
     """A page that notebooks show: its HTML, which loads nothing from a network, and the pixels of its height."""
 
-    page: str
+    page: str = field(repr=False)
     height: int
 
     def _repr_html_(self) -> str:

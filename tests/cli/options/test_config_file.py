@@ -76,8 +76,24 @@ def test_a_wrong_file_is_wrong_use(cli: CommandLine, text: str, expected: str) -
     assert "none.yaml: no such file; check the name" in missing.err
 
 
+@pytest.mark.parametrize(
+    ("command", "listing"),
+    [
+        (("infer", "x.fasta"), "fastfold infer --help-all"),
+        (("design", "hallucinate"), "fastfold design --help"),
+    ],
+)
+def test_an_unknown_option_names_the_help_of_its_command(
+    cli: CommandLine, command: tuple[str, ...], listing: str
+) -> None:
+    path = cli.folder / "c.yaml"
+    path.write_text("zzzqq: 3\n")
+    done = cli.run(*command, "--out", "r", "--config", path)
+    assert f"no option 'zzzqq'; {listing} lists them" in done.err
+
+
 def test_arguments_without_a_file_stay() -> None:
-    assert expand_config(["a", "--out", "b"], []) == ["a", "--out", "b"]
+    assert expand_config(["a", "--out", "b"], [], help_command="fastfold --help") == ["a", "--out", "b"]
     assert config_text(_parser().parse_args([]), []) == ""
 
 

@@ -137,7 +137,13 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         export(torch.nn.Linear(2, 2), tmp_path, residues=16)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="mini moves residues after its last pass"):
         export(fastfold.load_model("mini"), tmp_path, residues=16, num_recycles=1)
-    monkeypatch.setattr("fastfold.inference.exporting.export.shutil.which", lambda name: None)
+    monkeypatch.setenv("CXX", "ccache mycc -m64")
+    monkeypatch.setattr("fastfold.inference.exporting.export.shutil.which", lambda name: asked.append(name))
+    asked: list[str] = []
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+        export(tiny(), tmp_path, residues=16, package=True)
+    monkeypatch.delenv("CXX")
+    assert asked == ["ccache"]
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
         export(tiny(), tmp_path, residues=16, package=True)
     monkeypatch.setattr("fastfold.inference.exporting.export.torch.export.export", lambda *_, **__: 1 / 0)

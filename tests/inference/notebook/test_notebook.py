@@ -67,7 +67,7 @@ def test_a_notebook_shows_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.startswith('<iframe style="width: 100%; height: 300px;')
     assert "&lt;!DOCTYPE html&gt;" in shown
     assert shown.count('"') == 6
-    assert prediction.view().height == 900
+    assert repr(prediction.view()) == "InlinePage(height=900)"
 
 
 def test_structures_become_objects_of_biopython() -> None:
