@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -61,6 +61,7 @@ class SimulatedDevice(Device):
         self._blocks: dict[int, Any] = {}
         self.other = self._highest = 0
         self._known: dict[int, int] = {}
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._paused = 0
         self._meters: list[_Meter] = []
 
@@ -120,16 +121,18 @@ class SimulatedDevice(Device):
     def hold(self, tensor: Tensor) -> None:
         """Count a tensor of an operator or of the batch until its memory is freed."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        is_other_device = tensor.device.type != self.device.type
-        if self._paused or is_other_device or key in self._known or key in self._buffers:
+        key = storage._cdata
+        if self._paused or key in self._known or key in self._buffers:
             return
+        if tensor.device.type != self.device.type:
+            return
+        size = storage.nbytes()
         self._charge(size, "a tensor made by an operator")
         self._known[key] = size
         self._place(key, size)
         self.other += size
         self._highest = max(self._highest, self.other)
-        weakref.finalize(storage, self._gone, key)
+        self._references[key] = weakref.ref(storage, functools.partial(self._gone, key))
 
     def resized(self, tensor: Tensor) -> None:
         """Update the count of a tensor whose memory was freed or allocated again."""
@@ -160,7 +163,8 @@ class SimulatedDevice(Device):
         if size:
             self._blocks[key] = self.allocator.allocate(size)
 
-    def _gone(self, key: int) -> None:
+    def _gone(self, key: int, _: object) -> None:
+        del self._references[key]
         size = self._known.pop(key)
         self._place(key, 0)
         self.other -= size
@@ -207,14 +211,13 @@ class _Meter(TorchDispatchMode):
                 return answer
         elif self._simulated._paused:
             return func(*args, **kwargs)
-        definition = OPDEFS.get(func._schema.name)
-        if definition is not None:
+        parts = _parts(func)
+        if parts is not None:
             with self:
-                return definition._init_fn(*args, **kwargs)
-        if _is_composite(func):
-            with self:
-                return func.decompose(*args, **kwargs)
+                return parts(*args, **kwargs)
         out = func(*args, **kwargs)
+        if func.is_view and out is args[0]:
+            return out
         for leaf in (out,) if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._simulated.hold(leaf)
@@ -226,9 +229,18 @@ def _height() -> int:
 
 
 @functools.cache
-def _is_composite(func: Any) -> bool:
-    """Return True if an operator is made of others; in inference mode it reaches a dispatch mode unchanged."""
-    return bool(func._can_decompose())
+def _parts(func: Any) -> Callable[..., Any] | None:
+    """Return a function that runs the parts of an operator; None to run it whole.
+
+    Without autograd, as in inference mode, operators with parts reach a dispatch mode unchanged. An operator whose
+    result may be a view makes no other tensor.
+    """
+    if func.is_view:
+        return None
+    definition = OPDEFS.get(func._schema.name)
+    if definition is not None:
+        return definition._init_fn
+    return func.decompose if func._can_decompose() else None
 
 
 def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -30,7 +30,8 @@ from fastfold.memory.planner.schedule import (
 
 # A loop that never steps the optimizer must not be recorded endlessly.
 _MAX_ACCESSES = 100_000
-# A step that follows a measured trace is measured again only after this number of steps: counting tensors takes time.
+# A step that follows a measured trace is measured again after this number of steps, twice as many, and so on, because
+# counting tensors takes time.
 _MEASURED = 16
 
 
@@ -168,9 +169,21 @@ class Residency:
                 cycle.next_use = NextUse(cycle.trace.accesses, self._volatile(cycle))
                 if len(keys) == 1:
                     self._take_plan(cycle, cycle.trace)
-                    if cycle is self._step and cycle.kept == cycle.trace.kept:
-                        more = self.store.device.other_bytes() > cycle.trace.before[0]
-                        cycle.measured = self.store.device.count(more or self._followed % _MEASURED == 0)
+                    if cycle is self._step:
+                        cycle.measured = self.store.device.count(self._is_due(cycle, cycle.trace))
+
+    def _is_due(self, cycle: _Cycle, trace: Trace) -> bool:
+        """Return True if a step that follows a trace is to be measured."""
+        if self.store.device.other_bytes() > trace.before[0]:
+            return True
+        if trace.keys[0] != cycle.recorder.keys[0]:
+            return False  # the trace of other numbers or larger shapes stays
+        rounds, rest = divmod(self._followed, _MEASURED)
+        return cycle.kept != trace.kept or (rest == 0 and rounds.bit_count() < 2)
+
+    def forget_cycle(self) -> None:
+        """Do not store the cycle in progress: its operators use other chunks at the next call."""
+        (self._evaluation or self._step).measured = False
 
     def interrupt(self) -> None:
         """Release the chunks left in use by a pass that raised."""

@@ -116,6 +116,7 @@ class ModuleHooks(NotCopied):
         # This covers modules that use their children's parameters directly.
         if not self._stack:
             return
+        self.residency.forget_cycle()
         call = self._stack[-1]
         self._uses[call.module] = (*self._uses[call.module], chunk.index)
         self._pin((chunk.index,))

@@ -38,6 +38,21 @@ def test_operators_are_counted_until_their_memory_goes():
     assert device.used == 0
 
 
+def test_the_parts_of_an_operator_are_counted_and_its_own_argument_is_not():
+    """In inference mode operators arrive whole: a loss has parts, a conversion may return its argument."""
+    parameter = torch.ones(4, 10)
+    device = SimulatedDevice(10_000)
+    with device.running(), torch.inference_mode():
+        assert parameter.to(torch.float32) is parameter
+        assert device.peak == 0
+        x = torch.ones(3, 4, 10)
+        copy = x.transpose(0, 1).flatten()
+        assert device.used == device.peak == 2 * x.nbytes
+        torch.nn.functional.l1_loss(x.flatten(), copy)  # mean of the absolute value of a difference
+        assert device.peak >= 3 * x.nbytes
+        assert device.used == x.nbytes + copy.nbytes
+
+
 def test_backward_is_counted_too():
     """What autograd keeps and what the backward pass makes take room."""
     device = SimulatedDevice(1 << 20)

@@ -233,7 +233,7 @@ def test_a_step_that_repeats_a_measured_one_is_not_counted() -> None:
     residency = _residency(8)
     device = residency.store.device
     counted = []
-    for _ in range(2 * 16):
+    for _ in range(2 + 64):
         with device.running():
             before = device.other_bytes()
             residency.begin_pass(_key(), 8)
@@ -245,4 +245,26 @@ def test_a_step_that_repeats_a_measured_one_is_not_counted() -> None:
         residency.end_step()
         with residency.store.params_on_host():
             pass
-    assert counted == [True, True, *[False] * 15, True, *[False] * 14]
+    # After 16 steps that followed, then 32, then 64
+    assert [step for step, is_counted in enumerate(counted) if is_counted] == [0, 1, 17, 33, 65]
+
+
+def test_a_step_of_other_numbers_is_not_counted() -> None:
+    """The trace that it follows stays, so its own would be of no use."""
+    residency = _residency(8)
+    device = residency.store.device
+    counted = []
+    for numbers in (3, 1, 1, 3, 2):
+        with device.running():
+            before = device.other_bytes()
+            residency.begin_pass(PassKey("", True, True, ((8,),), (numbers,)), 8)
+            tensor = torch.ones(8)
+            counted.append(device.other_bytes() > before)
+            del tensor
+            residency.pin((0,))
+            residency.pin((), release=(0,))
+        residency.end_step()
+        with residency.store.params_on_host():
+            pass
+    assert counted == [True, False, False, False, False]
+    assert len(residency.book) == 1

@@ -38,6 +38,9 @@ class _Everything:
     def end_pass(self) -> None:
         self.events.append("end")
 
+    def forget_cycle(self) -> None:
+        self.events.append("forget")
+
     def pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
         for index in release:
             self._pins[index] -= 1
@@ -121,8 +124,8 @@ def test_a_layer_that_uses_its_children_s_parameters_is_what_needs_them() -> Non
     residency, _, at = _hooked(model)
     first, second = at["0.linear"], at["1.linear"]
     model(torch.randn(2, 4)).sum().backward()
-    forward = [f"+{first}", f"-{first}", f"+{second}", f"-{second}"]
-    assert residency.events == ["begin model", *forward, "end", *forward[2:], *forward[:2]]
+    one, two = [f"+{first}", f"-{first}"], [f"+{second}", f"-{second}"]
+    assert residency.events == ["begin model", "forget", *one, "forget", *two, "end", *two, *one]
 
 
 def test_a_parameter_that_another_module_uses_is_brought_and_remembered() -> None:

@@ -93,6 +93,33 @@ def test_a_budget_for_all_keeps_all_and_a_tensor_moves_once() -> None:
     assert sent[-1] == 0
 
 
+class Direct(Recycling):
+    """The same, whose layers are called by other functions than their own."""
+
+    def once(self, x: Tensor) -> Tensor:
+        for query, key, value in self.layers:
+            q, k, v = (nn.functional.linear(x, layer.weight, layer.bias) for layer in (query, key, value))
+            x = x + torch.softmax(q @ k.T, -1) @ v
+        return x
+
+
+def test_a_step_that_first_shows_a_module_s_chunks_is_not_followed() -> None:
+    """Its first pass loads each chunk at its use, the later ones with the module: another order of accesses."""
+    model = Direct()
+    budget = int(1.25 * _bytes_of_a_plain_step(model))
+    manager = Gemini(model, torch.optim.Adam(model.parameters()), GeminiConfig(budget, device="cpu"))
+    reacted = []
+    for step, recycles in enumerate((2, 1, 2, 3, 0)):
+        before = manager.residency.reacted
+        with manager.device.running():
+            model(_x(step), recycles).square().mean().backward()
+        manager.step()
+        manager.zero_grad()
+        reacted.append(manager.residency.reacted - before)
+    assert reacted[0] > reacted[1] > 0
+    assert reacted[2:] == [0, 0, 0]
+
+
 def test_functions_seen_do_not_grow_with_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only functions of parameters are seen: for each layer a few, however many layers share its chunk."""
     calls = []
