@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
+
+from fastfold.utils.foreign_text import package_json
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Citation:
         return f"@article{{{self.key},\n{lines}\n}}"
 
 
-_TABLE = resources.files("fastfold.protein").joinpath("citations.json").read_text(encoding="utf-8")
-
-CITATIONS = tuple(Citation(**paper) for paper in json.loads(_TABLE))  #: Papers of all methods
+CITATIONS = tuple(
+    Citation(**paper) for paper in package_json("fastfold.protein", "citations.json")
+)  #: Papers of all methods
 
 
 def find_citations(keys: Iterable[str]) -> list[Citation]:

@@ -10,18 +10,13 @@ Lengths are in angstrom.
 
 from __future__ import annotations
 
-import json
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
+from fastfold.utils.foreign_text import package_json
 
-def _load(name: str) -> Any:
-    return json.loads(resources.files("fastfold.protein").joinpath(name).read_text(encoding="utf-8"))
-
-
-_DATA = _load("residue_constants.json")
+_DATA = package_json("fastfold.protein", "residue_constants.json")
 _RESIDUES = _DATA["residues"]
 
 atom_types: tuple[str, ...] = tuple(_DATA["atom_types"])
@@ -146,5 +141,5 @@ def stereochemistry() -> tuple[list[Any], list[Any]]:
     A bond is ``[residue, atom, atom, mean, standard deviation]``, an angle ``[residue, atom, vertex atom, atom, mean,
     standard deviation]``.
     """
-    data = _load("stereochemistry.json")
+    data = package_json("fastfold.protein", "stereochemistry.json")
     return data["bonds"], data["angles"]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -135,13 +136,20 @@ def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any
     return table
 
 
-def json_object_or_none(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object of a regular file; None if it is missing, damaged, or holds anything else."""
+def json_object_or_none(source: Path | str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a text or a regular file; None if it is missing, damaged, or holds anything else."""
     try:
-        content = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        if isinstance(source, Path):
+            source = source.read_bytes() if source.is_file() else b""
+        content = parse_json(source, "")
+    except (OSError, InputError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def package_json(package: str, name: str) -> Any:
+    """Return the content of a JSON file of this package."""
+    return json.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def table_delimiter(text: str) -> str:

@@ -13,6 +13,8 @@ from typing import IO, Any, Final
 import torch
 from torch import Tensor
 
+from fastfold.utils.foreign_text import parse_json
+
 DTYPES: Final = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -79,7 +81,7 @@ def row_blocks(shape: torch.Size, element_size: int) -> Iterator[slice]:
 def sort_metadata(data: bytes) -> tuple[bytes, memoryview]:
     """Sort the metadata of a file that the library wrote; return the file's begin with the header, and its rest."""
     end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
+    header = parse_json(data[8:end], "safetensors")
     header[_METADATA] = dict(sorted(header.get(_METADATA, {}).items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -16,6 +16,7 @@ from fastfold.errors import InputError
 from fastfold.utils.foreign_text import (
     MAX_YAML_BYTES,
     json_object_or_none,
+    package_json,
     parse_json,
     parse_yaml,
     read_json_object,
@@ -89,6 +90,16 @@ def test_what_holds_no_object_is_none(tmp_path: Path) -> None:
         assert json_object_or_none(path) is None, content[:9]
     path.write_bytes(b"{}")
     assert json_object_or_none(path) == {}
+    assert [json_object_or_none(text) for text in ('{"a": 1}', b'{"a": 1', "7", "[" * 100_000)] == [
+        {"a": 1},
+        None,
+        None,
+        None,
+    ]
+
+
+def test_a_file_of_the_package_is_read() -> None:
+    assert set(package_json("fastfold.protein", "residue_constants.json")) >= {"residues"}
 
 
 @pytest.mark.parametrize("ending", ["", "\n"])
@@ -194,11 +205,13 @@ OTHER_READERS = {
         "yaml.safe_load_all",
     ),
     *("csv.reader", "csv.DictReader"),
+    *("json.load", "json.loads", "json.JSONDecoder"),
+    *("tarfile.open", "tarfile.TarFile", "shutil.unpack_archive"),
 }
 
 
 def other_readers(tree: ast.Module) -> list[int]:
-    """Lines of a file that read YAML or CSV by the libraries themselves."""
+    """Lines of a file that read YAML, CSV, JSON or tar by the libraries themselves."""
     return [
         node.lineno
         for node in ast.walk(tree)
@@ -210,8 +223,9 @@ def other_readers(tree: ast.Module) -> list[int]:
     ]
 
 
-def test_no_other_module_reads_yaml_or_csv_of_users() -> None:
+def test_no_other_module_reads_yaml_csv_json_or_tar() -> None:
     """``networks.yaml`` is a file of the package, which has aliases."""
     assert other_readers(ast.parse("import csv\nfrom yaml import safe_load\ncsv.reader(x)")) == [2, 3]
+    assert other_readers(ast.parse("from json import dumps, loads\njson.dumps(json.load(x))")) == [1, 2]
     found = {str(path) for path, tree in package_trees().items() if other_readers(tree)}
     assert found == {"fastfold/utils/foreign_text.py", "fastfold/evoformer/config.py"}

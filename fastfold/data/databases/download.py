@@ -29,6 +29,7 @@ from fastfold.utils.download.http import check_url
 from fastfold.utils.download.pieces import Piece, Progress, Readable, fetch_piece, local_piece, remote_piece
 from fastfold.utils.download.remote_file import RemoteFile
 from fastfold.utils.download.tar_members import GZIP_EXPANSION, TarMemberError, read_piecewise, tar_members
+from fastfold.utils.foreign_text import json_object_or_none
 from fastfold.utils.hashing import file_digest
 from fastfold.utils.locks import alone
 
@@ -290,9 +291,9 @@ def _rsync(folder: Path, mirror: str | None, say: Say) -> None:
 
 
 def _record(place: Path) -> dict[str, Any] | None:
+    record = json_object_or_none(place / RECORD) or {}
     try:
-        record = json.loads((place / RECORD).read_bytes())
         sizes = [entry["size"] for entry in record["files"].values()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None
     return record if all(isinstance(size, int) for size in sizes) else None

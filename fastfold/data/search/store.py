@@ -80,13 +80,13 @@ class SearchStore:
         The sequence is that of a chain, or those of a complex's chains joined by ``:``; case is ignored.
         """
         place = self.place(sequence, key)
+        record = json_object_or_none(place / RECORD) or {}
         try:
-            record = json.loads((place / RECORD).read_bytes())
             if record["key"] != key.digest:
                 return None
             files = {str(name): place / name for name in record["files"]}
             whole = all(file_digest(path) == record["files"][name] for name, path in files.items())
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, KeyError, TypeError, AttributeError):
             return None
         return files if whole else None
 

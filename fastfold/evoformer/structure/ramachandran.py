@@ -7,15 +7,14 @@ of ``mini`` by ``examples/fit_ramachandran.py``.
 from __future__ import annotations
 
 import functools
-import json
 import math
-from importlib import resources
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
+from fastfold.utils.foreign_text import package_json
 
 GRID = 72  #: Points of each axis of :meth:`RamachandranPotential.grid`, 5 degrees apart
 
@@ -87,8 +86,7 @@ class RamachandranPotential:
 @functools.cache
 def _mixtures() -> _Mixtures:
     """Read the table, float64 on the CPU."""
-    text = resources.files("fastfold.evoformer.structure").joinpath("ramachandran.json")
-    groups = json.loads(text.read_text(encoding="utf-8"))
+    groups = package_json("fastfold.evoformer.structure", "ramachandran.json")
     components = max(len(group["mean"]) for group in groups.values())
     weight = torch.zeros(_KINDS, components).double()
     mean, concentration = torch.zeros(2, _KINDS, components, 2).double()

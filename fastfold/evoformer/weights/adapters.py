@@ -23,7 +23,7 @@ from fastfold.errors import InputError, OutputError, WeightsError
 from fastfold.evoformer.weights.mapping import refuse_not_finite
 from fastfold.evoformer.weights.untrusted import DAMAGED
 from fastfold.utils.atomic_files import replacing, write_atomic
-from fastfold.utils.foreign_text import parse_json
+from fastfold.utils.foreign_text import json_object_or_none, parse_json
 from fastfold.utils.tensor_files import write_tensors
 from fastfold.utils.text_files import read_text_bytes
 
@@ -271,8 +271,8 @@ def _of_layer(folder: Path, config: Mapping[str, Any], layer: str, *, pattern: s
 
 
 def _base_samples(header: Mapping[str, str]) -> dict[str, list[float]]:
+    samples = json_object_or_none(header.get(_BASE, "{}")) or {}
     try:
-        samples = json.loads(header.get(_BASE, "{}"))
         return {str(layer): [float(x) for x in values] for layer, values in samples.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError):
         return {}

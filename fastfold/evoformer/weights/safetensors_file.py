@@ -6,7 +6,6 @@ for official configurations), and further notes of the writer. The tensors are t
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from fastfold.evoformer.config import PRESETS
 from fastfold.evoformer.weights.mapping import Source
 from fastfold.evoformer.weights.state_dict_file import is_own
 from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, types_of
+from fastfold.utils.foreign_text import parse_json
 from fastfold.utils.tensor_files import write_tensors
 
 FORMAT_VERSION = "1"
@@ -102,7 +102,7 @@ class OwnFile(Source):
 
     def _parse(self, text: str) -> ConfigDict:
         try:
-            tree = json.loads(text)
+            tree = parse_json(text, self.origin)
             if not isinstance(tree, dict):
                 raise ValueError("not a tree")
             self._check_numbers(tree)
@@ -130,7 +130,7 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
     if length > min(_LARGEST_HEADER, size - 8):
         raise WeightsError(f"{path}: the header has an invalid length of {length} bytes; the file {DAMAGED}")
     try:
-        header = json.loads(file.read(length), object_pairs_hook=_without_repeats)
+        header = parse_json(file.read(length), path)
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("metadata must be texts")
@@ -155,13 +155,6 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
     except Exception:  # an untrusted header may raise any error
         raise WeightsError(f"{path}: {DAMAGED}") from None
     return metadata, entries
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("duplicate name")
-    return found
 
 
 def write_own(

@@ -22,6 +22,7 @@ from fastfold.protein.labels import AuthorNames
 from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.foreign_text import parse_json
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.tensor_files import tensor_bytes
 
@@ -69,7 +70,7 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
             metadata = file.metadata() or {}
             found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         is_same = metadata["identity"] == identity
-        record = json.loads(metadata["state"])
+        record = parse_json(metadata["state"], path)
     except Exception as error:
         raise OutputError(
             f"{path}: cannot be read ({error}); delete it to start this design again"

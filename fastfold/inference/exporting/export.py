@@ -35,6 +35,7 @@ from fastfold.inference.exporting.network_pass import (
 from fastfold.inference.network_settings import max_rows, recycle_tolerance
 from fastfold.kernels.decompositions import decompositions
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
+from fastfold.utils.foreign_text import parse_json
 
 # Of programs, and of packages of AOTInductor.
 _ENDINGS = {False: ".pt2", True: ".aoti.pt2"}
@@ -209,11 +210,11 @@ def load_exported(path: str | Path, *, trusted: bool = False) -> ExportedNetwork
                 if not any("/aotinductor/" in name for name in archive.namelist()):
                     raise ValueError("it has no entry /aotinductor/")
             call: Any = torch._inductor.aoti_load_package(str(path))
-            about = json.loads(call.get_metadata()["fastfold"])
+            about = parse_json(call.get_metadata()["fastfold"], path)
         else:
             extra = {ABOUT: ""}
             program = torch.export.load(path, extra_files=extra)
-            about = json.loads(extra[ABOUT])
+            about = parse_json(extra[ABOUT], path)
             call = program.module()
     except Exception as error:  # the type differs between versions of PyTorch
         raise InputError(f"is not a program of fastfold.export: {first_line(error)}", path=path) from None

@@ -15,7 +15,7 @@ from fastfold.errors import InputError
 from fastfold.protein.io.pairwise_metric import two_decimals
 from fastfold.protein.labels import AuthorNames, default_names, numbers_of_ranges
 from fastfold.protein.protein import Protein, chain_name
-from fastfold.utils.foreign_text import read_json_object
+from fastfold.utils.foreign_text import parse_json, read_json_object
 from fastfold.utils.text_files import check_listed, read_text_bytes
 
 SCHEMA_VERSION = 1  #: Version of the scores file; raised when a key is removed or changes its meaning
@@ -107,7 +107,7 @@ def _matrix(pae: np.ndarray) -> bytes:
 
 MAX_SCORES_BYTES = 2**26  #: Largest size in bytes of files with scores, settings or coverage
 
-_MAX_PAE_BYTES = 2**33
+MAX_PAE_BYTES = 2**33  #: Largest file of aligned errors that is read
 _LONGEST_NAME = 255
 _REMEDY = "remove the file to make the prediction again"
 
@@ -207,8 +207,8 @@ def read_pae(path: Path, residues: int) -> tuple[NDArray[np.float32], float]:
     """Read the aligned errors of a ``_pae.json``, see :func:`check_pae`, or raise InputError."""
     check_listed(path)
     try:
-        return check_pae(json.loads(read_text_bytes(path, limit=_MAX_PAE_BYTES)), residues)
-    except RecursionError:
-        raise InputError(f"is nested too deeply; {_REMEDY}", path=path) from None
+        return check_pae(
+            parse_json(read_text_bytes(path, limit=MAX_PAE_BYTES), path, remedy=_REMEDY), residues
+        )
     except ValueError as error:
         raise InputError(f"{error}; {_REMEDY}", path=path) from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import math
 import os
 import re
@@ -20,6 +19,7 @@ from fastfold.data.targets import safe_stem
 from fastfold.errors import FastFoldError, InputError, first_line
 from fastfold.inference.output.file_names import fastfold_name
 from fastfold.inference.output.score_files import MAX_SCORES_BYTES, check_scores
+from fastfold.utils.foreign_text import parse_json
 
 
 @contextlib.contextmanager
@@ -44,6 +44,14 @@ def check_size(path: Path, limit: int = MAX_SCORES_BYTES) -> Path:
     return path
 
 
+def read_json(path: Path, limit: int = MAX_SCORES_BYTES) -> Any:
+    """Parse a JSON file, which may come from anywhere, or raise OSError or ValueError."""
+    try:
+        return parse_json(check_size(path, limit).read_bytes(), path)
+    except InputError:
+        raise ValueError("it is not JSON") from None
+
+
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the lines of a tab-separated table, which may come from anywhere; none without a valid file."""
     try:
@@ -66,8 +74,6 @@ def numbers_of(line: Mapping[str, Any], columns: Iterable[str]) -> dict[str, flo
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"it cannot be read: {error.strerror}"
-    if isinstance(error, json.JSONDecodeError | RecursionError):
-        return "it is not JSON"
     if isinstance(error, ValueError | FastFoldError):
         return str(error)
     return f"it cannot be read: {first_line(error)}"
@@ -129,7 +135,7 @@ def find_predictions(
     found = []
     for stem in stems:
         with leaving_out(f"{stem}{SCORES}", say):
-            scores = check_scores(json.loads(check_size(paths[f"{stem}{SCORES}"]).read_bytes()))
+            scores = check_scores(read_json(paths[f"{stem}{SCORES}"]))
             match = _RANK.fullmatch(stem)
             target = match["target"] if match else safe_stem(scores["name"])
             # Of the target, or of the prediction.

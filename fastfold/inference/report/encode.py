@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.output.score_files import check_pae
+from fastfold.inference.output.score_files import MAX_PAE_BYTES, check_pae
+from fastfold.inference.report.discover import read_json
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 
@@ -85,10 +86,7 @@ def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
         Metadata (``side`` of the matrix, ``stride``: residues per row, ``step`` and ``max`` in Å), and packed data: a
         byte for each element, row by row.
     """
-    try:
-        pae, largest = check_pae(json.loads(path.read_bytes()), residues)
-    except RecursionError as error:
-        raise ValueError("it is not an aligned error") from error
+    pae, largest = check_pae(read_json(path, MAX_PAE_BYTES), residues)
     stride = -(-residues // MAX_SIDE)
     side = -(-residues // stride)
     if stride > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -12,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.errors import InputError
 from fastfold.inference.report.discover import (
     FoundPrediction,
     check_size,
     is_regular,
     leaving_out,
+    read_json,
     read_table,
 )
 from fastfold.inference.report.encode import pack, pack_structure
+from fastfold.utils.foreign_text import parse_json
 
 _PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
 _STEP = 0.02
@@ -71,10 +73,10 @@ def find_designs(
 def _curve(path: Path) -> dict[str, Any]:
     lines = check_size(path).read_text("utf-8").splitlines()[:_MOST_STEPS]
     try:
-        steps = [json.loads(line) for line in lines]
+        steps = [parse_json(line, path) for line in lines]
         numbers = {key: [float(one[key]) for one in steps] for key in ("loss", "mean_plddt")}
         stages = [_STAGES.index(one["stage"]) for one in steps]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (InputError, KeyError, TypeError, ValueError) as error:
         raise ValueError("it is not a trajectory of a design") from error
     if not steps or not all(math.isfinite(value) for values in numbers.values() for value in values):
         raise ValueError("it is not a trajectory of a design")
@@ -133,7 +135,7 @@ def find_ensembles(
         if not is_regular(path):
             continue
         with leaving_out(path.name, say):
-            values = json.loads(check_size(path).read_bytes())
+            values = read_json(path)
             ensemble = _checked(values, rows)
             overlay = _overlay(values, rows, predictions)
             room -= sum(len(one["text"]) for one in overlay)

@@ -6,7 +6,6 @@ import ast
 import csv
 import io
 import itertools
-import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from fastfold.errors import ConfigError, suggest
 from fastfold.inference.output.score_files import is_number, mapping_of, scored_names
-from fastfold.inference.report.discover import FoundPrediction, check_size, find_predictions, leaving_out
+from fastfold.inference.report.discover import FoundPrediction, find_predictions, leaving_out, read_json
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES
 from fastfold.utils.atomic_files import replacing, write_atomic
 from fastfold.utils.packages import require_package
@@ -84,7 +83,7 @@ def _partners(prediction: FoundPrediction, chain_ids: Sequence[str], say: Callab
     config: Any = None
     if (path := prediction.files.get("_config.json")) is not None:
         with leaving_out(path.name, say):
-            config = json.loads(check_size(path).read_bytes())
+            config = read_json(path)
     names, regions = (mapping_of(config, key) for key in ("chain_names", "residue_ranges"))
     parts = str(prediction.scores["name"]).split("_and_")
     partners = []

@@ -29,6 +29,7 @@ from fastfold.inference.report.discover import (
     is_regular,
     leaving_out,
     numbers_of,
+    read_json,
     read_table,
 )
 from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
@@ -335,7 +336,7 @@ def _detail(
         if (path := prediction.files.get(f"_{key}.json")) is None:
             continue
         with leaving_out(path.name, say):
-            value = json.loads(check_size(path).read_bytes())
+            value = read_json(path)
             if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
                 raise ValueError("its content does not match its name")
             pack_json(value := _finite(value))  # an error here leaves out only this file
@@ -349,7 +350,7 @@ def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[
     if not is_regular(path):
         return None
     with leaving_out(path.name, say):
-        value = json.loads(check_size(path).read_bytes())
+        value = read_json(path)
         own = value.get(prediction.stem)
         if isinstance(own, dict):
             names = ("tm_score", "lddt_ca", "gdt_ts", "dockq", "lddt_interface")

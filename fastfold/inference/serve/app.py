@@ -215,7 +215,7 @@ def _describe(error: Exception) -> tuple[int, str, Any]:
 
 def _file(service: Service, job: QueuedJob, name: str, *, attached: bool) -> FileResponse:
     """Return a file of an answered job, only if the job lists its name."""
-    if name not in json.loads(job.result).get("files", []):
+    if name not in job.result_fields.get("files", []):
         raise HTTPException(404, "no such file of this job; its files are listed with its answer")
     path = service.file(job, name)
     if not path.is_file() or path.is_symlink():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastfold.errors import FastFoldError, InputError
+from fastfold.utils.foreign_text import json_object_or_none
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 FINAL: tuple[State, ...] = ("done", "failed", "cancelled")  #: States after which a job does not change
@@ -59,6 +60,11 @@ class QueuedJob:
     answer: int | None
     losses: int
     body: str
+
+    @property
+    def result_fields(self) -> dict[str, Any]:
+        """Fields of the result; none before the answer."""
+        return json_object_or_none(self.result) or {}
 
 
 Execute = Callable[..., sqlite3.Cursor]

@@ -34,6 +34,7 @@ PROGRESS = "progress.log"  #: Name of the file of a job's progress, one line eac
 ANSWER = "answer.json"  #: Name of the file with the answer of a finished job
 _REQUEST = "request.json"
 _MAX_ANSWER = 1 << 24
+_MAX_REQUEST = 1 << 34
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class JobRequest:
     @classmethod
     def read(cls, folder: Path) -> JobRequest:
         """Read the request of a job's folder, which the server wrote."""
-        return cls(**json.loads((folder / _REQUEST).read_text(encoding="utf-8")))
+        return cls(**read_json_object(folder / _REQUEST, "fields of a request to values", limit=_MAX_REQUEST))
 
     def _template_files(self) -> dict[str, str]:
         """Return the content of each template by its place in the folder of the job."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import types
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -123,7 +122,7 @@ class JobView(BaseModel):
     @classmethod
     def of(cls, job: QueuedJob, queue: JobQueue) -> JobView:
         """Return the view of a job of a queue."""
-        result = json.loads(job.result)
+        result = job.result_fields
         position = queue.position(job) if job.state == "queued" else None
         scores, files = result.get("scores", {}), result.get("files", [])
         return cls.model_validate(vars(job) | {"position": position, "scores": scores, "files": files})

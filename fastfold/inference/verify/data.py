@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import tarfile
+import gzip
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -28,6 +28,8 @@ from fastfold.data.templates.search import hmmsearch
 from fastfold.data.templates.select import ChainTemplates, choose_templates
 from fastfold.data.templates.source import read_hits
 from fastfold.errors import InputError
+from fastfold.utils.download.tar_members import GZIP_EXPANSION, read_piecewise, tar_members
+from fastfold.utils.foreign_text import parse_json
 
 
 class MissingInputError(InputError):
@@ -64,7 +66,7 @@ def reading(path: Path, problem: str, *, missing: str = "no such file") -> Itera
     check_present(path, message=missing)
     try:
         yield
-    except (OSError, ValueError, EOFError, BadZipFile, tarfile.TarError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise InputError(f"{problem}: {error}", path=path) from None
 
 
@@ -158,17 +160,15 @@ def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iter
 def unpack_entries(archive: Path, folder: Path) -> None:
     """Unpack the files of an archive into a folder, without their paths in it, or raise InputError."""
     problem = "not a readable archive"
-    with reading(archive, problem, missing=f"{problem}: no such file"), tarfile.open(archive) as packed:
-        for member in packed:
-            file = packed.extractfile(member) if member.isfile() else None
-            if file is not None:
-                (folder / Path(member.name).name).write_bytes(file.read())
+    with reading(archive, problem, missing=f"{problem}: no such file"), gzip.open(archive) as packed:
+        for member in tar_members(packed, size=archive.stat().st_size * GZIP_EXPANSION):
+            if member.is_file:
+                (folder / Path(member.name).name).write_bytes(b"".join(read_piecewise(packed, member)))
 
 
 def _json(path: Path) -> dict[str, Any]:
     with reading(path, "not a readable record"):
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+        return dict(parse_json(path.read_bytes(), path))
 
 
 def _text(name: str, ours: str, theirs: str) -> RecordedArray:

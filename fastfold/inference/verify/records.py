@@ -7,7 +7,6 @@ Records of AlphaFold are larger and are in the repository (``tests/oracles``).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from fastfold.inference.verify.data import (
     compute_recorded,
     reading,
 )
+from fastfold.utils.foreign_text import parse_json
 
 RECORD = Path(__file__).with_name("mini_record.npz")  #: File of the record
 
@@ -218,7 +218,7 @@ def _compare(
 def _config(directory: Path) -> ConfigDict:
     path, missing = directory / "config.json", "no such file; give the folder of a recorded run"
     with reading(path, "not a folder that verify can use", missing=missing):
-        return ConfigDict(json.loads(path.read_text(encoding="utf-8")))
+        return ConfigDict(parse_json(path.read_bytes(), path))
 
 
 def _arrays(directory: Path, name: str) -> dict[str, np.ndarray]:

@@ -9,7 +9,6 @@ registers and shared memory of their machine code, by the rules in ``benchmarks/
 from __future__ import annotations
 
 import functools
-import json
 import os
 from dataclasses import dataclass, field
 from importlib import resources
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from fastfold.errors import ConfigError
+from fastfold.utils.foreign_text import package_json
 
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Triton's names of the kernels' dtypes."""
@@ -111,7 +111,7 @@ def configurations() -> dict[str, dict[str, dict[str, LaunchConfig]]]:
     table: dict[str, Any] = {}
     for file in folder.iterdir():
         if file.name.endswith(".json"):
-            table |= json.loads(file.read_text(encoding="utf-8"))
+            table |= package_json("fastfold.kernels", f"tuned/{file.name}")
     return {
         kernel: {
             chip: {

@@ -16,6 +16,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.sharded_norm import local
+from fastfold.utils.foreign_text import parse_json
 from fastfold.utils.module_structure import differences, digest
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
     store.set(f"{place}/digest/{rank}", mine)
     for other in range(dist.get_world_size()):
         if store.get(f"{place}/digest/{other}").decode() != mine:
-            theirs = json.loads(store.get(f"{place}/facts/{other}"))
+            theirs = parse_json(store.get(f"{place}/facts/{other}"), f"rank {other}")
             raise ConfigError(f"{problem}: {differences(own, theirs, rank, other)}")
 
 

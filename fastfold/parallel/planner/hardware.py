@@ -8,17 +8,15 @@ and to which data, or assumed, and has published steps to check them.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError, suggest
-from fastfold.utils.foreign_text import table_rows
+from fastfold.utils.foreign_text import package_json, parse_json, read_settings_text, table_rows
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ def _constants(table: Mapping[str, Mapping[str, Any]]) -> Assumptions:
     return Assumptions(**{name: row["value"] for name, row in table.items()}, sources=sources)
 
 
-_FILE = resources.files("fastfold.parallel.planner") / "calibration.json"
-_TABLE: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+_MAX_MEASUREMENTS = 1 << 24  # bytes
+_TABLE: dict[str, Any] = package_json("fastfold.parallel.planner", "calibration.json")
 
 TRAINING = _constants(_TABLE["training"])  #: Constants of training steps, fitted to published values
 GENERAL = _constants(_TABLE["general"])
@@ -83,12 +81,10 @@ def read_measured(path: Path, gpu: str) -> dict[str, Any]:
         The measured ones of ``matrix_rates``, ``bandwidth``, ``link``, ``network`` and ``host_link``.
 
     Raises:
-        ConfigError: The file cannot be read, is of another GPU, or has other contents.
+        ConfigError: The file is of another GPU, or has other contents.
+        InputError: The file cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read measured rates: {error}") from None
+    text = read_settings_text(path, limit=_MAX_MEASUREMENTS)
     found = _of_kernels(path, text, gpu) if path.suffix == ".csv" else _of_json(path, text, gpu)
     table = found.get("matrix_rates", {})
     if not isinstance(table, dict):
@@ -102,16 +98,13 @@ def read_measured(path: Path, gpu: str) -> dict[str, Any]:
 
 
 def _of_json(path: Path, text: str, gpu: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: cannot read measured rates: {error}") from None
+    rates = parse_json(text, path)
     known = {"gpu", "matrix_rates", *LINKS}
-    if not isinstance(found, dict) or set(found) - known:
+    if not isinstance(rates, dict) or set(rates) - known:
         raise ConfigError(f"{path}: expected a JSON object with {', '.join(sorted(known))}")
-    if found.pop("gpu", None) != gpu:
+    if rates.pop("gpu", None) != gpu:
         raise ConfigError(f'{path}: expected rates of {gpu!r}; the file has to contain "gpu": "{gpu}"')
-    return found
+    return rates
 
 
 def _of_kernels(path: Path, text: str, gpu: str) -> dict[str, Any]:
@@ -158,8 +151,6 @@ class Accelerator:
     sources: Mapping[str, str]  #: Source of each figure, by its name in the table
 
 
-_SHEETS = resources.files("fastfold.parallel.planner") / "accelerators.json"
-
 # Link rates of the table are of both directions together.
 ACCELERATORS: dict[str, Accelerator] = {
     name: Accelerator(
@@ -174,7 +165,7 @@ ACCELERATORS: dict[str, Accelerator] = {
         exponentials=row["exponentials"]["value"] * 1e12,
         sources={key: figure["source"] for key, figure in row.items()},
     )
-    for name, row in json.loads(_SHEETS.read_text("utf-8")).items()
+    for name, row in package_json("fastfold.parallel.planner", "accelerators.json").items()
 }
 """Data sheets by name."""
 
@@ -240,7 +231,8 @@ def rates(name: str, assumptions: Assumptions = TRAINING, measured: Path | None 
         measured: See :func:`fastfold.parallel.planner.hardware.read_measured`; None for none.
 
     Raises:
-        ConfigError: The GPU is unknown, or the measurements cannot be read or are of another GPU.
+        ConfigError: The GPU is unknown, or the measurements are of another GPU.
+        InputError: The measurements cannot be read.
     """
     sheet = accelerator(name)
     matrix = {dtype: rate * assumptions.matrix_share for dtype, rate in sheet.matrix_rates.items()}

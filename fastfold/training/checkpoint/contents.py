@@ -24,7 +24,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from fastfold.errors import InputError
 from fastfold.training.checkpoint.storage import Storage
+from fastfold.utils.foreign_text import parse_json
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.tensor_files import sort_metadata
 
@@ -61,7 +63,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the contents of the manifest's file."""
-        content = json.loads(json.dumps({"format": _FORMATS[-1], **asdict(self)}))
+        content = parse_json(json.dumps({"format": _FORMATS[-1], **asdict(self)}), MANIFEST)
         return json.dumps(content | {"sha256": input_hash(content)}, indent=1).encode()
 
     @classmethod
@@ -72,7 +74,7 @@ class Manifest:
             ManifestError: The text is damaged, has an unknown format, or names a file outside its folder.
         """
         try:
-            content = json.loads(text)
+            content = parse_json(text, MANIFEST)
             digest = content.pop("sha256", None)
             if content["format"] not in _FORMATS:
                 raise ManifestError(
@@ -90,7 +92,7 @@ class Manifest:
                 size, sha256 = (file["size"], str(file["sha256"])) if hashed else (file, None)
                 files[name] = FileRecord(int(size), sha256)
             return cls(int(content["step"]), files, dict(content["state"]))
-        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, InputError, KeyError, TypeError, ValueError) as error:
             raise ManifestError(f"its {MANIFEST} cannot be read") from error
 
 

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.parallel import DistributedContext
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.foreign_text import json_object_or_none
 from fastfold.utils.locks import held
 
 LOCK, OWNER = ".lock", "owner.json"  #: Names of the lock file and of the file that describes its latest owner
@@ -96,8 +97,8 @@ def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
 
 def _owner(folder: Path) -> str:
     """Return a description of the lock's owner, or an empty text."""
+    owner = json_object_or_none(folder / OWNER) or {}
     try:
-        owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
         return f" (process {int(owner['pid'])} on {owner['host']}, started {owner['started']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return ""

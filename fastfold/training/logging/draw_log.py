@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfold.utils.atomic_files import output_error
+from fastfold.utils.foreign_text import json_object_or_none
 
 
 class DrawLog:
@@ -55,8 +56,8 @@ def consumed_chains(directory: Path) -> set[str]:
 def _lines(path: Path) -> Iterator[tuple[int, str, int]]:
     """Yield draw, name and number of processes of each complete line."""
     for text in path.read_text(encoding="utf-8").splitlines():
+        line = json_object_or_none(text) or {}
         try:
-            line = json.loads(text)
             yield int(line["draw"]), str(line["id"]), int(line["ranks"])
         except (ValueError, KeyError, TypeError):
             continue

@@ -21,7 +21,7 @@ from typing import Any
 from fastfold.errors import InputError, OutputError
 from fastfold.training.logging.tensorboard import read_steps, record, scalar_event, text_event, version_event
 from fastfold.utils.atomic_files import write_atomic
-from fastfold.utils.foreign_text import table_rows
+from fastfold.utils.foreign_text import json_object_or_none, table_rows
 
 AnyPath = str | os.PathLike[str]
 _RESERVED = ("step", "time", "event")
@@ -102,11 +102,8 @@ def read_json_lines(path: AnyPath) -> list[dict[str, Any]]:
 
 def _entry(line: bytes) -> dict[str, Any] | None:
     """Return the entry in a line, or None if it is invalid or incomplete."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    sound = isinstance(entry, dict) and type(entry.get("step")) is int and line.endswith(b"\n")
+    entry = json_object_or_none(line) or {}
+    sound = type(entry.get("step")) is int and line.endswith(b"\n")
     return entry if sound else None
 
 

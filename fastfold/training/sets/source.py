@@ -26,6 +26,7 @@ from fastfold.data.training.packed.samples import Scanned, indexed
 from fastfold.data.training.sampling import Filtered, Filters, WeightedOrder, apply_filters
 from fastfold.errors import ConfigError
 from fastfold.training.config import DataConfig
+from fastfold.utils.foreign_text import parse_json
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def fixed_settings(config: DataConfig, validate_chains: int, complexes: bool) ->
     settings = {f"data.{name}": getattr(config, name) for name in _FIXED}
     network = "a multimer network" if complexes else "a monomer network"
     settings |= {"trainer.validate_chains": validate_chains, "model": network}
-    return dict(json.loads(json.dumps(settings)))
+    return dict(parse_json(json.dumps(settings), "settings"))
 
 
 def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:

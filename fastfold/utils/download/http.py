@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastfold._version import __version__
-from fastfold.errors import ConfigError, InputError, NetworkError
-from fastfold.utils.foreign_text import parse_json
+from fastfold.errors import ConfigError, NetworkError
+from fastfold.utils.foreign_text import json_object_or_none
 
 USER_AGENT = f"fastfold/{__version__} Python/{platform.python_version()}"
 """Name of FastFold in requests to servers."""
@@ -114,10 +114,10 @@ def _ask_for(url: str) -> str:
 def _explanation(error: urllib.error.HTTPError) -> str:
     """Return the reason that a server gives as ``{"error": "..."}`` at once; empty if there is none."""
     try:
-        body = parse_json(error.read1(_MAX_EXPLANATION), error.url)
-    except (*BROKEN, ValueError, InputError):
+        body = error.read1(_MAX_EXPLANATION)
+    except (*BROKEN, ValueError):
         return ""
-    text = body.get("error") if isinstance(body, dict) else None
+    text = (json_object_or_none(body) or {}).get("error")
     return text if isinstance(text, str) else ""
 
 

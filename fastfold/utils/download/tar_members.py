@@ -72,7 +72,9 @@ def tar_members(source: Source, *, size: int) -> Iterator[TarMember]:
     while True:
         source.seek(offset)
         header = source.read(_BLOCK)
-        if not header.strip(b"\0") and offset > 0:  # end of the archive, or of the file
+        if not header.strip(b"\0") and (
+            offset > 0 or len(header) == _BLOCK
+        ):  # end of the archive, or of the file
             return
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")

@@ -143,7 +143,7 @@ def test_an_error_of_any_kind_leaves_one_item_out_with_its_reason(tmp_path: Path
             raise error
     assert said == [
         "a_scores.json: left out of the report, expected an object",
-        "a_scores.json: left out of the report, it is not JSON",
+        "a_scores.json: left out of the report, it cannot be read: too deep",
         "a_scores.json: left out of the report, it cannot be read: int too large",
         "a_scores.json: left out of the report, is damaged",
         "a_scores.json: left out of the report, it cannot be read: No such file or directory",

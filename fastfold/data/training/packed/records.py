@@ -23,6 +23,7 @@ from fastfold.data.training.entry import ComplexEntry, Entry
 from fastfold.data.training.sampling import sampling_weights
 from fastfold.errors import InputError
 from fastfold.utils.atomic_files import replacing
+from fastfold.utils.foreign_text import parse_json
 from fastfold.utils.text_files import FileSlice, PathLike
 
 _MAGIC = b"FastFoldRecords1"
@@ -118,12 +119,12 @@ class RecordFile:
         if len(header) != size or zlib.crc32(header) != checksum:
             raise InputError("is truncated or damaged; copy it or build it again", path=path)
         try:
-            content = json.loads(header)
+            content = parse_json(header, path)
             self.meta: dict[str, Any] = dict(content["meta"])
             self._arrays: dict[str, Any] = dict(content["arrays"])
             for name in self._arrays:
                 self.array(name)  # checks that it is inside the file, and its shape
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (InputError, ValueError, KeyError, TypeError, OverflowError):
             raise InputError("has an unknown header; build it again", path=path) from None
 
     def __reduce__(self) -> tuple[type[RecordFile], tuple[Path]]:
@@ -177,7 +178,7 @@ class EntryList(Sequence[Entry]):
             return tuple(self[i] for i in range(*index.indices(self._count)))
         if not -self._count <= index < self._count:
             raise IndexError(index)
-        return entry_of(json.loads(self._file.record(self._table, index % self._count)))
+        return entry_of(parse_json(self._file.record(self._table, index % self._count), self._file.path))
 
     @property
     def weights(self) -> np.ndarray:
