@@ -14,11 +14,15 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.embedders.input import InputEmbedder
 from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
 from fastfold.evoformer.embedders.templates import TemplateEmbedder
-from fastfold.evoformer.evoformer import EVOFORMER_STEPS, Step, TemplatePairStack
+from fastfold.evoformer.evoformer import EvoformerBlock, TemplatePairStack
 from fastfold.evoformer.execution import ExecutionPolicy, LayerSizes, PolicyModule, set_policy
+from fastfold.evoformer.msa_attention import MSARowAttention
+from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.structure.structure_module import StructureModule
+from fastfold.evoformer.transition import Transition
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.inference.planning.block_layers import evoformer_layers
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
@@ -48,6 +52,21 @@ def taken(build: Callable[[], tuple[PolicyModule, Sequence[Any]]], elements: int
         return device.mark() - before
 
 
+def _layer_and_inputs(
+    block: EvoformerBlock, number: int, sequences: int, residues: int, c_m: int, dtype: torch.dtype
+) -> tuple[PolicyModule, Sequence[Any]]:
+    """Return a layer of a block by its number, and empty inputs for it."""
+    layer = list(block.children())[number]
+    assert isinstance(layer, PolicyModule)
+    msa = torch.empty(sequences, residues, c_m, dtype=dtype)
+    pair = torch.empty(residues, residues, C_Z, dtype=dtype)
+    msa_mask, pair_mask = msa[..., 0].clone(), pair[..., 0].clone()
+    if isinstance(layer, (MSARowAttention, OuterProductMean)):
+        return layer, (msa, pair, msa_mask)
+    x, mask = (msa, msa_mask) if number < 3 else (pair, pair_mask)
+    return layer, (x,) if isinstance(layer, Transition) else (x, mask)
+
+
 @pytest.mark.parametrize(
     ("sequences", "c_m", "is_extra", "dtype"), [(128, 256, False, BF16), (1024, 64, True, FP32)]
 )
@@ -56,20 +75,18 @@ def test_steps_of_a_block_take_the_bytes_that_they_declare(
 ) -> None:
     config, e = model_config(MONOMER).model.embeddings_and_evoformer.evoformer, dtype.itemsize
     sizes = LayerSizes(sequences, N, N, c_m, C_Z, e)
-    for step in EVOFORMER_STEPS:
-        if step.layer is TriangleMultiplication:
+    for number, one in enumerate(evoformer_layers(config, global_column=is_extra)):
+        if one.layer is TriangleMultiplication:
             continue  # its bytes are those of a contraction
 
-        def build(step: Step = step) -> tuple[PolicyModule, Sequence[Any]]:
-            layer = step.build(config, c_m, C_Z, global_column=is_extra, zero_init=False)
-            msa, pair = torch.empty(sequences, N, c_m, dtype=dtype), torch.empty(N, N, C_Z, dtype=dtype)
-            return layer, step.inputs(msa, pair, msa[..., 0].clone(), pair[..., 0].clone())
+        def build(number: int = number) -> tuple[PolicyModule, Sequence[Any]]:
+            block = EvoformerBlock(config, c_m, C_Z, global_column=is_extra, zero_init=False)
+            return _layer_and_inputs(block, number, sequences, N, c_m, dtype)
 
-        elements = ROWS * (sequences * c_m if step.updates == "msa" else N * C_Z)
-        layer = step.layer_of(global_column=is_extra)
-        declared = layer.workspace(step.node_of(config), sizes, elements)
+        elements = ROWS * (sequences * c_m if one.updates == "msa" else N * C_Z)
+        declared = one.layer.workspace(one.node, sizes, elements)
         found, one_row = taken(build, elements, dtype), 12 * max(N, sequences) * max(c_m, C_Z) * e
-        assert 0.75 * declared <= found <= declared + one_row, step.name
+        assert 0.75 * declared <= found <= declared + one_row, (number, one.layer)
 
 
 def test_steps_declare_the_operations_of_their_products() -> None:
@@ -78,16 +95,16 @@ def test_steps_declare_the_operations_of_their_products() -> None:
         model_config(MONOMER).model.embeddings_and_evoformer.evoformer,
         LayerSizes(80, 96, 96, 256, C_Z, 4),
     )
-    for step in EVOFORMER_STEPS:
+    with torch.device("meta"):
+        block = EvoformerBlock(config, sizes.c_m, C_Z, zero_init=False)
+    for number, one in enumerate(evoformer_layers(config)):
         with torch.device("meta"):
-            layer = step.build(config, sizes.c_m, C_Z, global_column=False, zero_init=False)
-            msa, pair = torch.empty(80, 96, sizes.c_m), torch.empty(96, 96, C_Z)
-            inputs = step.inputs(msa, pair, torch.empty(80, 96), torch.empty(96, 96))
-        assert layer is not None
+            layer, inputs = _layer_and_inputs(block, number, 80, 96, sizes.c_m, FP32)
+        assert type(layer) is one.layer
         with Recorder(layer) as recorder:
             layer(*inputs)
-        found, declared = recorder.result().regions[""].forward.flops, step.flops(config, sizes)
-        assert declared == pytest.approx(found, rel=0.01), step.name
+        found, declared = recorder.result().regions[""].forward.flops, one.flops(sizes)
+        assert declared == pytest.approx(found, rel=0.01), (number, one.layer)
 
 
 @pytest.mark.parametrize(("preset", "dtype"), [(MONOMER, BF16), (MULTIMER, FP32)])

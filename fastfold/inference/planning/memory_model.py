@@ -20,11 +20,12 @@ from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.evoformer.embedders.input import InputEmbedder
 from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
 from fastfold.evoformer.embedders.templates import TemplateEmbedder
-from fastfold.evoformer.evoformer import EVOFORMER_STEPS
+from fastfold.evoformer.evoformer import is_enabled
 from fastfold.evoformer.execution import LayerSizes, PolicyModule
 from fastfold.evoformer.heads import PredictedAlignedErrorHead
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
+from fastfold.inference.planning.block_layers import evoformer_layers
 from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
@@ -283,14 +284,12 @@ def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
         (fold.clusters + fold.templates, c.msa_channel, False),
     ):
         sizes = fold.layer_sizes(rows, channels, c.pair_channel)
-        for step in EVOFORMER_STEPS:
-            plain = step.layer_of(global_column=is_extra)
-            layer = variants.get(plain, plain)
+        for one in evoformer_layers(c.evoformer, global_column=is_extra):
+            layer = variants.get(one.layer, one.layer)
             assert issubclass(layer, PolicyModule)
-            node = step.node_of(c.evoformer)
             own = layers.setdefault(layer.operator, [])
-            if node is not None:
-                own.append(partial(layer.workspace, node, sizes))
+            if is_enabled(one.node):
+                own.append(partial(layer.workspace, one.node, sizes))
 
     def largest(workspaces: Sequence[Workspace], elements: int) -> int:
         return max((workspace(elements) for workspace in workspaces), default=0)

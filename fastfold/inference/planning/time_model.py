@@ -18,18 +18,14 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.evoformer.config import is_multimer
-from fastfold.evoformer.evoformer import EVOFORMER_STEPS, TEMPLATE_STEPS, Step
 from fastfold.evoformer.execution import LayerSizes
-from fastfold.evoformer.msa_attention import MSARowAttention
-from fastfold.evoformer.transition import Transition
-from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.inference.planning.block_layers import PlannedLayer, evoformer_layers, pair_layers
 from fastfold.kernels.ops.transition.op import transition_flops
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.block_sizes import measure_blocks
 
-MULTIPLICATIONS = sum(step.layer is TriangleMultiplication for step in EVOFORMER_STEPS)
-"""Triangle multiplications of a block, also of a template block."""
+MULTIPLICATIONS = 2  #: Triangle multiplications of a block, also of a template block
 
 _PAIR_TRAFFIC = {
     "embedding": 6,
@@ -96,10 +92,10 @@ class Costs:
         blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block
         both = blocks + extra_blocks
         sizes = fold.layer_sizes(fold.clusters + fold.templates, c.msa_channel, c_z)
-        in_block = _block_flops(EVOFORMER_STEPS, c.evoformer, sizes)
+        in_block = _block_flops(evoformer_layers(c.evoformer), sizes)
         sizes = fold.layer_sizes(fold.extra, c.extra_msa_channel, c_z)
-        in_extra = _block_flops(EVOFORMER_STEPS, c.evoformer, sizes, global_column=True)
-        steps = Counter(map(_planned_with, EVOFORMER_STEPS))
+        in_extra = _block_flops(evoformer_layers(c.evoformer, global_column=True), sizes)
+        steps = Counter(one.step for one in evoformer_layers(c.evoformer))
         del steps[TriangleMultiplication.operator]
         structure = config.model.heads.structure_module
         points = structure.num_layer * pairs * (structure.num_head * (4 * c_z + 400) + 8 * c_z)
@@ -117,7 +113,7 @@ class Costs:
         }
         c_t = template_channels(config)
         sizes = fold.layer_sizes(fold.templates, c_t, c_t)
-        in_template = _block_flops(TEMPLATE_STEPS, c.template.template_pair_stack, sizes)
+        in_template = _block_flops(pair_layers(c.template.template_pair_stack), sizes)
         template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
         template_blocks *= fold.templates
 
@@ -152,13 +148,6 @@ class Costs:
         )
 
 
-def _planned_with(step: Step) -> str:
-    """Return the name of a step in plans: transitions are planned with the attention of the same tensor."""
-    if step.layer is not Transition:
-        return step.layer.operator
-    return (MSARowAttention if step.updates == "msa" else TriangleAttention).operator
-
-
 def template_channels(config: Any) -> int:
     """Return the channels of a network's template blocks."""
     template = config.model.embeddings_and_evoformer.template
@@ -168,13 +157,11 @@ def template_channels(config: Any) -> int:
     )
 
 
-def _block_flops(
-    steps: Sequence[Step], config: Any, sizes: LayerSizes, *, global_column: bool = False
-) -> Mapping[str, float]:
-    found: defaultdict[str, float] = defaultdict(float)
-    for step in steps:
-        found[_planned_with(step)] += step.flops(config, sizes, global_column=global_column)
-    return found
+def _block_flops(layers: Sequence[PlannedLayer], sizes: LayerSizes) -> Mapping[str, float]:
+    flops: defaultdict[str, float] = defaultdict(float)
+    for one in layers:
+        flops[one.step] += one.flops(sizes)
+    return flops
 
 
 def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | None = None) -> Costs:

@@ -8,7 +8,6 @@ all other steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -16,11 +15,9 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import (
-    EVOFORMER_STEPS,
     BlockStack,
     EvoformerBlock,
     EvoformerStack,
-    Step,
     TemplatePairBlock,
     TemplatePairStack,
 )
@@ -56,29 +53,6 @@ def reshard(
     return completed(shards.reshard_into(x, memory, **where, blocks=policy.reshard_blocks))
 
 
-def _run_steps(
-    block: ShardedEvoformerBlock | AxialTemplatePairBlock,
-    steps: Iterable[Step],
-    x: Tensor,
-    mask: Tensor,
-    *,
-    cut: int,
-    end: int,
-    policy: ExecutionPolicy,
-    memory: Tensor | None = None,
-    pair: Tensor | None = None,
-) -> Tensor:
-    """Run steps that update one tensor, whose shard is cut along ``cut`` before and along ``end`` after them."""
-    for step in steps:
-        needed = end if step.cut is None else step.cut
-        if needed != cut:
-            moved = reshard(block.shards, x, needed, mask=mask, policy=policy, memory=memory)
-            x, cut = moved.wait(), needed
-        own = block.shards.take(mask, cut + 1)
-        x = getattr(block, step.name)(*step.inputs(x, x if pair is None else pair, own, own))
-    return x
-
-
 def refuse_missing_steps(model: nn.Module) -> None:
     """Check that every Evoformer block has all its steps; each step has a form for shards.
 
@@ -86,7 +60,11 @@ def refuse_missing_steps(model: nn.Module) -> None:
         ConfigError: A block lacks steps, as those of ``mini`` do.
     """
     for block in model.modules():
-        if isinstance(block, EvoformerBlock) and len(block.steps()) < len(EVOFORMER_STEPS):
+        if isinstance(block, EvoformerBlock) and None in (
+            block.msa_column_attention,
+            block.triangle_attention_starting,
+            block.triangle_attention_ending,
+        ):
             raise ConfigError(
                 "dap expects AlphaFold's whole blocks, and this network's blocks lack attention along an axis: use "
                 "dap=1 or another network"
@@ -132,20 +110,26 @@ class ShardedEvoformerBlock(EvoformerBlock):
 
     def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, memory: Tensor | None) -> Tensor:
         """Update ``[*, s, N, c_m]``; return ``[*, S, n, c_m]``."""
-        policy, steps = self.msa_transition.policy, self.msa_steps()
-        return _run_steps(self, steps, msa, msa_mask, cut=-3, end=-2, policy=policy, memory=memory, pair=pair)
+        assert self.msa_column_attention is not None
+        policy = self.msa_transition.policy
+        msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
+        msa = reshard(self.shards, msa, -2, mask=msa_mask, policy=policy, memory=memory).wait()
+        msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
+        return self.msa_transition(msa)
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        policy = self.pair_transition.policy
-        return _run_steps(self, self.edge_steps(), pair, pair_mask, cut=-2, end=-2, policy=policy)
-
-    def msa_steps(self) -> list[Step]:
-        """Return the steps that update the MSA."""
-        return [x for x in self.steps() if x.updates == "msa"]
-
-    def edge_steps(self) -> list[Step]:
-        """Return the steps that update the pair from the pair alone."""
-        return [x for x in self.steps() if x.updates == "pair" and not x.reads_other]
+        """Update ``[*, N, n, c_z]``."""
+        assert self.triangle_attention_starting is not None
+        assert self.triangle_attention_ending is not None
+        move = partial(reshard, self.shards, mask=pair_mask, policy=self.pair_transition.policy)
+        of_rows, of_columns = (self.shards.take(pair_mask, axis) for axis in (-2, -1))
+        pair = self.triangle_multiplication_outgoing(pair, of_columns)
+        pair = move(pair, -3).wait()
+        pair = self.triangle_multiplication_incoming(pair, of_rows)
+        pair = self.triangle_attention_starting(pair, of_rows)
+        pair = move(pair, -2).wait()
+        pair = self.triangle_attention_ending(pair, of_columns)
+        return self.pair_transition(pair)
 
 
 class AxialEvoformerBlock(ShardedEvoformerBlock):
@@ -167,8 +151,25 @@ class AxialTemplatePairBlock(TemplatePairBlock):
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
-        policy = self.pair_transition.policy
-        return _run_steps(self, self.steps(), pair, pair_mask, cut=-3, end=-3, policy=policy)
+        move = partial(reshard, self.shards, mask=pair_mask, policy=self.pair_transition.policy)
+        of_rows, of_columns = (self.shards.take(pair_mask, axis) for axis in (-2, -1))
+        if self.attention_first:
+            pair = self.triangle_attention_starting(pair, of_rows)
+            pair = move(pair, -2).wait()
+            pair = self.triangle_attention_ending(pair, of_columns)
+            pair = self.triangle_multiplication_outgoing(pair, of_columns)
+            pair = move(pair, -3).wait()
+            pair = self.triangle_multiplication_incoming(pair, of_rows)
+            return self.pair_transition(pair)
+        pair = move(pair, -2).wait()
+        pair = self.triangle_multiplication_outgoing(pair, of_columns)
+        pair = move(pair, -3).wait()
+        pair = self.triangle_multiplication_incoming(pair, of_rows)
+        pair = self.triangle_attention_starting(pair, of_rows)
+        pair = move(pair, -2).wait()
+        pair = self.triangle_attention_ending(pair, of_columns)
+        pair = move(pair, -3).wait()
+        return self.pair_transition(pair)
 
 
 class AxialEvoformerStack(EvoformerStack):

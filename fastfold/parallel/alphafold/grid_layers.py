@@ -224,9 +224,13 @@ class GridEvoformerBlock(ShardedEvoformerBlock):
     """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        for step in self.edge_steps():
-            pair = getattr(self, step.name)(*step.inputs(pair, pair, pair_mask, pair_mask))
-        return pair
+        assert self.triangle_attention_starting is not None
+        assert self.triangle_attention_ending is not None
+        pair = self.triangle_multiplication_outgoing(pair, pair_mask)
+        pair = self.triangle_multiplication_incoming(pair, pair_mask)
+        pair = self.triangle_attention_starting(pair, pair_mask)
+        pair = self.triangle_attention_ending(pair, pair_mask)
+        return self.pair_transition(pair)
 
 
 class GridEvoformerStack(AxialEvoformerStack):

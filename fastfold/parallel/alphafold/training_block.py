@@ -26,9 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from fastfold.evoformer.execution import columns
-from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention
-from fastfold.evoformer.triangle_attention import TriangleAttention
-from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.evoformer.msa_attention import MSAColumnAttention
 from fastfold.parallel.alphafold.regather import (
     Regather,
     Regathered,
@@ -83,14 +81,14 @@ class TrainingBlock:
         return msa, self._regathered.started_by(pair)
 
     def _outer_product_last(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
-        attention, rest = self._msa_layers()
+        attention = self._block.msa_row_attention
         move, again = self._gathering(attention, attention.bias(pair), -1, attention.regathers(pair))
         needed, later = self._start_overlapping([move], self._to_rows(pair))
         begun = begin_attention(attention.norm, attention.attention, msa)
         (bias, *_) = needed()
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, again, begun)
         (msa,) = self._start([self._reshard_msa(msa, -2)], begins_backward(msa)).wait()
-        msa, begin = self._update_columns(rest, msa)
+        msa, begin = self._update_columns(msa)
         if self._contraction == "channels":
             (pair,) = later()
         pair, later = self._outer_product(msa, pair)
@@ -99,7 +97,7 @@ class TrainingBlock:
 
     def _outer_product_first(self, msa: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
         pair, by_sequence = self._outer_product(msa, pair, self._to_rows(pair))
-        attention, rest = self._msa_layers()
+        attention = self._block.msa_row_attention
         cut, again = -2 if self._contraction == "channels" else -1, attention.regathers(pair)
         move, regather = self._gathering(attention, attention.bias(pair), cut, again)
         gathering = self._start([move])
@@ -109,7 +107,7 @@ class TrainingBlock:
         msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, begun)
         later, begin, has_gradient = self._start([self._reshard_msa(msa, -2)]), begins_backward(msa), Event()
         pair = self._update_pair(pair, lambda: begin() if has_gradient.is_set() else None)
-        msa, _ = self._update_columns(rest, later.wait()[0])
+        msa, _ = self._update_columns(later.wait()[0])
         if msa.requires_grad:
             # The MSA of the last block of the extra stack is not used, so it gets no gradient.
             msa.register_hook(lambda _: has_gradient.set())
@@ -171,27 +169,19 @@ class TrainingBlock:
             msa, cut=cut, join=-5 - cut, length=self._msa_mask.shape[-4 - cut]
         )
 
-    def _msa_layers(self) -> tuple[Any, list[Any]]:
-        """Return the step on sequences, which reads the pair, and the later steps on residues or any shard."""
-        rows, *rest = (getattr(self._block, step.name) for step in self._block.msa_steps())
-        return rows, rest
-
-    def _update_columns(self, layers: Sequence[Any], msa: Tensor) -> tuple[Tensor, Begin | None]:
+    def _update_columns(self, msa: Tensor) -> tuple[Tensor, Begin | None]:
         """Return the updated ``[*, S, n, c_m]``, and the part of attention's backward pass that needs no gradient."""
         begin: Begin | None = None
-        mask = self._shards.take(self._msa_mask, -1)
-        for layer in layers:
-            if isinstance(layer, MSAColumnAttention):
-                turned = attention_regathered(
-                    *(layer.norm, layer.attention, msa.transpose(-3, -2), None, mask.mT),
-                    dropout=columns(layer.dropout(msa)),
-                )
-                msa, begin = turned.transpose(-3, -2), begins_backward(turned)
-            elif isinstance(layer, MSAColumnGlobalAttention):
-                msa = layer(msa, mask)
-            else:
-                msa = layer(msa)
-        return msa, begin
+        layer, mask = self._block.msa_column_attention, self._shards.take(self._msa_mask, -1)
+        if isinstance(layer, MSAColumnAttention):
+            turned = attention_regathered(
+                *(layer.norm, layer.attention, msa.transpose(-3, -2), None, mask.mT),
+                dropout=columns(layer.dropout(msa)),
+            )
+            msa, begin = turned.transpose(-3, -2), begins_backward(turned)
+        else:
+            msa = layer(msa, mask)
+        return self._block.msa_transition(msa), begin
 
     def _update_pair(self, pair: Tensor, begin: Begin | None) -> Tensor:
         """Return the updated columns.
@@ -200,15 +190,12 @@ class TrainingBlock:
         pass runs ``begin`` while it waits for the first product's gradient.
         """
         cut = -3 if self._contraction == "channels" else -2
-        for step in self._block.edge_steps():
-            layer = getattr(self._block, step.name)
-            if step.layer is TriangleMultiplication:
-                pair, cut, begin = self._multiply(layer, pair, cut, step.cut, begin)
-            elif step.layer is TriangleAttention:
-                pair, cut, begin = self._attend(layer, pair, cut, step.cut, begin)
-            else:
-                pair = layer(pair)
-        return pair
+        block = self._block
+        pair, cut, begin = self._multiply(block.triangle_multiplication_outgoing, pair, cut, -2, begin)
+        pair, cut, begin = self._multiply(block.triangle_multiplication_incoming, pair, cut, -3, begin)
+        pair, cut, begin = self._attend(block.triangle_attention_starting, pair, cut, -3, begin)
+        pair, _, _ = self._attend(block.triangle_attention_ending, pair, cut, -2, begin)
+        return block.pair_transition(pair)
 
     def _multiply(
         self, layer: Any, pair: Tensor, cut: int, needed: int, begin: Begin | None

@@ -7,7 +7,6 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
-from fastfold.evoformer.evoformer import EVOFORMER_STEPS
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.parallel.alphafold import axial_parallel, grid_parallel
@@ -107,7 +106,6 @@ def test_blocks_that_lack_steps_are_refused(plan: ParallelPlan) -> None:
         shard(network, mesh)
 
 
-CUTS = {step.name: step.cut for step in EVOFORMER_STEPS}
 LAYERS = {
     "row attention": AxialMSARowAttention,
     "outer product": AxialOuterProductMean,
@@ -123,7 +121,6 @@ LAYERS = {
 def test_layers_without_gradients_equal_one_process(name: str, inplace: bool) -> None:
     """As they run in a fold: nothing is kept for a backward pass, outer products pass by, blocks are of two rows."""
     case = CASES[name]
-    assert CUTS[case.path.rpartition(".")[-1]] in (None, case.cuts[0])
     inputs = inputs_of(case, ())
     with torch.no_grad():
         plain = case.call(plain_module(case).eval(), *(x.clone() for x in inputs))
