@@ -33,7 +33,7 @@ def acetyl(residue: np.ndarray, others: np.ndarray) -> Cap:
     N, CA and C of the residue are known.
     """
     n, ca, c = residue[[_N, _CA, _C]]
-    best, most = {}, -np.inf
+    best, largest = {}, -np.inf
     for phi in _PHI.tolist():
         carbon = _bonded(c, ca, n, _PEPTIDE, _AT_N, phi)
         atoms = {
@@ -42,9 +42,9 @@ def acetyl(residue: np.ndarray, others: np.ndarray) -> Cap:
             "O": _bonded(ca, n, carbon, _CARBONYL, _AT_OXYGEN, 0.0),
         }
         points = np.array(list(atoms.values()))
-        least = np.linalg.norm(points[:, None] - others, axis=-1).min(initial=np.inf)
-        if least > most:
-            best, most = atoms, least
+        distance = np.linalg.norm(points[:, None] - others, axis=-1).min(initial=np.inf)
+        if distance > largest:
+            best, largest = atoms, distance
     return Cap("ACE", best)
 
 
