@@ -24,6 +24,7 @@ Kind = Literal[
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _PATIENCE = 10.0  #: Seconds to wait for the other ranks; then a collective waits, which notices ranks that were killed
+_SILENCE = 3.0  #: The same for ranks that do not answer: they were killed, or wait in a part of their own
 _LOOK_SECONDS = 0.5  #: Time between two looks at the other ranks
 
 _REMEDY = (
@@ -58,13 +59,16 @@ class Turns:
         with suppress(dist.DistNetworkError):  # the store's process has ended, which the part itself notices
             if self._store.add(f"{number}/{kind}", 1) == self._size:
                 self._store.set(f"{number}/arrived", "")
-                for name in (*_KINDS, "arrived", "asked"):
+                for name in (*_KINDS, "arrived", "asked", "able"):
                     self._store.delete_key(f"{number - 1}/{name}")
                 return
-            end = time.monotonic() + _PATIENCE
-            while not self._all_arrived(number) and time.monotonic() < end:
+            start = time.monotonic()
+            while not self._all_arrived(number):
                 self._refuse(number, kind)
                 self._store.set(f"{number}/asked", "")
+                waited = time.monotonic() - start
+                if waited > _PATIENCE or (waited > _SILENCE and self._is_silent(number, kind)):
+                    return
 
     def _all_arrived(self, number: int) -> bool:
         """Wait for a turn to begin, until the next look."""
@@ -75,6 +79,10 @@ class Turns:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
         return True
+
+    def _is_silent(self, number: int, kind: Kind) -> bool:
+        """Return True if a rank has neither begun a turn nor answered that it is able to."""
+        return self._store.add(f"{number}/{kind}", 0) + self._store.add(f"{number}/able", 0) < self._size
 
     def _refuse(self, number: int, kind: Kind) -> None:
         others = [other for other in _KINDS if other != kind and self._store.check([f"{number}/{other}"])]
@@ -100,26 +108,42 @@ class Turns:
             self._store.set(f"{self._number + 1}/ended", f"rank {self._rank} has ended")
 
     def _answer(self) -> None:
-        """Tell ranks that ask where this one waits, from a thread of its own."""
+        """Tell ranks that ask where this one waits, or that it does not, from a thread of its own."""
+        answered = 0
         with suppress(RuntimeError):
             while not self._ended.wait(2 * _LOOK_SECONDS):
                 number = self._number + 1
                 if not self._store.check([f"{number}/asked"]):
                     continue
                 place = self._collective()
-                if place and not self._ended.wait(_LOOK_SECONDS) and place == self._collective():
+                if place is None and answered < number:
+                    answered = number
+                    self._store.add(f"{number}/able", 1)
+                elif (
+                    place and place[1] and not self._ended.wait(_LOOK_SECONDS) and place == self._collective()
+                ):
                     self._store.set(f"{number}/waiting", f"rank {self._rank} waits in {place[1]}")
 
+    def _has_all_ranks(self, group: object) -> bool:
+        if group in (None, dist.group.WORLD):
+            return True
+        return isinstance(group, dist.ProcessGroup) and group.size() == self._size
+
     def _collective(self) -> tuple[int, str] | None:
-        """Return the call of ``torch.distributed`` over all ranks that the program waits in, and its place."""
+        """Return the call of ``torch.distributed`` over all ranks that the program waits in, and its place.
+
+        The place is empty in other groups of all ranks, whose collectives find out themselves.
+        """
         frame, collective = sys._current_frames().get(self._caller), None
         while frame is not None:
             is_collective = frame.f_globals.get("__name__") == dist.distributed_c10d.__name__
-            if is_collective and frame.f_locals.get("group") in (None, dist.group.WORLD):
+            if is_collective and self._has_all_ranks(frame.f_locals.get("group")):
                 collective = frame
             frame = frame.f_back
         if collective is None:
             return None
+        if collective.f_locals.get("group") not in (None, dist.group.WORLD):
+            return id(collective), ""
         caller = collective.f_back
         while caller is not None and str(caller.f_globals.get("__name__")).startswith("torch."):
             caller = caller.f_back

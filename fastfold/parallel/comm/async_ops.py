@@ -60,7 +60,8 @@ class AsyncResult(Generic[T]):
                 raise LostCollectiveError(
                     f"rank {dist.get_rank()} of {dist.get_world_size()} lost another process in a collective "
                     f"({first_line(error)}): that process ended, or did not call the same collective in time. Look "
-                    "for the first error in the output of the other ranks, and start all of them again"
+                    "for the first error in the output of the other ranks, and start all of them again. Without an "
+                    "error there, give all ranks as many batches and backward passes"
                 ) from error
             self.work = self.sent = None
         finish, self.finish = self.finish, _refuse_second_wait
