@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
 from fastfold.errors import WriteError
 from fastfold.utils.atomic_files import output_error
+
+# The error that replaces it says more.
+warnings.filterwarnings("ignore", "flock not supported", UserWarning)
 
 
 @contextlib.contextmanager
@@ -35,16 +39,20 @@ def held(lock: FileLock) -> Iterator[None]:
     """
     try:
         lock.acquire()
+        # Newer versions of filelock replace a lock that the file system lacks by a file, which a killed process leaves.
+        is_supported = not isinstance(lock, SoftFileLock)
     except Timeout:
         raise
-    except NotImplementedError as error:
-        raise WriteError(
-            f"the file system of {lock.lock_file} does not support locks, so processes could overwrite each other's "
-            "files; choose another folder"
-        ) from error
+    except NotImplementedError:
+        is_supported = False
     except OSError as error:
         raise output_error(Path(lock.lock_file), "lock", error) from error
     try:
+        if not is_supported:
+            raise WriteError(
+                f"the file system of {lock.lock_file} does not support locks, so processes could overwrite each "
+                "other's files; choose another folder"
+            )
         yield
     finally:
         lock.release()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,17 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_place_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for _ in range(2):
+        lock = FileLock(tmp_path / "lock", timeout=0, is_singleton=True)
+        with pytest.raises(WriteError, match="does not support locks"), held(lock):
+            pass
+
+
+def test_an_older_filelock_says_so_by_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = FileLock(tmp_path / "lock")
 
     def acquire(*_: object, **__: object) -> None:
