@@ -9,7 +9,7 @@ from typing import Any
 
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.process import orderly_termination, print_line
-from fastfold.errors import ConfigError, FastFoldError, OutputError
+from fastfold.errors import ConfigError, FastFoldError, OutputError, PlaceError, WriteError
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.relax.config import RelaxConfig
 
@@ -72,6 +72,8 @@ def run_relax(options: argparse.Namespace) -> int:
             except ConfigError:
                 raise
             except FastFoldError as error:
+                if isinstance(error, WriteError) and not isinstance(error, PlaceError):
+                    raise  # no file can be written
                 failed += 1
                 message = str(error)
                 print_line(f"fastfold: {message if message.startswith(str(path)) else f'{path}: {message}'}")

@@ -32,7 +32,8 @@ from fastfold.protein.io.pdb_writer import PdbLimitError
 from fastfold.protein.io.read import read_structure, structure_name
 from fastfold.protein.labels import author_names
 from fastfold.protein.structure import structure_to_protein
-from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
+from fastfold.utils.foreign_text import json_object_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +59,9 @@ def relax_file(
 
     Files are named ``<stem>_relaxed.pdb``, ``<stem>_relaxed.cif`` and ``<stem>_relax.json``. Chains, residue numbers
     and B-factors are those of the input. Waters, ligands and nucleic acids are left out, as in
-    :func:`~fastfold.protein.io.observed.read_observed`. If the minimiser fails, only the record is written. Equal
-    inputs give equal structures on the Reference platform and on one thread of the CPU.
+    :func:`~fastfold.protein.io.observed.read_observed`. If the minimiser fails, only the record is written. Results of
+    an interrupted run are made again. Equal inputs give equal structures on the Reference platform and on one thread of
+    the CPU.
 
     Args:
         path: PDB or mmCIF file, plain or compressed (``.gz``).
@@ -88,7 +90,7 @@ def relax_file(
     config = config or RelaxConfig()
     paths = result_paths(path, out)
     there = [str(file) for file in paths.values() if file.exists()]
-    if there and not overwrite:
+    if there and not overwrite and not _is_interrupted(paths):
         raise OutputError(
             f"{path}: not relaxed, because {there[0]!r} exists; use --overwrite (in Python overwrite=True), or "
             "another output folder"
@@ -98,7 +100,8 @@ def relax_file(
     names = author_names(structure)
     result = relax(structure_to_protein(structure), config, names=names, on_progress=on_progress)
 
-    contents: dict[str, str] = {}
+    # In the order of writing, so that a record without the mmCIF file tells of a run that was interrupted.
+    contents: dict[str, str] = {"record": lines_json(_record(path, structure.warnings, config, result))}
     title = f"Structure {structure.name[:100]}"
     if result.minimized:
         try:
@@ -106,19 +109,31 @@ def relax_file(
         except PdbLimitError as error:
             _log.warning("%s: no PDB file is written: %s", path, error)
         contents["cif"] = relaxed_mmcif(result, title=title, entry_id=structure.name, names=names)
-    record = {
+    try:
+        for kind in ("cif", "pdb"):
+            paths[kind].unlink(missing_ok=True)  # of an earlier run
+    except OSError as error:
+        raise output_error(paths["record"].parent, "write to", error) from error
+    for kind, text in contents.items():
+        write_atomic(paths[kind], text)
+    return result, {kind: paths[kind] for kind in contents}
+
+
+def _record(path: Path, notes: Sequence[str], config: RelaxConfig, result: RelaxResult) -> dict[str, Any]:
+    return {
         "schema_version": SCHEMA_VERSION,
         "file": path.name,
         "fastfold_version": __version__,
         "settings": asdict(config),
-        "notes": list(structure.warnings),
+        "notes": list(notes),
+        **result.to_dict(),
     }
-    contents["record"] = lines_json(record | result.to_dict())
-    for kind, text in contents.items():
-        write_atomic(paths[kind], text)
-    for kind in paths.keys() - contents.keys():
-        paths[kind].unlink(missing_ok=True)  # of an earlier run, without its record
-    return result, {kind: paths[kind] for kind in contents}
+
+
+def _is_interrupted(paths: Mapping[str, Path]) -> bool:
+    """Return True if a record tells of a structure that was not written to the end."""
+    record = json_object_or_none(paths["record"]) or {}
+    return record.get("energy_after_kj_per_mol") is not None and not paths["cif"].exists()
 
 
 def relax_written(

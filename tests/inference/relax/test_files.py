@@ -119,6 +119,24 @@ def test_results_that_are_there_are_replaced_on_request_alone(tmp_path: Path) ->
     assert there.read_text() != "precious"
 
 
+@pytest.mark.parametrize("left", [{"record"}, {"record", "pdb"}])
+def test_results_of_an_interrupted_run_are_made_again(tmp_path: Path, left: set[str]) -> None:
+    """Those of a whole run are refused, and so are structures without a record, which other programs wrote."""
+    source = write_pdb(tmp_path / "x.pdb")
+    quick = RelaxConfig(platform="CPU", threads=1, max_iterations=2, max_rounds=1)
+    _, paths = relax_file(source, None, quick)
+    whole = paths["cif"].read_bytes(), paths["pdb"].read_bytes()
+    for kind in paths.keys() - left:
+        paths[kind].unlink()
+    relax_file(source, None, quick)
+    assert (paths["cif"].read_bytes(), paths["pdb"].read_bytes()) == whole
+    with pytest.raises(OutputError, match="exists; use --overwrite"):
+        relax_file(source, None, quick)
+    paths["record"].unlink()
+    with pytest.raises(OutputError, match="exists; use --overwrite"):
+        relax_file(source, None, quick)
+
+
 def test_of_a_failed_structure_the_record_alone_is_written(tmp_path: Path) -> None:
     protein = helix("AAAAAA")
     xyz = protein.atom_positions.copy()
