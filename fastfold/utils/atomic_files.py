@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import platform
 import re
@@ -71,6 +72,11 @@ def sweep_temporary(folder: str | os.PathLike[str]) -> int:
     return swept
 
 
+@functools.lru_cache(maxsize=1 << 12)
+def _sweep_once(folder: Path) -> None:
+    sweep_temporary(folder)
+
+
 def _system_id() -> str:
     """Identify the machine or container that process numbers belong to, by 8 hexadecimal digits."""
     name = platform.node()
@@ -96,7 +102,8 @@ def _is_running(process: int) -> bool:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty temporary file that replaces ``path`` at the end, or is removed after an error.
 
-    An existing file is replaced, and kept after an error.
+    An existing file is replaced, and kept after an error. The first file that a process writes to a folder sweeps it
+    (:func:`sweep_temporary`).
 
     Raises:
         WriteError: The file cannot be written; names the path and what to do. No temporary file is left.
@@ -104,6 +111,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.parent / temporary_name()
     try:
+        _sweep_once(path.parent.absolute())
         # Not tempfile, whose files only their owner may read: results follow the user's umask, even if the library
         # that writes them (such as safetensors) sets other permissions.
         descriptor = os.open(temporary, _CREATE, 0o666)

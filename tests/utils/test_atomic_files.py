@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fastfold.errors import OutputError
-from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.atomic_files import prepare_output_directory, temporary_name, write_atomic
 
 
 @pytest.fixture
@@ -143,3 +144,14 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
         prepare_output_directory(tmp_path / "file")
     with pytest.raises(OutputError, match="part of the path is a file"):
         prepare_output_directory(tmp_path / "file" / "sub")
+
+
+def test_the_first_file_in_a_folder_removes_those_of_killed_processes(tmp_path):
+    own, foreign = tmp_path / temporary_name(), tmp_path / "a.tmp"
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    left = tmp_path / temporary_name().replace(f"-{os.getpid()}-", f"-{ended.pid}-")
+    for path in (own, foreign, left):
+        path.touch()
+    write_atomic(tmp_path / "a", "x")
+    assert names(tmp_path) == sorted([own.name, foreign.name, "a"])
