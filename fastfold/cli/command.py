@@ -12,7 +12,14 @@ from typing import NoReturn
 from fastfold._version import __version__
 from fastfold.cli.commands.completion import add_completion_command
 from fastfold.cli.options.hints import CommandParser
-from fastfold.cli.process import exit_with, open_standard_streams, prepare_environment, silence_stdout
+from fastfold.cli.process import (
+    Termination,
+    exit_with,
+    open_standard_streams,
+    orderly_termination,
+    prepare_environment,
+    silence_stdout,
+)
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.progress import wrapped
@@ -36,6 +43,8 @@ examples:
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
+
+_CONTINUE = "finished results are kept, run the same command to continue"
 
 
 def console() -> NoReturn:
@@ -69,8 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except FastFoldError as error:
         return _fail(str(error), 1)
+    except Termination as error:
+        return _fail(f"stopped by {error}; {_CONTINUE}", error.code)
     except KeyboardInterrupt:
-        return _fail("stopped; finished results are kept, run the same command to continue", 130)
+        return _fail(f"stopped; {_CONTINUE}", 130)
     except BrokenPipeError:
         silence_stdout()
         return 1
@@ -90,7 +101,8 @@ def _run(arguments: Sequence[str]) -> int:
         return 2
     prepare_environment()
     run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
+    with orderly_termination():
+        return run(options)
 
 
 def _stdout_problem() -> str:

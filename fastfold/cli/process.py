@@ -142,9 +142,21 @@ def silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class Termination(KeyboardInterrupt):
+    """A signal other than Ctrl-C that ends the program.
+
+    Args:
+        number: Number of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number  #: Exit code of the process
+
+
 @contextlib.contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Remove temporary files when a batch system or a closed terminal ends the program, as Ctrl-C does.
+    """Raise Termination when a batch system or a closed terminal ends the program, so that it ends as by Ctrl-C.
 
     An ignored signal stays ignored: ``nohup`` lets a command outlive its terminal.
     """
@@ -153,9 +165,13 @@ def orderly_termination() -> Iterator[None]:
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, lambda received, _: sys.exit(128 + received))
+                before[number] = signal.signal(number, _terminate)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _terminate(number: int, _frame: object) -> NoReturn:
+    raise Termination(number)

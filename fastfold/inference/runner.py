@@ -29,8 +29,7 @@ from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import FailuresFile, SummaryFile
 from fastfold.inference.prepare import InferJob, about_kernels, prepare
 from fastfold.inference.progress import LOG, Progress, RunLog
-from fastfold.inference.report.write import NAME as REPORT
-from fastfold.inference.report.write import write_report
+from fastfold.inference.report.write import is_stale, write_report
 from fastfold.inference.request import InferRequest
 from fastfold.inference.target_runner import Ended, FoldedTarget, TargetRunner, TargetWork
 from fastfold.utils.device import choose_device
@@ -174,7 +173,7 @@ class RunResults:
     def finish(self, *, has_page: bool) -> Summary:
         """Write the tables and, if there is something to show, the page, or raise WriteError."""
         failed = self._written(self.summary.flush) + self._written(self._failures.flush)
-        if has_page and (self.folded or not (self.folder.path / REPORT).exists()):
+        if has_page and (self.folded or is_stale(self.folder.path)):
             with suppress(InputError):  # nothing to show if all targets failed
                 failed += self._written(partial(write_report, self.folder.path, say=self.progress.line))
         return Summary(tuple(self.folded), tuple(self.skipped), (*self.failed, *failed), self._predictions)

@@ -15,10 +15,10 @@ def parse_bytes(text: str | int, *, none: bool = False) -> int:
     """Parse an amount of memory in bytes: ``"20GiB"``, ``"512 MB"``, ``"1.5g"`` or a plain number.
 
     ``KiB``, ``MiB``, ``GiB``, ``TiB`` count in 1024; ``kB``, ``MB``, ``GB``, ``TB`` in 1000; single letters in 1024.
-    With ``none`` 0 is accepted.
+    With ``none`` 0 is accepted. A text without a unit is at least 1 MiB, so that ``24`` is not read as 24 bytes.
 
     Raises:
-        ConfigError: The text is not an amount of memory, or 0 is not accepted.
+        ConfigError: The text is not an amount of memory, has no unit, or 0 is not accepted.
 
     Example:
         >>> from fastfold.memory import parse_bytes
@@ -36,6 +36,10 @@ def parse_bytes(text: str | int, *, none: bool = False) -> int:
         number, letter, ending = found.groups()
         base = 1000 if letter and ending == "B" else 1024
         amount = int(float(number) * base ** (_UNITS[letter] if letter else 0))
+        if not letter and not ending and 0 < amount < base**2:
+            raise ConfigError(
+                f"{text!r} bytes are too few for a budget; write the unit, for example {number}GiB"
+            )
     if amount < 0 or (amount == 0 and not none):
         raise ConfigError(f"a memory budget of {text!r} leaves nothing to work with; write for example 20GiB")
     return amount

@@ -91,7 +91,7 @@ def test_version(cli: CommandLine):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fold", "a.fasta"], "invalid choice: 'fold'"),
+        (["fold", "a.fasta"], "unknown command 'fold'; did you mean infer?"),
         (["infer", "a.fasta"], "required: --out"),
         (["infer", "a.fasta", "--out", "x", "--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["infer", "a.fasta", "--out", "x", "--seed", "-1"], "argument --seed"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.cli import main
-from fastfold.cli.process import imports_without_collection, orderly_termination
+from fastfold.cli.process import Termination, imports_without_collection, orderly_termination
 from tests.conftest import REPOSITORY
 from tests.helpers.results import helix_prediction
 
@@ -61,10 +61,10 @@ def test_a_signal_that_ends_the_program_runs_what_stands_in_finally(number: sign
             finally:
                 tidied.append(True)
 
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(Termination) as stopped:
         ended()
     assert tidied
-    assert stopped.value.code == 128 + number
+    assert (str(stopped.value), stopped.value.code) == (number.name, 128 + number)
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
@@ -151,3 +151,12 @@ def test_a_full_standard_output_is_told(
         assert told.startswith(
             "fastfold: cannot write to the standard output: No space left on device; print to"
         )
+
+
+def test_a_terminated_command_says_how_to_continue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fastfold.inference.runner.run", lambda request: os.kill(os.getpid(), signal.SIGTERM))
+    assert main(["infer", "MKTAYIAKQR", "--out", "x"]) == 128 + signal.SIGTERM
+    line = "stopped by SIGTERM; finished results are kept, run the same command to continue"
+    assert line in " ".join(capsys.readouterr().err.split())

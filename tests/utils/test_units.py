@@ -1,11 +1,11 @@
-"""Lengths of time as people write them."""
+"""Lengths of time and amounts of memory as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.utils.units import parse_duration
+from fastfold.utils.units import parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,14 @@ def test_lengths_of_time_are_read(text: str, seconds: float):
 def test_what_is_no_length_of_time_is_refused(text: str):
     with pytest.raises(ConfigError, match="write for example"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["24", "1", "1048575"])
+def test_a_budget_of_a_few_bytes_lacks_its_unit(text: str):
+    with pytest.raises(ConfigError, match=f"write the unit, for example {text}GiB"):
+        parse_bytes(text)
+    assert parse_bytes(f"{text} B") == int(text)
+
+
+def test_amounts_without_a_unit_are_bytes():
+    assert (parse_bytes("1048576"), parse_bytes(24), parse_bytes("0", none=True)) == (2**20, 24, 0)

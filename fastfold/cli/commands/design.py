@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fastfold.cli.options.config_file import add_config_options
 from fastfold.cli.options.from_fields import add_field_options, field_values, from_options, whole_number
-from fastfold.cli.process import announce, is_first_process, orderly_termination
+from fastfold.cli.process import announce, is_first_process
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.design.config import PROGRAM_SEQUENCES, DesignConfig, Flexible
@@ -156,7 +156,9 @@ def add_design_command(commands: Any) -> None:
         help='condition on columns of designs.tsv that designs have to meet, such as "iptm>0.6 and rmsd<2"',
     )
     run = parser.add_argument_group("run")
-    run.add_argument("--num-designs", **count, default=1, help="designs, of seeds from --seed on")
+    run.add_argument(
+        "--num-designs", "--num-seeds", **count, default=1, help="designs, of seeds from --seed on"
+    )
     run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
     add_field_options(dict.fromkeys(("machine", "memory", "ranks"), run), InferConfig, only=_OF_FOLDS)
@@ -176,24 +178,23 @@ def run_design(options: argparse.Namespace) -> int:
     if options.precision not in (None, "fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
     seeds = check_seeds(range(options.seed, options.seed + options.num_designs))
-    with orderly_termination():
-        designs = run_designs(
-            task,
-            options.out,
-            options.weights,
-            config,
-            seeds=seeds,
-            predict=options.predict_weights,
-            infer=InferConfig(
-                **field_values(options, InferConfig, only=_OF_FOLDS),
-                seeds=tuple(range(options.predict_seeds)),
-            ),
-            filters=options.filters,
-            where=options.where,
-            redesign=_redesign(options, config.forbid),
-            overwrite=options.overwrite,
-            say=lambda line: print(line, flush=True),
-        )
+    designs = run_designs(
+        task,
+        options.out,
+        options.weights,
+        config,
+        seeds=seeds,
+        predict=options.predict_weights,
+        infer=InferConfig(
+            **field_values(options, InferConfig, only=_OF_FOLDS),
+            seeds=tuple(range(options.predict_seeds)),
+        ),
+        filters=options.filters,
+        where=options.where,
+        redesign=_redesign(options, config.forbid),
+        overwrite=options.overwrite,
+        say=lambda line: print(line, flush=True),
+    )
     if not is_first_process():
         return 0
     page = options.out / "report.html"

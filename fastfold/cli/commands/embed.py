@@ -9,7 +9,7 @@ from typing import Any
 from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination, print_summary
+from fastfold.cli.process import print_summary
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import ARRAYS, EmbedConfig
 
@@ -43,6 +43,5 @@ def run_embed(options: argparse.Namespace) -> int:
     from fastfold.inference.runner import run
 
     config = replace(request.config, embed=from_options(EmbedConfig, options), plots=False)
-    with orderly_termination():
-        summary = run(replace(request, config=config))
+    summary = run(replace(request, config=config))
     return print_summary(summary, request.output, done="embedded")

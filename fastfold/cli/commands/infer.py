@@ -12,7 +12,6 @@ from fastfold.cli.process import (
     announce,
     imports_without_collection,
     is_first_process,
-    orderly_termination,
     print_summary,
 )
 from fastfold.errors import ConfigError
@@ -106,6 +105,5 @@ def run_infer(options: argparse.Namespace) -> int:
     with imports_without_collection():
         from fastfold.inference.runner import run
 
-    with orderly_termination():
-        summary = run(request)
+    summary = run(request)
     return print_summary(summary, request.output)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination, print_summary
+from fastfold.cli.process import print_summary
 from fastfold.errors import ConfigError
 
 _MUTATE = """\
@@ -61,6 +61,5 @@ def run_mutate(options: argparse.Namespace) -> int:
     from fastfold.inference.mutate.run import run_mutations
     from fastfold.inference.mutate.table import TABLE
 
-    with orderly_termination():
-        summary = run_mutations(request, mutations=options.mutations, positions=options.positions)
+    summary = run_mutations(request, mutations=options.mutations, positions=options.positions)
     return print_summary(summary, request.output, table=TABLE)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.from_fields import add_field_options, from_options
-from fastfold.cli.process import orderly_termination, print_line
+from fastfold.cli.process import print_line
 from fastfold.errors import ConfigError, FastFoldError, OutputError, PlaceError, WriteError
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.relax.config import RelaxConfig
@@ -59,33 +59,30 @@ def run_relax(options: argparse.Namespace) -> int:
     config = from_options(RelaxConfig, options)
     failed = 0
     written: set[Path] = set()
-    with orderly_termination():
-        for path in options.files:
-            try:
-                if not written.isdisjoint(result_paths(path, options.out).values()):
-                    raise OutputError(
-                        "another file of this run has the same name; relax it into another --out"
-                    )
-                result, paths = relax_file(
-                    path, options.out, config, overwrite=options.overwrite, on_progress=partial(_say, path)
-                )
-            except ConfigError:
+    for path in options.files:
+        try:
+            if not written.isdisjoint(result_paths(path, options.out).values()):
+                raise OutputError("another file of this run has the same name; relax it into another --out")
+            result, paths = relax_file(
+                path, options.out, config, overwrite=options.overwrite, on_progress=partial(_say, path)
+            )
+        except ConfigError:
+            raise
+        except FastFoldError as error:
+            if isinstance(error, WriteError) and not isinstance(error, PlaceError):
+                raise  # no file can be written
+            failed += 1
+            message = str(error)
+            print_line(f"fastfold: {message if message.startswith(str(path)) else f'{path}: {message}'}")
+        except Exception as error:
+            if debugging():
                 raise
-            except FastFoldError as error:
-                if isinstance(error, WriteError) and not isinstance(error, PlaceError):
-                    raise  # no file can be written
-                failed += 1
-                message = str(error)
-                print_line(f"fastfold: {message if message.startswith(str(path)) else f'{path}: {message}'}")
-            except Exception as error:
-                if debugging():
-                    raise
-                failed += 1
-                print_line(f"fastfold: {path}: {internal_error(error)}")
-            else:
-                failed += not result.relaxed
-                written.update(paths.values())
-                print(f"{path}: {result}", flush=True)
+            failed += 1
+            print_line(f"fastfold: {path}: {internal_error(error)}")
+        else:
+            failed += not result.relaxed
+            written.update(paths.values())
+            print(f"{path}: {result}", flush=True)
     total = len(options.files)
     print(f"{total - failed} of {total} relaxed", flush=True)
     return 1 if failed else 0

@@ -8,7 +8,7 @@ from typing import Any
 from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination, print_summary
+from fastfold.cli.process import print_summary
 from fastfold.errors import ConfigError
 from fastfold.inference.screen.options import ScreenOptions
 
@@ -76,6 +76,5 @@ def run_score(options: argparse.Namespace) -> int:
     protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
     given = field_values(options, ScreenOptions)
     workers = ScreenOptions(**given) if given else None
-    with orderly_termination():
-        summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)
+    summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)
     return print_summary(summary, request.output, done="scored", table=TABLE)

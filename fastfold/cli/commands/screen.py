@@ -10,7 +10,7 @@ from typing import Any
 from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import announce, imports_without_collection, orderly_termination, print_summary
+from fastfold.cli.process import announce, imports_without_collection, print_summary
 from fastfold.inference.screen.options import ScreenOptions, TargetLists
 
 _SCREEN = """\
@@ -70,6 +70,5 @@ def run_screen(options: argparse.Namespace) -> int:
 
     lists = from_options(TargetLists, options, {TargetLists: {"inputs": tuple(options.inputs)}})
     targets = partial(screen_targets, lists, complex_=request.options.complex_)
-    with orderly_termination():
-        summary = screen(replace(request, inputs=targets), where)
+    summary = screen(replace(request, inputs=targets), where)
     return print_summary(summary, request.output)

@@ -59,7 +59,7 @@ def add_fold_options(
         "--seed", "--random-seed", type=count, metavar="N", help="seed of everything random (default 0)"
     )
     sampling.add_argument(
-        "--num-seeds", type=count, metavar="N", help="fold with N seeds, from --seed on (default 1)"
+        "--num-seeds", type=whole_number(1), metavar="N", help="fold with N seeds, from --seed on (default 1)"
     )
     add_field_options(groups, TemplateOptions, InferConfig, Sampling, RunOptions, SearchSources)
 

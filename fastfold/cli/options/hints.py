@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -62,6 +63,10 @@ OTHER_PROGRAMS = {
 """Options of other programs for the same task, by the name with hyphens."""
 
 
+OTHER_COMMANDS = {"fold": "infer", "predict": "infer", "batch": "infer"}
+"""Commands of other programs for the same task."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """Parser whose errors show the usage of the command that was given, and say what to write instead."""
 
@@ -106,6 +111,10 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print usage, message and hints; exit with code 2."""
         given = getattr(self, "_given", [])
+        if unknown := re.match(r"argument COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            commands = unknown[2].replace("'", "").split(", ")
+            hint = suggest(unknown[1], commands, meant=OTHER_COMMANDS.get(unknown[1]), otherwise="")
+            message = f"unknown command {unknown[1]!r}; {hint or 'the commands are ' + ', '.join(commands)}"
         hints = [] if self._subparsers is not None else option_hints(given, self._option_string_actions)
         if "required: --out" in message:
             hints.append("--out: the folder for the results, as in fastfold infer INPUT --out DIR")

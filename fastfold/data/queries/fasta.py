@@ -22,6 +22,9 @@ _PIR = re.compile(r"([A-Z][A-Z0-9]);(.*)")
 _PIR_PROTEINS = ("P1", "F1")
 _ALIGNMENT = re.compile(r"#[0-9]+(,[0-9]+)*[ \t]+[0-9]+(,[0-9]+)*[ \t]*$|# STOCKHOLM")
 _INDENTED = re.compile(r"^[ \t]+>", re.MULTILINE)
+_STRUCTURE = re.compile(
+    r"(HEADER|TITLE|REMARK|CRYST1|MODEL|ATOM|HETATM|COMPND|EXPDTA) {1,6}\S|data_\S", re.ASCII
+)
 _QUOTED = re.compile(r"^[ \t]*[\"']+[ \t]*>", re.MULTILINE)
 
 
@@ -69,6 +72,13 @@ def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
         message = (
             "this is an alignment, not FASTA; rename it to .a3m to fold its query, or put it into a folder of "
             "alignments"
+        )
+        raise InputError(message, path=file.path, line=first + 1)
+    if first is not None and _STRUCTURE.match(preamble[first]):
+        message = (
+            "this is a structure, not a sequence; 'fastfold score' scores it and 'fastfold relax' relaxes it. To fold "
+            "a sequence with it, give the sequence here, and the structure as a template (--templates) or as the start "
+            "of a fold (--initial-guess)"
         )
         raise InputError(message, path=file.path, line=first + 1)
     if stray is not None:

@@ -7,6 +7,7 @@ standard input is detected from its beginning. JSON and YAML files must be named
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,7 @@ TABLE_ENDINGS = (".csv", ".tsv")
 A3M_ENDING = ".a3m"
 
 _HEADER_LINE = re.compile(rb"\s*#[0-9]+(,[0-9]+)*[ \t]+[0-9]")
+_BARE_SEQUENCE = re.compile(r"[A-Z]{10,}(:[A-Z]+)*")
 _FIRST_LINE = re.compile(rb"\s*([^\r\n]*)")
 
 
@@ -41,7 +43,7 @@ def read_targets(
     A bad record or file does not affect the others.
 
     Args:
-        inputs: Files, folders of files (without subfolders), or ``-`` for standard input.
+        inputs: Files, folders of files (without subfolders), ``-`` for standard input, or sequences in capitals.
         complex_: Join the records of each FASTA file or table to one complex, which has the file's name.
 
     Returns:
@@ -109,12 +111,26 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
                 yield file
 
 
+def is_bare_sequence(path: PathLike) -> bool:
+    """Return True for an input that is not a file but the letters of a protein, with ``:`` between chains."""
+    return _BARE_SEQUENCE.fullmatch(os.fspath(path)) is not None and not os.path.exists(path)
+
+
 def file_ending(path: PathLike) -> str:
     """Return the suffix of a file's name in lower case, without ``.gz``."""
     return os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1]
 
 
 def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
+    if is_bare_sequence(path):
+        letters = os.fspath(path).encode()
+        name = f"sequence_{hashlib.sha256(letters).hexdigest()[:5]}"
+        file = QueryFile("sequence", b">%s\n%s\n" % (name.encode(), letters))
+        found = targets_of_records(parse_fasta(file), file, errors)
+        note = f"no file is called {os.fspath(path):.20}, which is read as a sequence"
+        return [
+            one._replace(target=replace(one.target, warnings=(*one.target.warnings, note))) for one in found
+        ]
     if os.fspath(path) == STDIN:
         file = QueryFile(STDIN_NAME, read_stdin_bytes(limit=MAX_A3M_BYTES))
         ending = _ending_of_content(file.data)

@@ -106,19 +106,22 @@ def _read_chains(path: Path | Structure, files: dict[str, Path | Structure]) -> 
 
 
 def structures_inside(folder: Path) -> list[Path]:
-    """Return the structures of a folder, sorted by name.
+    """Return the structures of a folder, sorted by name; of one in several formats the mmCIF file.
 
     Raises:
         InputError: The folder has none.
     """
-    found = sorted(
+    files = sorted(
         file
         for file in folder.iterdir()
         if _STRUCTURE.search(file.name) and not file.name.startswith(".") and file.is_file()
     )
-    if not found:
+    by_name: dict[str, Path] = {}
+    for file in sorted(files, key=lambda file: ".cif" not in file.name and ".mmcif" not in file.name):
+        by_name.setdefault(structure_name(file), file)
+    if not by_name:
         raise InputError("contains no structure (.cif, .mmcif, .pdb, .ent, plain or with .gz)", path=folder)
-    return found
+    return sorted(by_name.values())
 
 
 def read_custom_alignment(path: PathLike) -> CustomAlignment:

@@ -114,6 +114,24 @@ _SCRIPTS = (
 )
 
 
+_NOT_SHOWN = frozenset((NAME, "log.txt", "summary.tsv", INTERFACES))
+"""Files of a folder of results that the page does not read; a run writes them before or after it."""
+
+
+def is_stale(folder: Path) -> bool:
+    """Return True if a folder of results lacks its page, or has files that are newer than it."""
+    try:
+        written = (folder / NAME).stat().st_mtime_ns
+    except OSError:
+        return True
+    places = [
+        folder,
+        *(Path(one) for one in os.scandir(folder) if one.is_dir() and not one.name.startswith(".")),
+    ]
+    files = (one for place in places for one in os.scandir(place) if one.is_file())
+    return any(one.stat().st_mtime_ns > written for one in files if one.name not in _NOT_SHOWN)
+
+
 def write_report(
     directory: str | os.PathLike[str],
     *,

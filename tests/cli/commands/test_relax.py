@@ -25,14 +25,16 @@ def structure(folder: Path, name: str, *sequences: str) -> Path:
 
 
 def test_one_bad_file_does_not_keep_the_others_from_being_relaxed(cli: CommandLine) -> None:
-    alone = structure(cli.folder, "alone.pdb", "W")
+    trace = structure(cli.folder, "trace.pdb", "AKLEW")
+    lines = trace.read_text().splitlines()
+    trace.write_text("\n".join(line for line in lines if not line.startswith("ATOM") or " CA " in line))
     good = structure(cli.folder, "good.pdb.gz", "AKLEW")
     missing = cli.folder / "missing.cif"
-    done = cli.run("relax", missing, alone, good, "--out", cli.out, *QUICK)
+    done = cli.run("relax", missing, trace, good, "--out", cli.out, *QUICK)
     assert done.code == 1
     assert cli.names() == ["good_relax.json", "good_relaxed.cif", "good_relaxed.pdb"]
     assert "missing.cif" in done.err
-    assert f"{alone}: TRP 1 of chain A is not bonded to another residue" in done.err
+    assert f"{trace}: cannot relax a structure: 5 of 5 residues have CA alone" in done.err
     assert "Traceback" not in done.err
     assert f"{good}: relaxed: " in done.out
     assert "CPU (1 thread)" in done.out

@@ -38,6 +38,30 @@ def test_wrong_options_are_answered_with_the_right_ones(
     assert done.err.startswith(f"usage: fastfold {arguments[0]}")
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("inferr", "unknown command 'inferr'; did you mean infer?"),
+        ("fold", "unknown command 'fold'; did you mean infer?"),
+        ("zzzz", "unknown command 'zzzz'; the commands are infer, ensemble,"),
+    ],
+)
+def test_the_nearest_command_is_named(cli: CommandLine, command: str, message: str) -> None:
+    done = cli.run(command, "a.fasta")
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_infer_and_design_count_seeds_by_one_name(cli: CommandLine) -> None:
+    (commands,) = (
+        action for action in _parser()._actions if action.dest == "==SUPPRESS==" and action.choices
+    )
+    for command in ("infer", "design"):
+        assert "--num-seeds" in commands.choices[command]._option_string_actions  # type: ignore[call-overload,index]
+    done = cli.run("infer", "a.fasta", "--out", "x", "--num-seeds", "0")
+    assert "argument --num-seeds: '0' is not a whole number from 1" in done.err
+
+
 def test_what_the_hints_name_exists() -> None:
     (commands,) = (
         action for action in _parser()._actions if action.dest == "==SUPPRESS==" and action.choices

@@ -319,3 +319,17 @@ def test_the_file_of_unnamed_records_may_have_any_name(tmp_path: Path) -> None:
     targets, errors = read_targets([fasta, table])
     assert [target.record for target in targets] == ["protéine_1", "façade_1", "proté"]
     assert not errors
+
+
+def test_a_sequence_may_stand_in_place_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    targets, errors = read_targets(["MKTAYIAKQRQ", "MKTAYIAKQRE:GSHM", Path("MKTAYIAKQ")])
+    assert [[chain.sequence for chain in target.chains] for target in targets] == [
+        ["MKTAYIAKQRQ"],
+        ["MKTAYIAKQRE", "GSHM"],
+    ]
+    assert len({target.name for target in targets}) == 2
+    assert targets[0].warnings == ("no file is called MKTAYIAKQRQ, which is read as a sequence",)
+    assert "no such file" in str(errors[0])
+    Path("MKTAYIAKQRQ").write_text(">a\nMKV\n")
+    assert single(Path("MKTAYIAKQRQ")).record == "a"

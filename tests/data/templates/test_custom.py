@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from fastfold.data.msa.msa import Msa, parse_a3m
-from fastfold.data.templates.custom import custom_templates, read_custom_alignment, read_custom_chains
+from fastfold.data.templates.custom import (
+    custom_templates,
+    read_custom_alignment,
+    read_custom_chains,
+    structures_inside,
+)
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
@@ -63,6 +68,12 @@ BAD_FILES = {
     ),
     "cut.cif": ("data_x\nloop_\n_atom_site.id\n_atom_site.type_symbol\n1\n", "expected 2 values"),
 }
+
+
+def test_a_structure_in_two_formats_counts_once(tmp_path: Path) -> None:
+    for name in ("b.pdb", "a.pdb.gz", "a.cif", "c.ent"):
+        (tmp_path / name).write_text("")
+    assert [path.name for path in structures_inside(tmp_path)] == ["a.cif", "b.pdb", "c.ent"]
 
 
 def test_a_bad_file_of_a_folder_is_left_out_with_its_reason(

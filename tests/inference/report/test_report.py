@@ -19,6 +19,7 @@ from fastfold.inference.report import write_report
 from fastfold.inference.report.discover import find_predictions
 from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
 from fastfold.inference.report.molstar import load_molstar
+from fastfold.inference.report.write import is_stale
 from fastfold.protein.protein import Protein
 from tests.helpers.results import helix_prediction, save_coverage
 
@@ -284,6 +285,21 @@ def test_the_same_folder_gives_the_same_page_and_one_without_results_a_clear_err
         write_report(tmp_path / "absent")
     with pytest.raises(ValueError, match="not JSON compliant"):
         pack_json(float("nan"))
+
+
+def test_a_page_is_stale_if_a_file_that_it_shows_is_newer(tmp_path: Path) -> None:
+    helix_prediction("t", 6).save(tmp_path, plots=False)
+    assert is_stale(tmp_path)
+    page = write_report(tmp_path)
+    assert not is_stale(tmp_path)
+    written = page.stat().st_mtime_ns
+    (tmp_path / "msas").mkdir()
+    for name, stale in (("log.txt", False), ("t_reference.json", True), ("msas/t.a3m", True)):
+        path = tmp_path / name
+        path.write_text("{}")
+        os.utime(path, ns=(written + 10**9, written + 10**9))
+        assert is_stale(tmp_path) == stale
+        path.unlink()
 
 
 def test_the_command_makes_the_page_and_says_what_it_left_out(

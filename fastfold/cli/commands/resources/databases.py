@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.resources.weights import download_bar
-from fastfold.cli.process import orderly_termination, print_line
+from fastfold.cli.process import print_line
 
 _DOWNLOAD = """\
 Fetch databases that AlphaFold 2.3's scripts download, from their publishers' servers, into folders of DIR:
@@ -75,22 +75,21 @@ def _download(options: argparse.Namespace) -> int:
 
     say = partial(print_line, quiet=options.quiet)
     databases = [find_published(name) for name in dict.fromkeys(options.names)]
-    with orderly_termination():
-        folder = prepare_output_directory(options.dir)
-        sizes = database_sizes(databases, folder, mirror=options.mirror, say=say)
-        for one in sizes:
-            name = one.database.name
-            if one.is_present:
-                say(f"{name}: present")
-            elif one.download is None:
-                say(f"{name}: about {one.database.download_gb:g} GB by rsync")
-            else:
-                say(f"{name}: {_gigabytes(one.download)} to download, about {_gigabytes(one.needed)} needed")
-        if options.dry_run:
-            return 0
-        check_room(sizes, folder)
-        with download_bar(options.quiet) as progress:
-            places = download_databases(databases, folder, mirror=options.mirror, say=say, progress=progress)
+    folder = prepare_output_directory(options.dir)
+    sizes = database_sizes(databases, folder, mirror=options.mirror, say=say)
+    for one in sizes:
+        name = one.database.name
+        if one.is_present:
+            say(f"{name}: present")
+        elif one.download is None:
+            say(f"{name}: about {one.database.download_gb:g} GB by rsync")
+        else:
+            say(f"{name}: {_gigabytes(one.download)} to download, about {_gigabytes(one.needed)} needed")
+    if options.dry_run:
+        return 0
+    check_room(sizes, folder)
+    with download_bar(options.quiet) as progress:
+        places = download_databases(databases, folder, mirror=options.mirror, say=say, progress=progress)
     for place in places:
         print(place)
     return 0

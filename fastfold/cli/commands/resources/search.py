@@ -9,7 +9,7 @@ from typing import Any
 from fastfold.cli.options.fold import add_inputs, found_databases
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import orderly_termination, print_line
+from fastfold.cli.process import print_line
 from fastfold.data.search.settings import HmmerSettings, SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
@@ -127,8 +127,7 @@ def search_alone(request: InferRequest, *, needed_alone: bool) -> int:
     for error in errors:
         print_line(f"error: {error}")
     if targets:
-        with orderly_termination():
-            targets, unfound = search.run(targets, needed_alone=needed_alone)
+        targets, unfound = search.run(targets, needed_alone=needed_alone)
         for error in unfound:
             print_line(f"error: {error}")
         errors = [*errors, *unfound]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.process import orderly_termination, print_line
+from fastfold.cli.process import print_line
 
 _SETS = ("monomer", "monomer_ptm", "multimer", "all")
 
@@ -107,7 +107,7 @@ def _weights_download(options: argparse.Namespace) -> int:
 
     say = partial(print_line, quiet=options.quiet)
     say(LICENCE)
-    with orderly_termination(), download_bar(options.quiet) as progress:
+    with download_bar(options.quiet) as progress:
         paths = download_weights(list(networks), mirror=options.mirror, say=say, progress=progress)
     for path in paths:
         print(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.options.from_fields import add_field_options, field_values, from_options
-from fastfold.cli.process import orderly_termination, print_line
+from fastfold.cli.process import print_line
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest
 from fastfold.inference.screen.options import ScreenOptions
@@ -72,6 +72,5 @@ def run_serve(options: argparse.Namespace) -> int:
         print_line(line, quiet=options.quiet and not line.startswith("error"))
 
     settings = field_values(options, InferRequest) | {"config": from_options(InferConfig, options)}
-    with orderly_termination():
-        serve(served, InferRequest((), options.data, **settings), from_options(ScreenOptions, options), say)
+    serve(served, InferRequest((), options.data, **settings), from_options(ScreenOptions, options), say)
     return 0
