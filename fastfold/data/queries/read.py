@@ -126,10 +126,11 @@ def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> lis
         letters = os.fspath(path).encode()
         name = f"sequence_{hashlib.sha256(letters).hexdigest()[:5]}"
         file = QueryFile("sequence", b">%s\n%s\n" % (name.encode(), letters))
-        found = targets_of_records(parse_fasta(file), file, errors)
+        sequences = targets_of_records(parse_fasta(file), file, errors)
         note = f"no file is called {os.fspath(path):.20}, which is read as a sequence"
         return [
-            one._replace(target=replace(one.target, warnings=(*one.target.warnings, note))) for one in found
+            one._replace(target=replace(one.target, warnings=(*one.target.warnings, note)))
+            for one in sequences
         ]
     if os.fspath(path) == STDIN:
         file = QueryFile(STDIN_NAME, read_stdin_bytes(limit=MAX_A3M_BYTES))
