@@ -9,6 +9,7 @@ import numpy as np
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import axis_frames, dihedrals
 
+CAPS = (_ACETYL, _METHYLAMIDE) = "ACE", "NME"  #: Residue names of the force field
 _N, _CA, _C, _O = (rc.atom_order[name] for name in ("N", "CA", "C", "O"))
 _PEPTIDE, _CARBONYL, _TO_METHYL, _TO_ALPHA = 1.33, 1.23, 1.52, 1.45
 """Lengths in Å of the bonds C-N, C-O, C-CH3 of acetyl, and N-CH3 of methylamide."""
@@ -23,7 +24,7 @@ _PHI = np.arange(
 class Cap:
     """Heavy atoms of a cap, a residue of the force field."""
 
-    residue: str  #: ``ACE`` or ``NME``
+    residue: str  #: One of :data:`CAPS`
     atoms: dict[str, np.ndarray]  #: Positions ``[3]`` in Å by name
 
 
@@ -33,7 +34,7 @@ def acetyl(residue: np.ndarray, others: np.ndarray) -> Cap:
     N, CA and C of the residue are known.
     """
     n, ca, c = residue[[_N, _CA, _C]]
-    best, largest = {}, -np.inf
+    best, room = {}, -np.inf
     for phi in _PHI.tolist():
         carbon = _bonded(c, ca, n, _PEPTIDE, _AT_N, phi)
         atoms = {
@@ -43,9 +44,9 @@ def acetyl(residue: np.ndarray, others: np.ndarray) -> Cap:
         }
         points = np.array(list(atoms.values()))
         distance = np.linalg.norm(points[:, None] - others, axis=-1).min(initial=np.inf)
-        if distance > largest:
-            best, largest = atoms, distance
-    return Cap("ACE", best)
+        if distance > room:
+            best, room = atoms, distance
+    return Cap(_ACETYL, best)
 
 
 def methylamide(residue: np.ndarray) -> Cap:
@@ -53,7 +54,7 @@ def methylamide(residue: np.ndarray) -> Cap:
     n, ca, c, o = residue[[_N, _CA, _C, _O]]
     psi = float(dihedrals(n, ca, c, o)) + 180.0
     nitrogen = _bonded(n, ca, c, _PEPTIDE, _AT_C, psi)
-    return Cap("NME", {"N": nitrogen, "C": _bonded(ca, c, nitrogen, _TO_ALPHA, _AT_N, 180.0)})
+    return Cap(_METHYLAMIDE, {"N": nitrogen, "C": _bonded(ca, c, nitrogen, _TO_ALPHA, _AT_N, 180.0)})
 
 
 def _bonded(

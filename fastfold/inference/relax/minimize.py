@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import openmm
 from openmm import app, unit
 
+from fastfold.inference.relax.caps import CAPS
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.platforms import ChosenPlatform
 from fastfold.inference.relax.prepare import PreparedStructure
@@ -36,7 +37,9 @@ _LEAST_VOLUME = 1.0
 _MAX_PLANAR = 30.0  #: Degrees from cis or trans up to which an initial peptide bond counts as planar
 _TWIST_OF_PLANAR, _TWIST_OF_FREE, _TWIST_OF_HELD = 25.0, 30.0, 90.0
 """Degrees from cis or trans within which peptide bonds are force-free: planar ones, of free and of other residues."""
-_PLANE_STIFFNESS = 1000.0  #: Force constant of springs on peptide bonds, in kJ/mol/rad²
+_USUAL_PHI, _PHI_REACH = -90.0, 80.0
+"""Degrees around which phi is kept below 0, and largest deviation at which it is force-free."""
+_PLANE_STIFFNESS = 1000.0  #: Force constant of springs on omega and phi, in kJ/mol/rad²
 _HAND_STIFFNESS = 500.0  #: Force constant of the pull on chiral carbons, in kJ/mol/Å⁶
 
 
@@ -125,6 +128,7 @@ def _context(
     system = _force_field("amber99sb.xml").createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
     system.addForce(_chirality_guard(prepared))
+    system.addForce(_phi_guard(prepared))
     guard = OmegaGuard(prepared, free_residues)
     system.addForce(guard.force)
     integrator = openmm.VerletIntegrator(0.001)  # required by a context, and not used
@@ -144,11 +148,16 @@ def _release_planes(context: Any, guard: OmegaGuard, config: RelaxConfig, counte
     if not guard.bonds_beyond(guard.planar_tolerance, held):
         return  # no spring acts, so this is a minimum without them
     guard.release(context)
-    _descend(context, held, config, counter)
-    loose = context.getState(positions=True).getPositions(asNumpy=True)
-    if twisted := guard.bonds_beyond(_MAX_PLANAR, loose):
-        guard.hold(context, twisted)
+    twisted = set[int]()
+    while counter.iterations < counter.limit:
         _descend(context, held, config, counter)
+        loose = context.getState(positions=True).getPositions(asNumpy=True)
+        more = set(guard.bonds_beyond(_MAX_PLANAR, loose)) - twisted
+        if not more:
+            return
+        guard.hold(context, more)
+        twisted |= more
+    context.setPositions(held)
 
 
 def _restraints(
@@ -190,6 +199,30 @@ def _chirality_guard(prepared: PreparedStructure) -> Any:
     return force
 
 
+def _phi_guard(prepared: PreparedStructure) -> Any:
+    """Return springs that keep phi below 0 in residues other than glycine; zero otherwise."""
+    force = openmm.CustomTorsionForce(
+        f"{_PLANE_STIFFNESS}*max(0, off-{math.radians(_PHI_REACH)})^2; off=min(turn, {2 * math.pi}-turn); "
+        f"turn=abs(theta-{math.radians(_USUAL_PHI)})"
+    )
+    for before, residue, name in _peptide_bonds(prepared):
+        atoms = [before["C"], residue["N"], residue["CA"], residue["C"]]
+        phi = float(dihedrals(*prepared.positions[atoms]))
+        if name != "GLY" and abs(phi - _USUAL_PHI) < _PHI_REACH:
+            force.addTorsion(*atoms)
+    force.setForceGroup(_GUARDS)
+    return force
+
+
+def _peptide_bonds(prepared: PreparedStructure) -> Iterator[tuple[dict[str, int], dict[str, int], str]]:
+    """Yield atoms by name of both residues of each peptide bond, and the name of the second one; without caps."""
+    for chain in prepared.topology.chains():
+        residues = [r for r in chain.residues() if r.name not in CAPS]
+        for before, residue in itertools.pairwise(residues):
+            first, second = ({atom.name: atom.index for atom in r.atoms()} for r in (before, residue))
+            yield first, second, residue.name
+
+
 class OmegaGuard:
     """Springs that keep planar peptide bonds planar and trans ones trans, and untwist those of free residues."""
 
@@ -204,27 +237,23 @@ class OmegaGuard:
         ] = {}  # atoms of initially planar bonds by the numbers of their springs
         for name in ("is_cis", "tolerance", "acts"):
             self.force.addPerTorsionParameter(name)
-        for chain in prepared.topology.chains():
-            for before, after in itertools.pairwise(chain.residues()):
-                first, second = ({atom.name: atom.index for atom in r.atoms()} for r in (before, after))
-                if "CA" not in first or "CA" not in second:  # a cap
-                    continue
-                atoms = [first["CA"], first["C"], second["N"], second["CA"]]
-                omega = abs(float(dihedrals(*prepared.positions[atoms])))
-                is_cis = omega < MAX_TWIST
-                is_free = {int(i) for i in prepared.residue_of[atoms]} <= set(free_residues)
-                is_planar = min(omega, 180.0 - omega) < _MAX_PLANAR
-                if is_planar:
-                    tolerance = _TWIST_OF_PLANAR
-                elif is_free:
-                    tolerance = _TWIST_OF_FREE
-                elif not is_cis:
-                    tolerance = _TWIST_OF_HELD
-                else:
-                    continue
-                number = self.force.addTorsion(*atoms, [float(is_cis), math.radians(tolerance), 1.0])
-                if is_planar:
-                    self._planar[number] = atoms
+        for first, second, _ in _peptide_bonds(prepared):
+            atoms = [first["CA"], first["C"], second["N"], second["CA"]]
+            omega = abs(float(dihedrals(*prepared.positions[atoms])))
+            is_cis = omega < MAX_TWIST
+            is_free = {int(i) for i in prepared.residue_of[atoms]} <= set(free_residues)
+            is_planar = min(omega, 180.0 - omega) < _MAX_PLANAR
+            if is_planar:
+                tolerance = _TWIST_OF_PLANAR
+            elif is_free:
+                tolerance = _TWIST_OF_FREE
+            elif not is_cis:
+                tolerance = _TWIST_OF_HELD
+            else:
+                continue
+            number = self.force.addTorsion(*atoms, [float(is_cis), math.radians(tolerance), 1.0])
+            if is_planar:
+                self._planar[number] = atoms
         self.force.setForceGroup(_GUARDS)
 
     def bonds_beyond(self, degrees: float, positions: Any) -> list[int]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import numpy as np
+import openmm
 import pytest
+from openmm import unit
+from scipy.spatial.transform import Rotation
 
 from fastfold.errors import InputError
 from fastfold.inference.relax import RelaxConfig, minimize, relax
@@ -134,6 +138,57 @@ def test_springs_on_planar_peptides_are_removed_where_they_stay_planar(
     held_twist, held_energy = minimized(protein)
     assert held_twist < twist - 1.0
     assert held_energy > energy + 1.0
+
+
+def test_planes_are_held_again_until_none_twists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spring that comes back can twist the next bond, and one that gives way is not held twice."""
+    prepared = prepare(helix("AAAAA"))
+    guard, beyond, held = minimize.OmegaGuard(prepared, ()), [[0], [1], [1, 2], [1]], list[list[int]]()
+    monkeypatch.setattr(guard, "bonds_beyond", lambda degrees, positions: beyond.pop(0))
+    monkeypatch.setattr(guard, "release", lambda context: None)
+    monkeypatch.setattr(guard, "hold", lambda context, numbers: held.append(sorted(numbers)))
+    monkeypatch.setattr(minimize, "_descend", lambda *arguments: None)
+    context, counter = MagicMock(), minimize._Counter(10, lambda iterations: None)
+    minimize._release_planes(context, guard, RelaxConfig(), counter)
+    assert held == [[1], [2]]
+    assert beyond == []
+    context.setPositions.assert_not_called()
+    counter.iterations, beyond[:] = 10, [[0]]
+    minimize._release_planes(context, guard, RelaxConfig(), counter)
+    context.setPositions.assert_called_once()
+
+
+def test_phi_stays_below_zero_but_for_glycine_and_residues_that_begin_above() -> None:
+    """Half a turn of the residues after a bond N-CA moves its phi from -60 to 120 degrees, 120 beyond the limit."""
+    prepared = prepare(helix("AAGAA"))
+    every = []
+    for residue in (1, 2):
+        atoms = {a.name: a.index for a in list(prepared.topology.residues())[residue].atoms()}
+        n, ca = (prepared.positions[atoms[name]] for name in ("N", "CA"))
+        is_moved = prepared.residue_of > residue
+        is_moved[[atoms["C"], atoms["O"]]] = True
+        turned = prepared.positions.copy()
+        turned[is_moved] = ca + Rotation.from_rotvec(np.pi * (ca - n) / np.linalg.norm(ca - n)).apply(
+            turned[is_moved] - ca
+        )
+        every.append(turned)
+    assert phi_energy(prepared, prepared.positions) == 0.0
+    # 120 degrees are 150 from -90 the short way round, and 80 are free.
+    of_alanine, of_glycine = (phi_energy(prepared, turned) for turned in every)
+    assert of_alanine == pytest.approx(1000 * np.radians(150 - 80) ** 2, rel=0.02)
+    assert of_glycine == 0.0
+    assert phi_energy(replace(prepared, positions=every[0]), every[0]) == 0.0
+
+
+def phi_energy(prepared: PreparedStructure, positions: np.ndarray) -> float:
+    system = openmm.System()
+    for _ in positions:
+        system.addParticle(1.0)
+    system.addForce(minimize._phi_guard(prepared))
+    platform = openmm.Platform.getPlatformByName("Reference")
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), platform)
+    context.setPositions(positions / 10.0)
+    return float(context.getState(energy=True).getPotentialEnergy().value_in_unit(unit.kilojoules_per_mole))
 
 
 def omega(protein: Protein, residue: int) -> float:
