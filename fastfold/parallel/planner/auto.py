@@ -20,7 +20,6 @@ from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.comparison import fake, fake_copy, without_data
 from fastfold.parallel.data_parallel.units import checkpointable_blocks
 from fastfold.parallel.own_stages import Split
-from fastfold.parallel.paths import tied_names
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.batch_traces import BatchTraces
 from fastfold.parallel.planner.cost_model import Cost, step_cost
@@ -121,7 +120,7 @@ def choose_plan(
         if pp == 1 and 1 < inside < dp and dp % inside == 0:
             plans.append(replace(layout, dp=dp, zero=3, dp_shard=inside))
         for rows in (1,) if pp > 1 else (each,) if has_statistics else _micro_batches(each):
-            workload = _workload(model, rows, dp * each, blocks)
+            workload = replace(_workload(model, rows, dp * each, blocks), tied_bytes=piped.get(pp, 0))
             workload._traces[layout] = _cut(traces[tp > 1].at(rows), tp, cuts)
             new = [
                 step_cost(workload, plan, speeds, checkpointing=again)
@@ -193,25 +192,21 @@ def _fits(cost: Cost, speeds: Rates) -> bool:
 
 def _pipelines(
     model: nn.Module, stages: Split | None, ranks: int, blocks: Sequence[str]
-) -> tuple[list[int], list[str]]:
-    """Return the numbers of stages to try, and notes on axes that are left out."""
+) -> tuple[dict[int, int], list[str]]:
+    """Return the numbers of stages to try, each with the bytes that stages share, and notes on other axes."""
     notes = ["sp was not tried: SequenceParallel.shard() cuts the inputs, so give such a plan by hand"]
     if stages is None:
-        return [], ["pp was not tried: stages= says how the model is split", *notes]
-    tied = next(iter(tied_names(model)), None)
-    if tied or not blocks:
-        reason = (
-            f"{' and '.join(tied)} are one parameter" if tied else "the model has no nn.ModuleList of blocks"
-        )
-        return [], [f"pp was not tried: {reason}", *notes]
-    plain, found = without_data(model), []
+        return {}, ["pp was not tried: stages= says how the model is split", *notes]
+    if not blocks:
+        return {}, ["pp was not tried: the model has no nn.ModuleList of blocks", *notes]
+    plain, tied_bytes = without_data(model), dict[int, int]()
     for pp in divisors(ranks)[1:]:
         try:
-            stages(plain, pp)
-            found.append(pp)
+            held = [parameter for stage in stages(plain, pp) for parameter in set(stage.parameters())]
+            tied_bytes[pp] = sum(p.nbytes for p in held) - sum(p.nbytes for p in set(held))
         except ConfigError as error:
             notes.append(f"pp {pp} was not tried: {error}")
-    return found, notes
+    return tied_bytes, notes
 
 
 def _workload(model: nn.Module, rows: int, samples: int, blocks: Sequence[str]) -> Workload:

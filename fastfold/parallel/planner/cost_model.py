@@ -150,6 +150,10 @@ def step_cost(
         passes = 2 + workload.passes  # forward, backward, and the passes without gradients
         hand_on = Communication("shift", "pp", plan.pp, handed_on)
         communication += passes * exchange_seconds(hand_on, plan, rates)
+    tied = 0.0
+    if plan.pp > 1 and workload.tied_bytes:
+        # The gradient goes to the stage that steps the parameter, and the new values come back.
+        tied = 2 * exchange_seconds(Communication("shift", "pp", plan.pp, workload.tied_bytes), plan, rates)
     parameters = _parameters(trace, workload, plan)
     memory = _memory(trace, workload, plan, parameters, checkpointing, count)
     offloaded = 0.0
@@ -166,7 +170,7 @@ def step_cost(
         plan,
         checkpointing,
         compute=count * compute + _optimizer_seconds(workload, plan, rates, parameters),
-        communication=count * communication,
+        communication=count * communication + tied,
         waiting=(turns - count) * (compute + communication) + copying,
         imbalance=(imbalance(plan.ranks, rates) - 1) * turns * (compute + communication),
         synchronisation=0.0

@@ -54,6 +54,7 @@ class Workload:
     #: True if parameters have neither gradients nor an optimizer, because only inputs get gradients
     frozen: bool = False
     recomputed: bool = False  #: True if the model of ``build`` recomputes its blocks in the backward pass
+    tied_bytes: int = 0  #: Bytes of parameters that several pipeline stages share
     small: bool = False  #: See :func:`fastfold.parallel.planner.fake_run.trace`
     description: str = ""  #: Description of the inputs for a reader
     settings: Sequence[str] = ()  #: Further Hydra overrides of this workload

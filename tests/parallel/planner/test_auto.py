@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, parallelize
+from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.families.block_stages import block_stages
 from fastfold.parallel.pipeline import split_blocks
-from fastfold.parallel.planner.auto import Choice, _micro_batches, choose_plan
-from fastfold.parallel.planner.cost_model import _exchanged, _expected_exchanges
+from fastfold.parallel.planner.auto import Choice, _micro_batches, _pipelines, _traced, _workload, choose_plan
+from fastfold.parallel.planner.cost_model import _exchanged, _expected_exchanges, exchange_seconds, step_cost
 from fastfold.parallel.planner.fake_run import Recorder
 from fastfold.parallel.planner.hardware import GENERAL, Rates, rates
 from fastfold.parallel.tensor_parallel import ParallelMLP
@@ -258,6 +260,41 @@ def test_pipelines_are_tried_with_stages_alone() -> None:
     without = choose_plan(Net(), torch.zeros(8, WIDTH), 8, stages=_stages, gpu="h100")
     assert "pp was not tried: the model has no nn.ModuleList of blocks" in without.explanation
     assert "pp was not tried: stages= says" in choose_plan(Net(), batch, 2, gpu="h100").explanation
+
+
+class Tied(nn.Module):
+    """Four blocks between an embedding and an output layer of the same weight."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """``input_ids [batch, length]`` to ``[batch, length, vocabulary]``."""
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_tied_embedding_is_piped_and_its_exchange_counts() -> None:
+    """The last stage has a copy of the first one's weight: gradient and new values are sent once a step."""
+    model, speeds = Tied(512), rates("h100", GENERAL)
+    batch = {"input_ids": torch.zeros(8, 64, dtype=torch.int64)}
+    stages, blocks = block_stages(model), [f"blocks.{number}" for number in range(4)]
+    piped, _ = _pipelines(model, stages, 4, blocks)
+    assert piped == dict.fromkeys((2, 4), model.head.weight.nbytes)
+    assert "(10 tried)" in choose_plan(model, batch, 2, stages=stages, gpu=speeds).explanation
+
+    workload, size = _workload(model, 1, 8, blocks), 10**9
+    workload._traces[ParallelPlan()] = _traced(model, (), batch, 8, 1, regions=blocks, autocast=None)
+    sent = 2 * exchange_seconds(Communication("shift", "pp", 2, size), ParallelPlan(pp=2), speeds)
+    for plan, seconds in ((ParallelPlan(pp=2), sent), (ParallelPlan(), 0.0)):
+        tied, apart = (step_cost(replace(workload, tied_bytes=x), plan, speeds) for x in (size, 0))
+        assert tied.communication - apart.communication == pytest.approx(seconds)
 
 
 def test_a_checkpointed_plan_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
