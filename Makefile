@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist bench clean
+.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist sbom licences bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -73,6 +73,18 @@ dist: $(VENV)/installed
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+
+# What is installed, as a bill of materials (CycloneDX), by a tool in an environment of its own.
+sbom: $(VENV)/installed
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet cyclonedx-bom
+	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+		--output-file build/sbom.json $(BIN)/python
+	@echo "Written to $(CURDIR)/build/sbom.json"
+
+# The page of licences, by the package index.
+licences: $(VENV)/installed
+	$(BIN)/python docs/make_licences.py
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/evoformer_block.py
