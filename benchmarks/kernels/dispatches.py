@@ -1,4 +1,4 @@
-"""Number of operators that PyTorch dispatches for one Evoformer block on Triton's path: the host's work.
+"""Number of operators that PyTorch dispatches for an Evoformer block and a structure module on a GPU: the host's work.
 
 Usage: python -m benchmarks.kernels.dispatches [--write]
 
@@ -25,14 +25,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.kernels.block import block_config
 from benchmarks.kernels.cases import C_M, C_Z
 from benchmarks.kernels.recording import launches_replaced
+from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.precision import parameters_to
+from fastfold.evoformer.structure.structure_module import StructureModule
+from fastfold.inference.planning.planner import FOLDING_POLICY
 from fastfold.kernels.common.backend import VARIABLE
 
 TABLE = Path(__file__).parent.parent / "results" / "dispatches.csv"
 SHAPES = ((32, 64), (37, 100), (128, 256))
 """Rows and residues of the alignment."""
 PASSES = ("forward", "forward + backward")
+C_S = 384  #: Channels of the single representation
 
 
 class Count(NamedTuple):
@@ -122,6 +127,26 @@ def of_block(name: str, rows: int, residues: int) -> tuple[Counter[str], int]:
     return count(forward if name == "forward" else both)
 
 
+def of_structure_module(residues: int) -> tuple[Counter[str], int]:
+    """Count a structure module of float32 parameters, after a trunk in bfloat16."""
+    heads = model_config("model_1_ptm").model.heads
+    with torch.device("meta"):
+        module = StructureModule(heads.structure_module, C_S, C_Z, multimer=False, zero_init=False).eval()
+        inputs = (
+            torch.empty(residues, C_S, dtype=torch.bfloat16),
+            torch.empty(residues, residues, C_Z, dtype=torch.bfloat16),
+            torch.empty(residues, dtype=torch.int64),
+            torch.empty(residues),
+        )
+    set_policy(module, FOLDING_POLICY)
+
+    def forward() -> None:
+        with torch.no_grad():
+            module(*inputs)
+
+    return count(forward)
+
+
 def counts() -> list[Count]:
     """Count all passes and shapes."""
     found = []
@@ -129,7 +154,8 @@ def counts() -> list[Count]:
         for rows, residues in SHAPES:
             dispatches, launches = of_block(name, rows, residues)
             found.append(Count(name, rows, residues, sum(dispatches.values()), launches))
-    return found
+    dispatches, launches = of_structure_module(100)
+    return [*found, Count("structure module", 1, 100, sum(dispatches.values()), launches)]
 
 
 def read() -> list[Count]:
@@ -146,7 +172,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name} in results/")
     options = parser.parse_args()
     table = counts()
-    print(f"{'one block, bfloat16':<20} {'MSA':>10} {'dispatches':>11} {'launches':>9}")
+    print(f"{'bfloat16':<20} {'MSA':>10} {'dispatches':>11} {'launches':>9}")
     for each in table:
         print(
             f"{each.name:<20} {f'{each.rows} x {each.residues}':>10} {each.dispatches:>11} {each.launches:>9}"

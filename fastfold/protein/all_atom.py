@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.rigid import Rigid
-
-_TABLES: dict[tuple[str, torch.device], Tensor] = {}
-
-
-def _table(name: str, device: torch.device) -> Tensor:
-    if (name, device) in _TABLES:
-        return _TABLES[name, device]
-    table = torch.as_tensor(np.asarray(getattr(rc, name)), device=device)
-    if type(table) is Tensor:  # fake tensors exist only during tracing
-        _TABLES[name, device] = table
-    return table
+from fastfold.protein.rigid import Rigid, constant
 
 
 def lookup(name: str, aatype: Tensor, like: Tensor | None = None) -> Tensor:
@@ -28,7 +18,9 @@ def lookup(name: str, aatype: Tensor, like: Tensor | None = None) -> Tensor:
     Types past 20 (gaps) get the unknown residue's row. Rows of floating tables have the dtype of ``like``, rows of
     index tables are int64.
     """
-    rows = _table(name, aatype.device)[aatype.long().clamp(max=rc.unk_restype_index)]
+    rows = constant(name, partial(getattr, rc, name), aatype.device)[
+        aatype.long().clamp(max=rc.unk_restype_index)
+    ]
     if rows.dtype.is_floating_point:
         return rows.to(torch.float32 if like is None else like.dtype)
     return rows.long()

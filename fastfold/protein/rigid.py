@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_CONSTANTS: dict[tuple[str, torch.device], Tensor] = {}
+
+
+def constant(name: str, make: Callable[[], Any], device: torch.device) -> Tensor:
+    """Return the tensor of an array ``[*]`` that ``make`` returns, made once for each device."""
+    tensor = _CONSTANTS.get((name, device))
+    if tensor is None:
+        with torch.inference_mode(mode=False):  # gradients may be recorded later
+            tensor = torch.as_tensor(np.asarray(make()), device=device)
+        if type(tensor) is Tensor:  # fake tensors exist only during tracing
+            _CONSTANTS[name, device] = tensor
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -62,16 +77,35 @@ def _normalize(v: Tensor, eps: float) -> Tensor:
     return v / torch.sqrt(v.square().sum(-1, keepdim=True) + eps)
 
 
+_SQUARES = ((0, 0), (1, 1), (2, 2), (3, 3))
+_ROTATION_TERMS = (  # entry by entry of a rotation: pairs of parts of the quaternion, and their factors
+    (_SQUARES, (1, 1, -1, -1)),
+    (((1, 2), (0, 3)), (2, -2)),
+    (((1, 3), (0, 2)), (2, 2)),
+    (((1, 2), (0, 3)), (2, 2)),
+    (_SQUARES, (1, -1, 1, -1)),
+    (((2, 3), (0, 1)), (2, -2)),
+    (((1, 3), (0, 2)), (2, -2)),
+    (((2, 3), (0, 1)), (2, 2)),
+    (_SQUARES, (1, -1, -1, 1)),
+)
+
+
+def _rotation_terms() -> np.ndarray:
+    """Return the parts and the factor of each of four terms of each entry, ``[3, 4, 9]``; absent terms are 0."""
+    terms = np.zeros((3, 4, 9), np.int64)
+    for entry, (pairs, factors) in enumerate(_ROTATION_TERMS):
+        for number, (pair, factor) in enumerate(zip(pairs, factors, strict=True)):
+            terms[:, number, entry] = *pair, factor
+    return terms
+
+
 def quaternion_to_rotation(quaternion: Tensor) -> Tensor:
     """Return rotation matrices ``[*, 3, 3]`` of unit quaternions ``[*, 4]`` in (w, x, y, z) order."""
-    _, x, y, z = quaternion.unbind(-1)
-    dw, dx, dy, _ = (quaternion + quaternion).unbind(-1)  # products with a Python number are slower
-    ww, xx, yy, zz = quaternion.square().unbind(-1)
-    xy, xz, yz, wx, wy, wz = dx * y, dx * z, dy * z, dw * x, dw * y, dw * z
-    entries = [ww + xx - yy - zz, xy - wz, xz + wy]
-    entries += [xy + wz, ww - xx + yy - zz, yz - wx]
-    entries += [xz - wy, yz + wx, ww - xx - yy + zz]
-    return torch.stack(entries, -1).unflatten(-1, (3, 3))
+    # All products at once: the host takes longer to start an operator than a device to run it.
+    first, second, factor = constant("rotation terms", _rotation_terms, quaternion.device).unbind()
+    a, b, c, d = (quaternion[..., first] * factor * quaternion[..., second]).unbind(-2)
+    return (a + b + c + d).unflatten(-1, (3, 3))
 
 
 def rotation_to_quaternion(rotation: Tensor) -> Tensor:
@@ -90,7 +124,7 @@ def rotation_to_quaternion(rotation: Tensor) -> Tensor:
 
 def update_quaternion(quaternion: Tensor, vector: Tensor) -> Tensor:
     """Compose ``quaternion [*, 4]`` with the rotation ``(1, vector [*, 3])`` and normalise (Algorithm 23)."""
-    w, xyz = quaternion[..., :1], quaternion[..., 1:]
+    w, xyz = quaternion.split((1, 3), -1)
     real = -(xyz * vector).sum(-1, keepdim=True)
     imaginary = w * vector + torch.linalg.cross(xyz, vector)
     updated = quaternion + torch.cat([real, imaginary], -1)

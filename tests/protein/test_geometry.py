@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein import rigid
 from fastfold.protein.all_atom import (
     atom14_to_atom37,
     atom37_to_torsion_angles,
@@ -111,3 +112,11 @@ def test_ideal_backbone_has_ideal_bond_lengths(name: str) -> None:
         else:
             length = float(((atoms["N"] - atoms["CA"]) ** 2).sum() ** 0.5)
             assert length == pytest.approx(1.46, abs=0.01)
+
+
+def test_tables_made_by_a_fold_serve_later_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rigid, "_CONSTANTS", {})
+    with torch.inference_mode():
+        quaternion_to_rotation(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    quaternion = torch.tensor([0.5, 0.5, 0.5, 0.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(quaternion_to_rotation, quaternion)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,16 @@ from fastfold.protein.rigid import Rigid
 
 _TERMS = 9
 """Tensors ``[*, H, N, N]`` of float32 that exist at a time: logits, their terms, and differences of points."""
+_SMALL = 2**21  #: Elements of all differences of points that are formed at once
+
+
+class PairTerms(NamedTuple):
+    """Terms of the logits of all rows that do not change between the iterations of a structure module."""
+
+    pair: Tensor  #: ``[*, rows, N, c_z]``, normalised
+    bias: Tensor  #: ``[*, H, rows, N]``
+    hidden: Tensor  #: ``[*, 1, rows, N]``, large for padding
+    weight: Tensor  #: ``[H, 1, 1]``, weight of squared distances
 
 
 class InvariantPointAttention(PolicyModule):
@@ -57,30 +67,51 @@ class InvariantPointAttention(PolicyModule):
         )
 
     def forward(
-        self, single: Tensor, pair: Tensor | LazyRows, frames: Rigid, mask: Tensor, rows: slice = slice(None)
+        self,
+        single: Tensor,
+        pair: Tensor | LazyRows | PairTerms,
+        frames: Rigid,
+        mask: Tensor,
+        rows: slice = slice(None),
     ) -> Tensor:
         """Compute the update ``[*, rows, c_s]`` of the single representation ``[*, N, c_s]``.
 
-        The ``pair [*, rows, N, c_z]`` holds the ``rows`` to update, by default all. Translations of the ``frames [*,
-        N]`` are in the network's length unit; the ``mask [*, N]`` is 0 for padding.
+        The ``pair [*, rows, N, c_z]``, or its terms, holds the ``rows`` to update, by default all. Translations of the
+        ``frames [*, N]`` are in the network's length unit; the ``mask [*, N]`` is 0 for padding.
         """
         h = self.heads
-        to_points = frames[..., None, None]
-        keys = (
-            self.key(single).unflatten(-1, (h, self.c_qk)),
-            self.value(single).unflatten(-1, (h, self.c_v)),
-            to_points.apply(self.key_points(single).unflatten(-1, (h, self.p_qk, 3))),
-            to_points.apply(self.value_points(single).unflatten(-1, (h, self.p_v, 3))),
-        )
+        q = by_head(self.query(single), h) * math.sqrt(1.0 / (3 * self.c_qk))
+        k, v = by_head(self.key(single), h), by_head(self.value(single), h)
+        # All points are moved at once.
+        points = [self.query_points(single), self.key_points(single), self.value_points(single)]
+        sizes = [x.shape[-1] for x in points]
+        to_points = frames[..., None]
+        moved = to_points.apply(torch.cat(points, -1).unflatten(-1, (-1, 3))).flatten(-2)
+        q_points, k_points, v_points = (by_head(x, h) for x in moved.split(sizes, -1))
         first = rows.start or 0
 
-        def update(_: Tensor, own: slice) -> Tensor:
-            index = slice(own.start - first, own.stop - first)
-            return self._update(single, rows_of(pair, index), frames, mask, own, keys)
+        if rows != slice(None):
+            q, q_points, to_points = q[..., rows, :], q_points[..., rows, :], to_points[..., rows, :]
+        if isinstance(pair, PairTerms):
+            return self._update(q, k, v, q_points, k_points, v_points, to_points, pair)
+
+        def update(_: Tensor, block: slice, pair: Tensor | LazyRows = pair) -> Tensor:
+            own = slice(block.start - first, block.stop - first)
+            terms = self.pair_terms(rows_of(pair, own), mask, block)
+            return self._update(
+                q[..., own, :], k, v, q_points[..., own, :], k_points, v_points, to_points[..., own, :], terms
+            )
 
         *lead, columns, channels = pair.shape
         residues = single.new_empty(()).expand(*lead, 1)
         return self.policy.map(residues, update, dim=-2, start=first, channels=columns * channels)
+
+    def pair_terms(self, pair: Tensor, mask: Tensor, rows: slice = slice(None)) -> PairTerms:
+        """Return the terms of the logits of ``rows`` from ``pair [*, rows, N, c_z]`` and ``mask [*, N]``."""
+        bias = math.sqrt(1.0 / 3.0) * self.pair_bias(pair).movedim(-1, -3)
+        pair_mask = mask[..., rows, None] * mask[..., None, :]
+        weight = F.softplus(self.point_weights) * math.sqrt(1.0 / (3 * self.p_qk * 9.0 / 2.0))
+        return PairTerms(pair, bias, 1e5 * (1.0 - pair_mask).unsqueeze(-3), (0.5 * weight)[:, None, None])
 
     @classmethod
     def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
@@ -90,48 +121,55 @@ class InvariantPointAttention(PolicyModule):
 
     def _update(
         self,
-        single: Tensor,
-        pair: Tensor,
-        frames: Rigid,
-        mask: Tensor,
-        rows: slice,
-        keys: tuple[Tensor, Tensor, Tensor, Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_points: Tensor,
+        k_points: Tensor,
+        v_points: Tensor,
+        to_points: Rigid,
+        terms: PairTerms,
     ) -> Tensor:
-        h = self.heads
-        k, v, k_points, v_points = keys
-        q = self.query(single[..., rows, :]).unflatten(-1, (h, self.c_qk))
-        to_points = frames[..., rows, None, None]
-        q_points = to_points.apply(self.query_points(single[..., rows, :]).unflatten(-1, (h, self.p_qk, 3)))
-
         # Each of the three terms has unit variance at initialisation.
-        logits = torch.einsum("...ihc,...jhc->...hij", q * math.sqrt(1.0 / (3 * self.c_qk)), k)
-        weight = F.softplus(self.point_weights) * math.sqrt(1.0 / (3 * self.p_qk * 9.0 / 2.0))
-        logits = logits - 0.5 * weight[:, None, None] * _squared_distances(q_points, k_points)
-        logits = logits + math.sqrt(1.0 / 3.0) * self.pair_bias(pair).movedim(-1, -3)
-        pair_mask = mask[..., rows, None] * mask[..., None, :]
-        attention = torch.softmax(logits - 1e5 * (1.0 - pair_mask).unsqueeze(-3), dim=-1)
+        distances = terms.weight * _squared_distances(q_points, k_points)
+        logits = product(q, k.mT) - distances
+        del distances
+        logits = logits + terms.bias
+        attention = torch.softmax(logits - terms.hidden, dim=-1)
 
-        scalars = torch.einsum("...hij,...jhc->...ihc", attention, v)
-        points = torch.einsum("...hij,...jhpx->...ihpx", attention, v_points)
+        scalars = product(attention, v).transpose(-3, -2)
+        points = product(attention, v_points).transpose(-3, -2).flatten(-2).unflatten(-1, (-1, 3))
         points = to_points.invert_apply(points)
         squared = points.square().sum(-1)
         norms = (squared.clamp(min=1e-16) if self.multimer else squared + 1e-8).sqrt()
-        over_pair = torch.einsum("...hij,...ijc->...ihc", attention, pair)
-        features = [scalars, *points.unbind(-1), norms, over_pair]
-        return self.output(torch.cat([f.flatten(-2) for f in features], -1))
+        over_pair = product(attention.transpose(-3, -2), terms.pair)
+        features = [scalars.flatten(-2), points.mT.flatten(-2), norms, over_pair.flatten(-2)]
+        return self.output(torch.cat(features, -1))
+
+
+def by_head(x: Tensor, heads: int) -> Tensor:
+    """Return channels ``[*, N, H * c]`` by head, ``[*, H, N, c]``."""
+    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a [*, A, B] @ b [*, B, C]``; without batch axes in one operator, where ``matmul`` takes six."""
+    return torch.bmm(a, b) if a.dim() == 3 else a @ b
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return summed squared distances ``[*, H, N, M]`` between points ``[*, N, H, P, 3]`` and ``[*, M, H, P, 3]``.
+    """Return summed squared distances ``[*, H, N, M]`` between points ``[*, H, N, 3 P]`` and ``[*, H, M, 3 P]``.
 
-    Sums differences, because expanding the square cancels digits. All differences at once would be ``3 P`` times the
-    size of the result. On a CPU one operator forms and sums them; on other devices one point is processed at a time.
+    Sums differences, because expanding the square cancels digits. All differences at once are ``3 P`` times the size
+    of the result. On a CPU one operator forms and sums them; on other devices one point is processed at a time unless
+    all differences are small.
     """
-    a, b = a.movedim(-3, -4), b.movedim(-3, -4)  # [*, H, N, P, 3]
     if a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64):
-        return torch.cdist(a.flatten(-2), b.flatten(-2), compute_mode="donot_use_mm_for_euclid_dist").square()
+        return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
+    if a.numel() * b.shape[-2] <= _SMALL:
+        return (a.unsqueeze(-2) - b.unsqueeze(-3)).square().sum(-1)
     total = torch.zeros((), dtype=a.dtype, device=a.device)
-    for p in range(a.shape[-2]):
-        difference = a[..., :, None, p, :] - b[..., None, :, p, :]
+    for p in range(0, a.shape[-1], 3):
+        difference = a[..., :, None, p : p + 3] - b[..., None, :, p : p + 3]
         total = total + difference.square().sum(-1)
     return total

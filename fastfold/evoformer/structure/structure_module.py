@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fastfold.evoformer.execution import LazyRows, PolicyModule, current_call, is_training
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear, dropout
-from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention, PairTerms
 from fastfold.protein.all_atom import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
 from fastfold.protein.metrics.backbone import torsion
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quaternion
@@ -112,19 +112,20 @@ class StructureModule(PolicyModule):
             return self.pair_norm(pair[..., rows, :, :].to(dtype))
 
         # In blocks, the pair is normalised again by each layer, so that no second pair tensor is held.
-        whole = self.policy.block_elements is None
-        normed_pair = normed(slice(None)) if whole else LazyRows(normed, tuple(pair.shape), self.policy)
-        mask = seq_mask.to(dtype)
+        normed_pair: LazyRows | PairTerms = LazyRows(normed, tuple(pair.shape), self.policy)
+        mask, policy = seq_mask.to(dtype), self.policy
+        in_one_block = policy.block_elements is None or pair.numel() <= policy.block_elements
+        if in_one_block and not (policy.recompute and torch.is_grad_enabled()):
+            normed_pair = self.attention.pair_terms(normed(slice(None)), mask)
         x = self.initial(initial)
         quaternion = torch.zeros(*x.shape[:-1], 4, dtype=dtype, device=x.device)
         quaternion[..., 0] = 1.0
-        translation = torch.zeros_like(quaternion[..., :3])
-        steps: list[dict[str, Tensor]] = []
+        rotation, translation = quaternion_to_rotation(quaternion), torch.zeros_like(quaternion[..., :3])
+        steps: list[tuple[Tensor, ...]] = []
         training, call = is_training(self), current_call()
         stops = self.stop_rotation_gradient if call is None else call.stop_rotation_gradient
         for layer in range(self.layers):
-            frames = Rigid(quaternion_to_rotation(quaternion), translation)
-            x = x + self.attention(x, normed_pair, frames, mask)
+            x = x + self.attention(x, normed_pair, Rigid(rotation, translation), mask)
             x = self.attention_norm(dropout(x, self.dropout_rate, training=training))
             hidden = x
             for i, linear in enumerate(self.transition):
@@ -133,22 +134,29 @@ class StructureModule(PolicyModule):
 
             rotate, move = self.backbone_update(x).split(3, dim=-1)
             quaternion = update_quaternion(quaternion, rotate)
-            translation = translation + (frames.rotation * move.unsqueeze(-2)).sum(-1)
-            steps.append(self._atoms(x, initial, aatype, quaternion, translation))
-            if layer < self.layers - 1 and stops:
-                quaternion = quaternion.detach()  # Algorithm 20, line 20
-        stacked = {key: torch.stack([step[key] for step in steps]) for key in steps[0]}
-        atom14 = steps[-1]["atom_pos"]
-        present = mask[..., None]
+            translation = translation + (rotation * move.unsqueeze(-2)).sum(-1)
+            rotation = quaternion_to_rotation(quaternion)
+            steps.append((x, quaternion, rotation, translation))
+            if layer < self.layers - 1 and stops:  # Algorithm 20, line 20
+                quaternion, rotation = quaternion.detach(), rotation.detach()
+        # Lines 11-14 of all iterations at once, which no later iteration reads.
+        single, quaternion, rotation, translation = map(torch.stack, zip(*steps, strict=True))
+        angles, raw_angles = self.angles(single, initial)
+        backbone = Rigid(rotation, translation * self.position_scale)
+        affines = torch.cat([quaternion, backbone.translation], -1)
+        types = aatype.expand(quaternion.shape[:-1])
+        frames = torsion_angles_to_frames(types, backbone, angles)
+        atom_positions = frames_to_atom14(types, frames)
+        atom14, present = atom_positions[-1], mask[..., None]
         return {
             "act": x,
-            "traj": stacked["affine"],
-            "final_affines": steps[-1]["affine"],
+            "traj": affines,
+            "final_affines": affines[-1],
             "sidechains": {
-                "frames": {"rotation": stacked["rotation"], "translation": stacked["translation"]},
-                "atom_pos": stacked["atom_pos"],
-                "angles_sin_cos": stacked["angles"],
-                "unnormalized_angles_sin_cos": stacked["raw_angles"],
+                "frames": {"rotation": frames.rotation, "translation": frames.translation},
+                "atom_pos": atom_positions,
+                "angles_sin_cos": angles,
+                "unnormalized_angles_sin_cos": raw_angles,
             },
             "final_atom14_positions": atom14,
             "final_atom14_mask": lookup("restype_atom14_mask", aatype, atom14) * present,
@@ -181,19 +189,4 @@ class StructureModule(PolicyModule):
             "final_affines": affines,
             "final_atom14_positions": atom14,
             "final_atom_positions": atom14_to_atom37(atom14, aatype),
-        }
-
-    def _atoms(
-        self, x: Tensor, initial: Tensor, aatype: Tensor, quaternion: Tensor, translation: Tensor
-    ) -> dict[str, Tensor]:
-        angles, raw_angles = self.angles(x, initial)
-        backbone = Rigid(quaternion_to_rotation(quaternion), translation * self.position_scale)
-        frames = torsion_angles_to_frames(aatype, backbone, angles)
-        return {
-            "affine": torch.cat([quaternion, backbone.translation], -1),
-            "angles": angles,
-            "raw_angles": raw_angles,
-            "rotation": frames.rotation,
-            "translation": frames.translation,
-            "atom_pos": frames_to_atom14(aatype, frames),
         }

@@ -13,7 +13,7 @@ from fastfold.evoformer.execution import LazyRows, is_training, random_state
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource
 from fastfold.evoformer.primitives import Linear
-from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention, PairTerms
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
 from fastfold.parallel.comm.collectives import all_reduce, broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
@@ -25,12 +25,21 @@ class AxialInvariantPointAttention(InvariantPointAttention):
     shards: AxialShards
 
     def forward(
-        self, single: Tensor, pair: Tensor | LazyRows, frames: Rigid, mask: Tensor, rows: slice = slice(None)
+        self,
+        single: Tensor,
+        pair: Tensor | LazyRows | PairTerms,
+        frames: Rigid,
+        mask: Tensor,
+        rows: slice = slice(None),
     ) -> Tensor:
         """Update ``[*, N, c_s]`` from a shard ``pair [*, n, N, c_z]``; everything else is whole."""
         residues = single.shape[-2]
         update = super().forward(single, pair, frames, mask, self.shards.own(residues))
         return self.shards.gather(update, -2, residues)
+
+    def pair_terms(self, pair: Tensor, mask: Tensor, rows: slice | None = None) -> PairTerms:
+        """Return the terms of ``rows``, by default those of this rank."""
+        return super().pair_terms(pair, mask, self.shards.own(mask.shape[-1]) if rows is None else rows)
 
 
 class AxialDistogramHead(DistogramHead):
