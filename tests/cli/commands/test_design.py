@@ -225,7 +225,7 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--steps", "3,4"), "--steps: expected 3 whole numbers"),
         (("hallucinate", "--length", "20", "--loss", "rg"), "--loss: expected NAME=WEIGHT"),
         (("hallucinate", "--length", "20", "--loss", "xyz=1"), "hallucinate has no loss 'xyz'"),
-        (("hallucinate", "--length", "20", "--num-designs", "0"), "--num-designs/--num-seeds: '0' is not a whole number"),
+        (("hallucinate", "--length", "20", "--num-designs", "0"), "--num-seeds: '0' is not a whole number"),
         (("hallucinate", "--length", "20", "--num-recycles", "-1"), "is not a whole number from 0"),
         (("hallucinate", "--length", "20", "--mpnn", "none {pdb} {out}"), "--mpnn: no program 'none'"),
         (("hallucinate", "--length", "20", "--mpnn-keep-interface"), "belongs to --mpnn"),
