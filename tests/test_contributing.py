@@ -27,6 +27,8 @@ def test_the_usual_additions_have_a_recipe() -> None:
     kinds = (
         "an operator",
         "a head with its loss",
+        "a score",
+        "an option",
         "a dataset layout",
         "a weight format",
         "a kind of parallelism",
@@ -39,7 +41,7 @@ def test_the_code_of_a_recipe_runs(title: str) -> None:
     """From top to bottom in one namespace; its last block checks what was added."""
     code = "\n".join(_blocks(RECIPES[title], "python"))
     assert "assert" in code or "check_against_definition(" in code
-    exec(compile(code, title, "exec"), {"__name__": "recipe"})
+    exec(compile(code, title, "exec"), {"__name__": __name__})
 
 
 @pytest.mark.parametrize("title", RECIPES)
