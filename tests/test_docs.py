@@ -129,6 +129,7 @@ def test_python_blocks_are_typed(tmp_path: Path) -> None:
         if blocks and page.name != "CONTRIBUTING.md":  # whose recipes run
             programs[page.stem] = "\n".join(blocks)
     assert len(programs) > 15
+    programs["wrong"] = 'import fastfold\n\nfastfold.predict("MK", "mini", num_recyles=0)\n'
     for name, text in programs.items():
         (tmp_path / f"page_{name}.py").write_text(text, encoding="utf-8")
     options = [
@@ -148,7 +149,8 @@ def test_python_blocks_are_typed(tmp_path: Path) -> None:
         check=False,
         env={**os.environ, "MYPYPATH": str(REPOSITORY)},
     )
-    assert [line for line in done.stdout.splitlines() if line.startswith("page_")] == []
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("page_") and ": error: " in line]
+    assert line.startswith('page_wrong.py:3: error: Unexpected keyword argument "num_recyles" for "predict"')
     assert not done.stderr
 
 

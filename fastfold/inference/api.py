@@ -7,7 +7,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
-from fastfold.inference.config import InferConfig
+from fastfold.inference.config import FoldSettings, InferConfig, ManyFoldSettings
 from fastfold.inference.embed.compute import Embedding
 from fastfold.inference.embed.config import EmbedConfig
 from fastfold.inference.ensemble.samples import draw_samples
@@ -36,6 +36,9 @@ from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.setting_values import BatchSize, check_batch, check_seeds
 from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +103,7 @@ def predict(
     memory_budget: str | int | None = None,
     pae: bool | None = None,
     device: str | torch.device | None = None,
-    **settings: Any,
+    **settings: Unpack[FoldSettings],
 ) -> Prediction:
     """Fold a sequence.
 
@@ -122,9 +125,8 @@ def predict(
             memory. It determines the sizes of all blocks.
         pae: Keep the aligned errors of all pairs; None for targets of up to 5,000 residues.
         device: Device of a network given by a path or name; None for CUDA if available.
-        settings: Further fields of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
-            ``use_cluster_profile``, ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``restraints``,
-            ``cyclic``, ``rings``, ``cuda_graphs``, ``save_representations``, ``save_recycles``.
+        settings: Further fields of :class:`~fastfold.inference.config.InferConfig`, those of
+            :class:`~fastfold.inference.config.FoldSettings`.
 
     Returns:
         The prediction; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.
@@ -170,7 +172,7 @@ def predict_many(
     templates: Mapping[str, Templates | Sequence[Templates | None] | None] | None = None,
     device: str | torch.device | None = None,
     batch: BatchSize = 1,
-    **settings: Any,
+    **settings: Unpack[ManyFoldSettings],
 ) -> Predictions:
     """Fold several sequences by every network with every seed; errors are those of :func:`predict`.
 
@@ -277,7 +279,7 @@ def embed(
     arrays: Sequence[str] | None = None,
     mean: bool = False,
     device: str | torch.device | None = None,
-    **settings: Any,
+    **settings: Unpack[ManyFoldSettings],
 ) -> Embedding:
     """Compute representations of a sequence, without heads or structure module where they are not needed.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.inference.embed.config import EmbedConfig
@@ -428,3 +428,45 @@ class InferConfig:
     def host_bytes(self) -> int | None:
         """``host_memory`` in bytes."""
         return None if self.host_memory is None else int(self.host_memory)
+
+
+class FoldSettings(TypedDict, total=False):
+    """Fields of :class:`InferConfig` that the Python API takes as further keyword arguments.
+
+    Example:
+        >>> import fastfold
+        >>> from fastfold.inference.config import FoldSettings
+        >>> settings: FoldSettings = {"dropout": True, "max_msa": (64, 128)}
+        >>> fastfold.predict("MTYKLILNGK", "mini", num_recycles=0, **settings).aatype.shape
+        (10,)
+    """
+
+    cif_pae: bool | None
+    host_memory: str | int | None
+    offload_dir: str | Path | None
+    max_msa: tuple[int, int] | None
+    use_cluster_profile: bool
+    cuda_graphs: bool
+    dropout: bool
+    sample: Sampling | None
+    recycle_tolerance: float | None
+    stop_at_score: float | None
+    num_ensemble: int | None
+    rank: RankBy
+    save_representations: bool
+    save_distogram: bool
+    save_recycles: bool
+    initial_guess: Any
+    restraints: str | Path | None
+    restraint_steps: int
+    restraint_leave_one_out: bool
+    cyclic: bool
+    rings: str | None
+
+
+class ManyFoldSettings(FoldSettings, total=False):
+    """Settings of :func:`fastfold.predict_many`."""
+
+    num_recycles: int | None
+    memory_budget: str | int | None
+    pae: bool | None

@@ -48,7 +48,7 @@ def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
         raise ConfigError(f"seeds must be a whole number or a list of them, found {seeds!r}")
     given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
     if not given:
-        raise ConfigError("expected at least one seed, found none")
+        raise ConfigError("seeds is empty; give at least one seed")
     for seed in given:
         check_whole("seed", seed, 0, SEED_LIMIT - 1)
     return tuple(dict.fromkeys(int(seed) for seed in given))  # type: ignore[arg-type]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.inference.config import InferConfig
+from fastfold.inference.api import _NOT_FOR_PYTHON
+from fastfold.inference.config import FoldSettings, InferConfig, ManyFoldSettings
 from fastfold.inference.setting_values import check_batch, parse_max_msa, parse_seeds
 
 
@@ -84,3 +86,14 @@ def test_processes_are_counted_by_the_settings() -> None:
     for text in ("dap=٣", "dap=-1", "dap=", "dap=2=2", "=1", "tp=2", 4):
         with pytest.raises(ConfigError, match="give --parallel dap=4"):
             InferConfig(parallel=text)  # type: ignore[arg-type]
+
+
+def test_typed_settings_of_python_are_the_fields() -> None:
+    """Fields that Python does not take are left out, and those that its functions name themselves."""
+    fields = {one.name: str(one.type) for one in dataclasses.fields(InferConfig)}
+    taken = set(fields) - set(_NOT_FOR_PYTHON) - {"device", "embed"}
+    typed = ManyFoldSettings.__annotations__ | FoldSettings.__annotations__
+    found = {name: getattr(kind, "__forward_arg__", kind) for name, kind in typed.items()}
+    assert {name: kind.replace("str | Path", "Path") for name, kind in found.items()} == {
+        name: fields[name] for name in taken
+    }
