@@ -1,10 +1,11 @@
 """Accuracy of a network on chains of known structure; every figure has a baseline.
 
-Usage: python benchmarks/accuracy.py WEIGHTS DATA [--split valid] [--chains 50 | --names 1igd,1ctf] [--single-sequence]
-                                     [--relax] [--prior-chains 400] [--plot PNG] [--json OUT]
+Usage: python benchmarks/accuracy.py WEIGHTS DATA [--split valid] [--chains 50 | --hashed 38 | --names 1igd,1ctf]
+                                     [--single-sequence] [--relax] [--prior-chains 400] [--plot PNG] [--json OUT]
 
-DATA is a folder as for ``fastfold train``. Chains are taken evenly over the split; each is folded with the network's
-own number of recycles. Prints tables in Markdown, by the depth of the alignments:
+DATA is a folder as for ``fastfold train``. Chains are taken evenly over the split, or with ``--hashed`` by the SHA-256
+of their names, among those of 40 to 200 residues. Each is folded with the network's own number of recycles. Prints
+tables in Markdown, by the depth of the alignments:
 
 * lDDT-CA and TM-score, and those of a bundle of helices and of one straight helix, equal for every protein;
 * figures that a collapsed structure cannot pass: radius of gyration over the true one, CA neighbours within 3.8 Å,
@@ -22,6 +23,8 @@ own number of recycles. Prints tables in Markdown, by the depth of the alignment
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
 import json
 import math
 import statistics
@@ -69,11 +72,20 @@ from fastfold.protein.structure import ChainStructure  # noqa: E402
 from fastfold.training.report.plots import calibrate, calibration_png  # noqa: E402
 from fastfold.training.validation import ChainScore, resolved_beta, score_chain  # noqa: E402
 
+HASHED_LENGTHS = range(40, 201)  #: Residues of chains that are chosen by hash
+
 
 def spread(entries: Sequence[Entry], chains: int) -> list[Entry]:
     """Choose ``chains`` entries, spread evenly over all; return all of them for 0."""
     count = min(chains or len(entries), len(entries))
     return [entries[i * len(entries) // count] for i in range(count)]
+
+
+def first_hashed(entries: Sequence[Entry], chains: int) -> list[Entry]:
+    """Choose the ``chains`` entries of :data:`HASHED_LENGTHS` whose names have the lowest SHA-256."""
+    ordered = sorted(entries, key=lambda entry: hashlib.sha256(entry.id.encode()).hexdigest())
+    fitting = (entry for entry in ordered if len(read_entry(entry).chain) in HASHED_LENGTHS)
+    return list(itertools.islice(fitting, chains))
 
 
 def separation_prior(entries: Sequence[Entry], heads: Any) -> SeparationPrior:
@@ -228,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", default="valid")
     parser.add_argument("--chains", type=int, default=50, help="0: all (default: 50)")
+    parser.add_argument("--hashed", type=int, help="this many chains, by the SHA-256 of their names")
     parser.add_argument("--names", type=lambda text: text.split(","), help="only chains whose names begin so")
     parser.add_argument("--single-sequence", action="store_true", help="leave the alignments out")
     parser.add_argument("--relax", action="store_true", help="relax the predictions too")
@@ -246,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     entries: Sequence[Entry] = open_dataset(options.data, split=options.split).entries
     if options.names:
         entries = [e for e in entries if e.id.startswith(tuple(options.names))]
+    elif options.hashed:
+        entries = first_hashed(entries, options.hashed)
     else:
         entries = spread(entries, options.chains)
     if not entries:

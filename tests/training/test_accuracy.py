@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from dataclasses import replace
@@ -131,6 +132,19 @@ def test_scores_of_the_input_are_measured_like_the_networks(load: Any):
     assert found["precision_l2"] == found["precision_l2_input"]
     assert found["distogram_ce_12_24"] == found["distogram_ce_12_24_prior"]
     assert "precision_l5_input" not in load("accuracy").measure(score, chain, prior).figures
+
+
+def test_hashed_chains_are_those_of_the_lowest_hashes_with_a_fitting_length(
+    load: Any, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = load("accuracy")
+    entries = program.open_dataset(data_folder, split="valid").entries
+    lengths = [len(program.read_entry(entry).chain) for entry in entries]
+    by_hash = sorted(entries, key=lambda entry: hashlib.sha256(entry.id.encode()).digest())
+    assert program.first_hashed(entries, 2) == []  # they are short
+    monkeypatch.setattr(program, "HASHED_LENGTHS", range(max(lengths) + 1))
+    assert program.first_hashed(entries, 9) == by_hash
+    assert program.first_hashed(entries, 1) == by_hash[:1]
 
 
 def test_the_program_prints_tables_and_keeps_everything(
