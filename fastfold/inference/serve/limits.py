@@ -22,11 +22,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class RequestLimits:
     """ASGI middleware that refuses large bodies and too many requests, and gives up slow clients.
 
+    The body of a refused request is received and dropped within the limits, because many clients send all of it before
+    they read the answer, and would find a broken connection instead.
+
     Args:
         app: The application.
         max_body: Largest number of bytes of a body. Bodies of twice as many bytes are held at once; others wait.
         body_seconds: Seconds in which a body must have arrived, and in which its turn must come.
-        send_seconds: Seconds in which a client must take each piece of an answer.
+        send_seconds: Seconds in which a client must take each piece of an answer, and send the rest of a refused body.
         max_requests: Largest number of requests at once; ``/healthz`` is answered beyond it.
         max_own: Largest number of requests at once of a user, or of an address without a known user.
         hosts: Names by which the server may be reached; None for any.
@@ -53,6 +56,7 @@ class RequestLimits:
         self._user, self._answered = user, answered
         self._active: Counter[str] = Counter()
         self._held = 0  # bytes of bodies
+        self._dropping = 0  # requests whose bodies are dropped
         self._released = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +64,14 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
 
+        arriving = _Arriving(receive)
+
         async def patient(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_last and not arriving.is_complete:
+                await asyncio.wait_for(send({**message, "more_body": True}), self._send_seconds)
+                await self._drop(arriving)
+                message = {"type": "http.response.body", "body": b""}
             if message["type"] == "http.response.start":
                 self._answered(scope["method"], message["status"])
                 # Browsers must not guess that a file of results is a page.
@@ -87,12 +98,29 @@ class RequestLimits:
                 return
         self._active[own] += 1
         try:
-            await self._answer(scope, receive, patient, headers, is_known=user is not None)
+            await self._answer(scope, arriving, patient, headers, is_known=user is not None)
         finally:
             self._active -= Counter((own,))
 
+    async def _drop(self, arriving: _Arriving) -> None:
+        """Receive the rest of a body without keeping it."""
+        if self._dropping >= self._max_requests:
+            return
+        self._dropping += 1
+        try:
+            with contextlib.suppress(asyncio.TimeoutError, _RefusedBody):
+                await asyncio.wait_for(self._read(arriving, keep=False), self._send_seconds)
+        finally:
+            self._dropping -= 1
+
     async def _answer(
-        self, scope: Scope, receive: Receive, patient: Send, headers: Mapping[bytes, bytes], *, is_known: bool
+        self,
+        scope: Scope,
+        arriving: _Arriving,
+        patient: Send,
+        headers: Mapping[bytes, bytes],
+        *,
+        is_known: bool,
     ) -> None:
         """Read the body of a request within the limits, and let the application answer."""
         length = headers.get(b"content-length", b"0")
@@ -101,13 +129,13 @@ class RequestLimits:
                 raise _RefusedBody
             size = self._max_body if b"transfer-encoding" in headers else int(length[:20])
             async with self._holding(size if is_known else 0):
-                body = await asyncio.wait_for(self._read(receive), self._body_seconds) if is_known else b""
+                body = await asyncio.wait_for(self._read(arriving), self._body_seconds) if is_known else b""
                 if body is None:
                     return
                 rest = iter([{"type": "http.request", "body": body, "more_body": False}])
 
                 async def replay() -> Message:
-                    return next(rest, None) or await receive()
+                    return next(rest, None) or await arriving()
 
                 with contextlib.suppress(asyncio.TimeoutError):  # uvicorn closes the connection
                     await self._app(scope, replay, patient)
@@ -117,6 +145,7 @@ class RequestLimits:
             text = f"the request is larger than {self._max_body:,} bytes, the limit of this server"
             await _refuse(patient, 413, text)
         except asyncio.TimeoutError:
+            arriving.is_complete = True  # too slow to wait for the rest
             text = f"the request did not arrive within {self._body_seconds:g} seconds; send it faster"
             await _refuse(patient, 408, text)
 
@@ -138,18 +167,33 @@ class RequestLimits:
                 self._held -= size
                 self._released.notify_all()
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        parts, size = [], 0
+    async def _read(self, receive: Receive, *, keep: bool = True) -> bytes | None:
+        parts: list[bytes] = []
+        size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            piece = message.get("body", b"")
+            size += len(piece)
+            if keep:
+                parts.append(piece)
             if size > self._max_body:
                 raise _RefusedBody
             if not message.get("more_body"):
                 return b"".join(parts)
+
+
+class _Arriving:
+    """Request whose body arrives; knows if it is complete."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.is_complete = receive, False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.is_complete = message["type"] == "http.disconnect" or not message.get("more_body")
+        return message
 
 
 class _RefusedBody(Exception):
@@ -171,7 +215,7 @@ async def _refuse(send: Send, status: int, text: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status in (429, 503):
         headers.append((b"retry-after", b"5"))
-    # The rest of the request is not read, so the connection cannot be used again.
+    # Of a large or slow request some is not received, so the connection cannot be used again.
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Heads, bodies and answers have a time, and the rest of a refused request is not read."""
+"""Heads, bodies and answers have a time, and the rest of a refused request is dropped."""
 
 from __future__ import annotations
 
@@ -62,10 +62,20 @@ def test_bodies_that_are_too_large_or_too_slow_do_not_reach_it():
     assert serve([{"type": "http.disconnect"}]) == [[], [], []]
 
 
-def test_bodies_of_unknown_clients_are_not_read():
+def test_bodies_of_unknown_clients_do_not_reach_it():
     messages = [part(b"abc")]
     assert serve(messages, allowed=False)[0] == [b""]
-    assert len(messages) == 1
+    assert messages == [part(b"abc")]  # no answer ended
+
+
+@pytest.mark.parametrize(
+    ("parts", "left"),
+    [(["x" * 11, "y", "z"], 0), (["x" * 11, "y" * 11, "z"], 1), (["x" * 11, "y" * 10, "z", "w"], 1)],
+)
+def test_the_rest_of_a_refused_body_is_dropped_up_to_the_limit(parts: list[str], left: int):
+    messages = [part(one.encode(), more=i < len(parts) - 1) for i, one in enumerate(parts)]
+    assert serve(messages) == [[], [413], [("POST", 413)]]
+    assert len(messages) == left
 
 
 def test_a_client_that_does_not_take_its_answer_is_given_up():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import itertools
+import json
 import random
+import socket
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +167,45 @@ def test_two_hundred_requests_while_the_server_is_killed_three_times(tmp_path: P
         for later, earlier in overtaken:
             leaders = [n for n in order if n < earlier and jobs[n].residues / SIMILAR <= jobs[later].residues]
             assert any(jobs[later].residues <= jobs[n].residues * SIMILAR for n in leaders), (later, earlier)
+
+
+def peak_memory(process: int) -> int:
+    """Largest number of resident bytes that a process has had."""
+    (line,) = [x for x in Path(f"/proc/{process}/status").read_text().splitlines() if x.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+def ask(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Status and body of an answer; 0 without one, which a busy server may not have got across."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
+    with contextlib.closing(connection), contextlib.suppress(OSError):
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    return 0, b""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_forty_large_alignments_at_once_and_two_hundred_idle_clients(tmp_path: Path):
+    port = free_port()
+    server = start(tmp_path, port, seconds=0.1)
+    letters = "MKVLAAGIVG" * 10
+    row = f">hit\n{letters}\n"
+    alignment = f">query\n{letters}\n{row * ((57 << 20) // len(row))}"
+    body = json.dumps({"a3m": alignment}).encode()
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.kill)
+        end = time.monotonic() + 120
+        while ask(port, "GET", "/healthz")[0] != 200:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        with ThreadPoolExecutor(40) as pool:
+            answers = list(pool.map(lambda _: ask(port, "POST", "/v1/jobs", body), range(40)))
+        statuses = {status for status, _ in answers}
+        assert {201} <= statuses <= {0, 201, 503}
+        assert all("error" in json.loads(text) for status, text in answers if status == 503)
+        assert peak_memory(server.pid) < 2 << 30
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert ask(port, "GET", "/healthz") == (200, b'{"status":"ok"}')
