@@ -55,6 +55,17 @@ def test_faults_of_the_disk_of_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_faults_of_the_disk_of_a_client(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    from tests.helpers.faults.services import SERVICES
+
+    with SERVICES["submit"](tmp_path / "server") as case:
+        table = Table(case, tmp_path / "client")
+        found = [line for fault in table.faults(FAULTS) for line in table.problems(fault)]
+    assert found == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORK)
 def test_broken_connections(name: str, tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")

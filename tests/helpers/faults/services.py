@@ -130,7 +130,7 @@ def _serve(table: Table, fault: Fault) -> Outcome:
         port = free.getsockname()[1]
     server = start(table, fault, "--port", str(port))
     client = Client(f"http://127.0.0.1:{port}", patience=1.0)
-    key, text, began = "first", "no answer", time.monotonic()
+    key, text, began = "first-job", "no answer", time.monotonic()
     while server.poll() is None and time.monotonic() < began + _ANSWER_S:
         if fault.kind == "ENOSPC" and len(fault.steps()) >= fault.step + 8:
             fault.end()
@@ -140,7 +140,7 @@ def _serve(table: Table, fault: Fault) -> Outcome:
                 client.download(job, table.out)
                 break
             if job["state"] == "failed" and fault.kind == "none":
-                key = "again"
+                key = "second-job"
             elif job["state"] == "failed":
                 text = job["text"]
                 break
