@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 from fastfold.errors import InputError
 from fastfold.protein.labels import AuthorNames, fill_numbers, residue_ranges
 from fastfold.protein.protein import chain_name
-from fastfold.protein.residue_constants import restypes
+from fastfold.protein.residue_constants import UNKNOWN_LETTERS, mask_unknown
 from fastfold.utils.text_files import PathLike, split_lines
 from fastfold.utils.transliteration import to_ascii
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 MAX_NAME_LENGTH = 100
 MAX_SHOWN_LENGTH = 200  #: Largest number of letters of a record's name in tables and on pages
 
-_KNOWN = frozenset((*restypes, "X"))
-_UNKNOWN_LETTERS = "".join(sorted(set(string.ascii_uppercase) - _KNOWN))  # BJOUZ
-_TO_X = str.maketrans(_UNKNOWN_LETTERS, "X" * len(_UNKNOWN_LETTERS))
 _NO_BLANKS = str.maketrans("", "", " \t")
 _NO_RESIDUE = re.compile(r"[^A-Za-z:*]")
 _CHAIN_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
@@ -267,11 +263,6 @@ def name_chains(names: Sequence[str]) -> list[str]:
     return [name if _CHAIN_NAME.fullmatch(name) else next(free) for name in names]
 
 
-def mask_unknown(sequence: str) -> str:
-    """Return the sequence in upper case, with B, J, O, U, Z read as X (as in AlphaFold)."""
-    return sequence.upper().translate(_TO_X)
-
-
 def parse_sequence(
     lines: Sequence[str],
     *,
@@ -399,7 +390,7 @@ def _explain(character: str, offset: int) -> str:
 
 def _doubts(sequence: str) -> Iterator[str]:
     """Yield warnings about a valid upper-case sequence."""
-    unknown = [i for i, letter in enumerate(sequence) if letter in _UNKNOWN_LETTERS]
+    unknown = [i for i, letter in enumerate(sequence) if letter in UNKNOWN_LETTERS]
     if unknown:
         shown = ", ".join(f"{sequence[i]} at {i + 1}" for i in unknown[:5])
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""

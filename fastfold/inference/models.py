@@ -157,7 +157,7 @@ def check_networks(networks: Sequence[Network], config: InferConfig, templates: 
     if config.ranks > 1:
         check_divisible(networks)
     if config.embed is not None:
-        config.embed.check_networks(networks)
+        config.embed.check_networks({network.name: network.info.config for network in networks})
     check_settings(config, [network.info.config for network in networks])
     check_takers(templates, networks)
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.checks.agreement import StepAgreement, agree_over_store
+from fastfold.parallel.checks.agreement import StepAgreement
 from fastfold.parallel.checks.cut_layers import watch_first_calls
 from fastfold.parallel.checks.plan import check_plan, check_tied_layers
 from fastfold.parallel.checks.stages import StageComparison
-from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.comm.groups import Group, agree_over_store
 from fastfold.parallel.cut_layers import Layers, cut_layers, find_cuts
 from fastfold.parallel.data_parallel.buckets import broadcast_tensors
 from fastfold.parallel.data_parallel.fsdp import FullySharded

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.checks.agreement import agree_over_store
-from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter
+from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter, agree_over_store
 from fastfold.parallel.plan import ParallelPlan
 
 # Names of the tensor parallel group's dimensions. A dimension is named after the group that varies along

@@ -10,6 +10,7 @@ Lengths are in angstrom.
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,15 @@ for _i, _residue in enumerate(_RESIDUES):
         chi_atom_indices[_i, _k] = [atom_order[name] for name in _atoms]
         restype_rigidgroup_mask[_i, 4 + _k] = 1.0
         restype_rigidgroup_base_atom37[_i, 4 + _k] = chi_atom_indices[_i, _k, 1:]
+
+
+UNKNOWN_LETTERS = "".join(sorted(set(string.ascii_uppercase) - {*restypes, "X"}))  #: BJOUZ
+_TO_X = str.maketrans(UNKNOWN_LETTERS, "X" * len(UNKNOWN_LETTERS))
+
+
+def mask_unknown(sequence: str) -> str:
+    """Return the sequence in upper case, with B, J, O, U, Z read as X (as in AlphaFold)."""
+    return sequence.upper().translate(_TO_X)
 
 
 def sequence_to_aatype(sequence: str) -> np.ndarray:

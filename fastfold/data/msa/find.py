@@ -39,8 +39,9 @@ from fastfold.data.msa.other_files import (
     named_like,
     parse_other_file,
 )
-from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
+from fastfold.data.targets import Chain, Target, safe_stem
 from fastfold.errors import InputError
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.text_files import FileSlice, PathLike, check_listed, read_text_bytes
 
 MAX_ALIGNMENT_BYTES = 1 << 32

@@ -28,8 +28,8 @@ from fastfold.data.msa.msa import (
     say_stops,
     split_records,
 )
-from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.text_files import PathLike, split_lines
 
 _LOWER = string.ascii_lowercase.encode()

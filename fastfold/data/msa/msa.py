@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
-from fastfold.protein.residue_constants import hhblits_letter_to_id
+from fastfold.protein.residue_constants import hhblits_letter_to_id, mask_unknown
 from fastfold.utils.text_files import PathLike, split_lines
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastfold.data.msa.msa import ChainMsas, Msa
-from fastfold.data.targets import Target, mask_unknown
+from fastfold.data.targets import Target
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.packages import require_package
 
 UNKNOWN = "X"  #: Letter of masked positions

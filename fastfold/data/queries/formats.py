@@ -18,8 +18,9 @@ from pathlib import Path
 from fastfold.data.msa.formats import parse_colabfold
 from fastfold.data.msa.msa import ChainMsas, a3m_records, colabfold_header, parse_a3m
 from fastfold.data.queries.records import QueryFile, Record
-from fastfold.data.targets import mask_unknown, parse_sequence
+from fastfold.data.targets import parse_sequence
 from fastfold.errors import InputError
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.foreign_text import table_cells, table_delimiter, table_rows
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 

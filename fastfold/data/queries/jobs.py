@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastfold.data.msa.keyed import pair_by_keys
 from fastfold.data.queries.records import Record
-from fastfold.data.targets import mask_unknown, parse_sequence
+from fastfold.data.targets import parse_sequence
 from fastfold.errors import InputError
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.text_files import PathLike, split_lines
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastfold.data.msa.msa import ChainMsas
 from fastfold.data.queries.jobs import Entity, Job
-from fastfold.data.targets import mask_unknown
 from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.text_files import read_packed_text, read_text_bytes, split_lines
 
 if TYPE_CHECKING:

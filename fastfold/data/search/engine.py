@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from fastfold.data.search.needs import find_needs
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, chain_places, check_place, publish
-from fastfold.data.targets import Target, mask_unknown
+from fastfold.data.targets import Target
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.units import clock
 

@@ -16,8 +16,8 @@ from fastfold.data.search.database import SequenceDatabase
 from fastfold.data.search.engine import Found, Report, Step
 from fastfold.data.search.programs import find_program, program_output, search_profiles
 from fastfold.data.search.store import SearchKey, SearchStore
-from fastfold.data.targets import mask_unknown
 from fastfold.errors import ConfigError, InputError
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.hashing import input_hash
 
 JOINED = "bfd_uniref"  #: Name of a search in several databases

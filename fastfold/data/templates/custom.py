@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfold.data.msa.msa import Msa, split_records
-from fastfold.data.targets import mask_unknown
 from fastfold.data.templates.entry import EntryChain
 from fastfold.data.templates.features import Template, map_to_sequence, place_template
 from fastfold.data.templates.hits import Outcome, TemplateSkipped
@@ -19,6 +18,7 @@ from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
 from fastfold.protein.io.observed import TEMPLATE, read_logged
 from fastfold.protein.io.read import structure_name
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike, read_text_bytes
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import LARGEST, check_options, option
 from fastfold.utils.packages import require_package
-
-if TYPE_CHECKING:
-    from fastfold.inference.models import Network
 
 EmbedFormat = Literal["safetensors", "hdf5", "zarr", "bioemu"]
 """Formats of files: one file of named arrays, or the two arrays that BioEmu reads."""
@@ -112,17 +109,20 @@ class EmbedConfig:
         if self.layer is not None and self.layer > blocks:
             raise ConfigError(f"layer {self.layer}: {name} has {blocks} Evoformer blocks")
 
-    def check_networks(self, networks: Sequence[Network]) -> None:
-        """Raise ConfigError if a network, an installed package or BioEmu contradicts the settings."""
+    def check_networks(self, networks: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a network, an installed package or BioEmu contradicts the settings.
+
+        ``networks`` are configuration trees by name.
+        """
         check_format(self.file_format)
-        for network in networks:
-            trunk = network.info.config.model.embeddings_and_evoformer
-            self.check_network(network.name, trunk.evoformer_num_block)
+        for name, network in networks.items():
+            trunk = network.model.embeddings_and_evoformer
+            self.check_network(name, trunk.evoformer_num_block)
             channels = (int(trunk.seq_channel), int(trunk.pair_channel))
             if self.file_format == "bioemu" and channels != BIOEMU_CHANNELS:
                 raise ConfigError(
                     f"BioEmu takes {BIOEMU_CHANNELS[0]} and {BIOEMU_CHANNELS[1]} channels of single and pair, "
-                    f"{network.name} has {channels[0]} and {channels[1]}; give --weights model_3"
+                    f"{name} has {channels[0]} and {channels[1]}; give --weights model_3"
                 )
         if self.file_format == "bioemu" and len(networks) > 1:
             raise ConfigError("BioEmu reads one embedding of a sequence: give one network, --weights model_3")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fastfold.data.msa.msa import ChainMsas, Msa
-from fastfold.data.targets import Chain, Target, mask_unknown, unique_stems
+from fastfold.data.targets import Chain, Target, unique_stems
 from fastfold.errors import ConfigError, InputError
-from fastfold.protein.residue_constants import restypes
+from fastfold.protein.residue_constants import mask_unknown, restypes
 from fastfold.utils.text_files import read_text_bytes, split_lines
 
 ALL = "all"  #: Value of ``--mutations`` for every substitution of every residue

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fastfold.data.targets import Target, mask_unknown
+from fastfold.data.targets import Target
 from fastfold.errors import InputError
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import Restraint
 from fastfold.inference.restraints.rows import collect, limited, read_number
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.foreign_text import parse_yaml
 
 _MAX = 6.0

@@ -9,11 +9,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import Restraint
 from fastfold.inference.restraints.rows import Row, collect, limited, read_number, read_share
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.foreign_text import shown
 
 ALPHALINK_MAX = 10.0

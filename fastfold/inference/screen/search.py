@@ -12,11 +12,12 @@ from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.needs import find_needs
 from fastfold.data.search.store import FOLDER, SearchStore, chain_places
-from fastfold.data.targets import Target, mask_unknown
+from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, FastFoldError, InputError, WriteError
 from fastfold.inference.alignment_search import AlignmentSearch
 from fastfold.inference.error_messages import internal_error
 from fastfold.inference.screen.job import Job, JobResult, Task
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.atomic_files import prepare_output_directory
 
 BATCH = 16  #: Number of chains per search

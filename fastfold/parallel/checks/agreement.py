@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -16,38 +14,12 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.sharded_norm import local
-from fastfold.utils.foreign_text import parse_json
-from fastfold.utils.module_structure import differences, digest
-
-if TYPE_CHECKING:
-    from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.mesh import ParallelMesh
 
 _LOOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference by dtype that sums of equal gradients may have, since some kernels add in any order."""
 
 _WAITED_STEPS = 2  #: Number of first steps whose comparisons the host waits for on a GPU
-
-
-def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
-    """Compare facts of all ranks over the store on which they met, before any collective.
-
-    ``what`` is their kind, for the store's keys; ``problem`` begins the message.
-
-    Raises:
-        ConfigError: They differ. Every rank raises.
-    """
-    if not dist.is_initialized() or dist.get_backend() == "fake":
-        return
-    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    # Each rank numbers its comparisons, so facts of different comparisons have different keys.
-    turn = store.add(f"fastfold/{what}/turn/{rank}", 1)
-    place, mine = f"fastfold/{what}/{turn}", digest(own)
-    store.set(f"{place}/facts/{rank}", json.dumps(own))
-    store.set(f"{place}/digest/{rank}", mine)
-    for other in range(dist.get_world_size()):
-        if store.get(f"{place}/digest/{other}").decode() != mine:
-            theirs = parse_json(store.get(f"{place}/facts/{other}"), f"rank {other}")
-            raise ConfigError(f"{problem}: {differences(own, theirs, rank, other)}")
 
 
 def compare_inputs(module: nn.Module, group: Group) -> None:

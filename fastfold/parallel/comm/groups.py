@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch.distributed as dist
+
+from fastfold.errors import ConfigError
+from fastfold.utils.foreign_text import parse_json
+from fastfold.utils.module_structure import differences, digest
 
 
 def shard_sizes(length: int, parts: int) -> list[int]:
@@ -171,3 +176,25 @@ class Group:
 
     def __repr__(self) -> str:
         return f"Group({self.name}, rank {self.rank} of {self.size})"
+
+
+def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
+    """Compare facts of all ranks over the store on which they met, before any collective.
+
+    ``what`` is their kind, for the store's keys; ``problem`` begins the message.
+
+    Raises:
+        ConfigError: They differ. Every rank raises.
+    """
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    # Each rank numbers its comparisons, so facts of different comparisons have different keys.
+    turn = store.add(f"fastfold/{what}/turn/{rank}", 1)
+    place, mine = f"fastfold/{what}/{turn}", digest(own)
+    store.set(f"{place}/facts/{rank}", json.dumps(own))
+    store.set(f"{place}/digest/{rank}", mine)
+    for other in range(dist.get_world_size()):
+        if store.get(f"{place}/digest/{other}").decode() != mine:
+            theirs = parse_json(store.get(f"{place}/facts/{other}"), f"rank {other}")
+            raise ConfigError(f"{problem}: {differences(own, theirs, rank, other)}")

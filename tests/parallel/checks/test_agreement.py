@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError
 from fastfold.memory import Gemini, GeminiConfig, SimulatedDevice
 from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, parallelize
-from fastfold.parallel.checks.agreement import StepAgreement, agree_over_store, compare_inputs
-from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.checks.agreement import StepAgreement, compare_inputs
+from fastfold.parallel.comm.groups import Group, agree_over_store
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 

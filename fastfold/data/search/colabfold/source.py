@@ -22,8 +22,9 @@ from fastfold.data.search.needs import COLABFOLD as NAME
 from fastfold.data.search.needs import SearchNeeds, find_needs
 from fastfold.data.search.settings import ColabFoldModes, PairMode
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, chain_places, publish, withdraw
-from fastfold.data.targets import Chain, Target, mask_unknown
+from fastfold.data.targets import Chain, Target
 from fastfold.errors import FastFoldError, InputError
+from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.atomic_files import prepare_output_directory
 
 FILE = f"{NAME}_hits.a3m"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,24 @@ from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
-if TYPE_CHECKING:
-    from fastfold.kernels.ops.triangle_multiplication import eager, triton_launch
 
-    TriangleBackend = eager.Forward | triton_launch.Forward
+class TriangleBackend(Protocol):
+    """Operations before and after the contraction; :class:`~.eager.Forward` describes them."""
+
+    dtype: torch.dtype
+    share: float
+
+    def width(self, n: int) -> int:
+        """Return the rows and columns of factors for a pair of N."""
+
+    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        """Fill ``projections [2 count, W, W]``."""
+
+    def write(
+        self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
+    ) -> None:
+        """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, W]``."""
+
 
 SMALL_PRODUCT = 2**24
 """Size of a product, in elements, below which the gradients of each factor take one launch."""
