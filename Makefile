@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist sbom licences bench clean
+.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist sbom licences mutants bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -55,6 +55,10 @@ test-nccl: $(VENV)/installed-test
 # Every check that needs a GPU, in one report; without a GPU what a CPU can run.
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python benchmarks/gpu/run.py
+
+# Wrong operators that fast tests do not notice; hours on two cores.
+mutants: $(VENV)/installed-test
+	$(BIN)/python benchmarks/mutants.py fastfold/inference fastfold/parallel --out build/mutants.json
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@
 
 Each mutant changes one operator of a function: a comparison, an arithmetic operator, ``and`` and ``or``, a condition, a
 number, or one of two functions that are easily confused. The tests of a module are those that import it. A mutant that
-they pass survives; mutants of :data:`EQUIVALENT` change nothing that anybody could see.
+they pass survives.
 """
 
 from __future__ import annotations

@@ -40,3 +40,10 @@ def test_a_budget_of_a_few_bytes_lacks_its_unit(text: str):
 
 def test_amounts_without_a_unit_are_bytes():
     assert (parse_bytes("1048576"), parse_bytes(24), parse_bytes("0", none=True)) == (2**20, 24, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("20GiB", 20 * 2**30), ("512 MB", 512 * 10**6), ("1.5g", 3 * 2**29), ("2kib", 2048)]
+)
+def test_units_are_powers_of_1024_or_1000(text: str, amount: int):
+    assert parse_bytes(text) == amount
