@@ -1,11 +1,11 @@
 """Accuracy of a network on chains of known structure; every figure has a baseline.
 
-Usage: python benchmarks/accuracy.py WEIGHTS DATA [--split valid] [--chains 50 | --hashed 38 | --names 1igd,1ctf]
+Usage: python benchmarks/accuracy.py WEIGHTS DATA [--split valid] [--chains 50 | --hashed 38 68 | --names 1igd,1ctf]
                                      [--single-sequence] [--relax] [--prior-chains 400] [--plot PNG] [--json OUT]
 
-DATA is a folder as for ``fastfold train``. Chains are taken evenly over the split, or with ``--hashed`` by the SHA-256
-of their names, among those of 40 to 200 residues. Each is folded with the network's own number of recycles. Prints
-tables in Markdown, by the depth of the alignments:
+DATA is a folder as for ``fastfold train``. Chains are taken evenly over the split, or with ``--hashed`` in the order of
+their names' SHA-256, among those of 40 to 200 residues. Each is folded with the network's own number of recycles.
+Prints tables in Markdown, by the depth of the alignments:
 
 * lDDT-CA and TM-score, and those of a bundle of helices and of one straight helix, equal for every protein;
 * figures that a collapsed structure cannot pass: radius of gyration over the true one, CA neighbours within 3.8 Å,
@@ -81,11 +81,11 @@ def spread(entries: Sequence[Entry], chains: int) -> list[Entry]:
     return [entries[i * len(entries) // count] for i in range(count)]
 
 
-def first_hashed(entries: Sequence[Entry], chains: int) -> list[Entry]:
-    """Choose the ``chains`` entries of :data:`HASHED_LENGTHS` whose names have the lowest SHA-256."""
+def hashed(entries: Sequence[Entry], first: int, end: int) -> list[Entry]:
+    """Choose entries of :data:`HASHED_LENGTHS` from number ``first`` to before ``end``, by their names' SHA-256."""
     ordered = sorted(entries, key=lambda entry: hashlib.sha256(entry.id.encode()).hexdigest())
     fitting = (entry for entry in ordered if len(read_entry(entry).chain) in HASHED_LENGTHS)
-    return list(itertools.islice(fitting, chains))
+    return list(itertools.islice(fitting, first, end))
 
 
 def separation_prior(entries: Sequence[Entry], heads: Any) -> SeparationPrior:
@@ -240,7 +240,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", default="valid")
     parser.add_argument("--chains", type=int, default=50, help="0: all (default: 50)")
-    parser.add_argument("--hashed", type=int, help="this many chains, by the SHA-256 of their names")
+    parser.add_argument(
+        "--hashed",
+        type=int,
+        nargs=2,
+        metavar=("FIRST", "END"),
+        help="chains by number, in the order of hashes",
+    )
     parser.add_argument("--names", type=lambda text: text.split(","), help="only chains whose names begin so")
     parser.add_argument("--single-sequence", action="store_true", help="leave the alignments out")
     parser.add_argument("--relax", action="store_true", help="relax the predictions too")
@@ -260,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.names:
         entries = [e for e in entries if e.id.startswith(tuple(options.names))]
     elif options.hashed:
-        entries = first_hashed(entries, options.hashed)
+        entries = hashed(entries, *options.hashed)
     else:
         entries = spread(entries, options.chains)
     if not entries:

@@ -134,17 +134,17 @@ def test_scores_of_the_input_are_measured_like_the_networks(load: Any):
     assert "precision_l5_input" not in load("accuracy").measure(score, chain, prior).figures
 
 
-def test_hashed_chains_are_those_of_the_lowest_hashes_with_a_fitting_length(
+def test_hashed_chains_are_in_the_order_of_hashes_and_have_a_fitting_length(
     load: Any, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     program = load("accuracy")
     entries = program.open_dataset(data_folder, split="valid").entries
     lengths = [len(program.read_entry(entry).chain) for entry in entries]
     by_hash = sorted(entries, key=lambda entry: hashlib.sha256(entry.id.encode()).digest())
-    assert program.first_hashed(entries, 2) == []  # they are short
+    assert program.hashed(entries, 0, 2) == []  # they are short
     monkeypatch.setattr(program, "HASHED_LENGTHS", range(max(lengths) + 1))
-    assert program.first_hashed(entries, 9) == by_hash
-    assert program.first_hashed(entries, 1) == by_hash[:1]
+    assert program.hashed(entries, 0, 9) == by_hash
+    assert program.hashed(entries, 1, 2) == by_hash[1:2]
 
 
 def test_the_program_prints_tables_and_keeps_everything(

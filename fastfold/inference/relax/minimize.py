@@ -207,8 +207,7 @@ def _phi_guard(prepared: PreparedStructure) -> Any:
     )
     for before, residue, name in _peptide_bonds(prepared):
         atoms = [before["C"], residue["N"], residue["CA"], residue["C"]]
-        phi = float(dihedrals(*prepared.positions[atoms]))
-        if name != "GLY" and abs(phi - _USUAL_PHI) < _PHI_REACH:
+        if name != "GLY" and dihedrals(*prepared.positions[atoms]) < 0.0:
             force.addTorsion(*atoms)
     force.setForceGroup(_GUARDS)
     return force
