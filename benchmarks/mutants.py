@@ -72,7 +72,7 @@ class Mutant(NamedTuple):
 
 
 def changes(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """Yield each node of a function that can be changed, after it is changed, with what was done; undo it after.
+    """Change one operator of the functions after another in place, and yield its node with the change; undo it then.
 
     Docstrings, annotations, ``raise`` statements and decorators are left out.
     """
@@ -156,13 +156,13 @@ def tests_of(path: str) -> list[str]:
     module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
-    found = [
+    tests = [
         test.relative_to(REPOSITORY).as_posix()
         for test in sorted((REPOSITORY / "tests").rglob("test_*.py"))
         if pattern.search(test.read_text("utf-8"))
     ]
     own = path.replace("fastfold/", "tests/", 1).rpartition("/")[0]
-    return sorted(found, key=lambda test: (name not in test, not test.startswith(own)))[:_TESTS_AT_MOST]
+    return sorted(tests, key=lambda test: (name not in test, not test.startswith(own)))[:_TESTS_AT_MOST]
 
 
 def run_tests(folder: Path, tests: list[str]) -> tuple[bool, float]:
