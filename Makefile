@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist sbom licences mutants bench clean
+.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist images sbom licences mutants bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -89,6 +89,14 @@ sbom: $(VENV)/installed
 # The page of licences, by the package index.
 licences: $(VENV)/installed
 	$(BIN)/python docs/make_licences.py
+
+# Images on a base that is named by the digest that the registry has now.
+images:
+	docker pull python:3.12-slim
+	base=$$(docker image inspect --format '{{index .RepoDigests 0}}' python:3.12-slim) && \
+	for kind in cpu cuda; do \
+		docker build --build-arg "BASE=$$base" -f docker/$$kind.Dockerfile -t fastfold:$$kind . || exit; \
+	done
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/evoformer_block.py

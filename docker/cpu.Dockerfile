@@ -1,6 +1,8 @@
 # docker build -f docker/cpu.Dockerfile -t fastfold:cpu .
-# docker run --rm -v "$PWD:/data" fastfold:cpu infer protein.fasta --out results
-FROM python:3.12-slim
+# docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/data" fastfold:cpu infer protein.fasta --out results
+# By its digest in 'make images'.
+ARG BASE=python:3.12-slim
+FROM ${BASE}
 
 # The wheels of PyTorch without CUDA, which are a tenth of the size; docs/install.md says where they are.
 ARG TORCH_INDEX
@@ -12,5 +14,9 @@ RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch
     && pip install --no-cache-dir --constraint constraints.txt . \
     && fastfold verify --device cpu
 
+# Another user of the host (--user) has no folder of its own here, and needs a place for caches.
+RUN useradd --create-home --uid 1000 fastfold && chmod 1777 /home/fastfold
+ENV HOME=/home/fastfold
 WORKDIR /data
+USER fastfold
 ENTRYPOINT ["fastfold"]

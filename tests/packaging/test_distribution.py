@@ -65,6 +65,21 @@ def test_a_dockerfile_copies_files_that_are_there_and_all_that_a_build_needs(nam
     assert {"pyproject.toml", "fastfold", project["readme"], *project["license-files"]} <= set(copied)
 
 
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_container_runs_as_a_user_on_a_base_that_can_be_pinned(name: str) -> None:
+    text = (REPOSITORY / "docker" / f"{name}.Dockerfile").read_text(encoding="utf-8")
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    steps = [line.split(maxsplit=1) for line in lines]
+    assert steps[:2] == [["ARG", "BASE=python:3.12-slim"], ["FROM", "${BASE}"]]
+    assert [rest for step, rest in steps if step == "FROM"] == ["${BASE}"]
+    assert [step for step, _ in steps][-2:] == ["USER", "ENTRYPOINT"]
+    assert steps[-2][1] == "fastfold"
+    made = " ".join(rest for step, rest in steps if step == "RUN")
+    assert "useradd --create-home --uid 1000 fastfold" in made
+    target = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    assert '--build-arg "BASE=$$base" -f docker/$$kind.Dockerfile' in target
+
+
 @pytest.mark.slow
 def test_the_source_distribution_has_documents_and_examples_and_no_tests(
     distributions: tuple[Path, Path],

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from fastfold.errors import ConfigError, FastFoldError, NetworkError, printable
 from fastfold.inference.serve.queue import FINAL
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
-from fastfold.utils.download.answers import Retries, json_answer, read_answer
+from fastfold.utils.download.answers import Retries, Say, json_answer, read_answer, tell_nobody
 from fastfold.utils.download.http import BROKEN, check_url, open_url
 from fastfold.utils.download.pieces import copy_piece, remote_piece
 from fastfold.utils.download.remote_file import RemoteFile
@@ -58,6 +58,7 @@ class Client:
         server: Address, for example ``http://127.0.0.1:8470``.
         token: Token of the user; None for that of the environment variable ``FASTFOLD_TOKEN``, if there is one.
         patience: Seconds for which an unreachable server is tried again.
+        say: Called with a line about each pause of such attempts.
 
     Raises:
         ConfigError: The address is invalid.
@@ -70,10 +71,13 @@ class Client:
         ('queued', 1)
     """
 
-    def __init__(self, server: str, token: str | None = None, *, patience: float = 60.0) -> None:
+    def __init__(
+        self, server: str, token: str | None = None, *, patience: float = 60.0, say: Say = tell_nobody
+    ) -> None:
         self._server = check_url(server, setting="server")
         token = token or os.environ.get(VARIABLE)
         self._secrets = {"Authorization": f"Bearer {token}"} if token else {}
+        self._say = say
         self._attempts = 1 + math.ceil(math.log2(1.0 + patience))  # pauses double, from a second on
 
     def submit(
@@ -254,7 +258,7 @@ class Client:
             return self._retries().run(url, lambda: open_url(url, secrets=self._secrets, **request))
 
     def _retries(self) -> Retries:
-        return Retries(self._attempts, statuses=_UNREACHABLE)
+        return Retries(self._attempts, statuses=_UNREACHABLE, say=self._say)
 
 
 @contextlib.contextmanager

@@ -134,8 +134,11 @@ def test_a_download_that_breaks_off_is_resumed(tmp_path: Path) -> None:
         }
         request.send(206, CONTENT[start : start + 65_536], lines)
 
+    said: list[str] = []
     with loopback(cut) as server:
-        (path,) = Client(server.url, token="secret").download(JOB, tmp_path)
+        (path,) = Client(server.url, token="secret", say=said.append).download(JOB, tmp_path)
+        assert len(said) == 3
+        assert "closed after 65,536 of 256,000 bytes); trying again in 1 s" in said[0]
         assert path.read_bytes() == CONTENT
         assert len(server.requests) == 4
         assert {request.headers["Authorization"] for request in server.requests} == {"Bearer secret"}

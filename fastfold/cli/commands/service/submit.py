@@ -80,7 +80,7 @@ def run_submit(options: argparse.Namespace) -> int:
         raise ConfigError("give a folder for the results with --out, or submit only with --no-wait")
     from fastfold.inference.serve.client import Client, RefusedError, read_templates
 
-    client = Client(options.server, options.token)
+    client = Client(options.server, options.token, say=partial(print_line, quiet=options.quiet))
     settings = parse_settings(options.settings)
     templates = read_templates(options.templates)
     jobs, failed = [client.job(job) for job in options.job], 0
