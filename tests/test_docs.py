@@ -196,3 +196,16 @@ def test_every_variable_of_the_environment_is_documented() -> None:
         read |= set(re.findall(r"\"([A-Z_]+)\" (?:not )?in os\.environ", code))
     assert {"FASTFOLD_KERNELS", "FASTFOLD_DEBUG", "WORLD_SIZE"} <= read
     assert {name for name in read if f"`{name}`" not in text} == set()
+
+
+def test_the_page_on_security_names_tests_for_every_input() -> None:
+    text = (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [len(row) for row in rows] == [3] * len(rows)
+    assert len(rows) > 10
+    for _, _, checks in rows[1:]:
+        for path in re.findall(r"`([^`]+)`", checks):
+            place = REPOSITORY / path
+            files = [place] if place.suffix == ".py" else sorted(place.glob("**/test_*.py"))
+            assert files, path
+            assert all("def test_" in file.read_text(encoding="utf-8") for file in files[:1]), path
