@@ -211,14 +211,22 @@ def host_of(headers: Mapping[bytes, bytes]) -> str:
 
 
 async def _refuse(send: Send, status: int, text: str) -> None:
-    body = json.dumps({"error": text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    body, headers = _refusal(text)
     if status in (429, 503):
         headers.append((b"retry-after", b"5"))
-    # Of a large or slow request some is not received, so the connection cannot be used again.
-    headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _refusal(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Return body and headers of a refusal; some of its request may not be received, so the connection ends."""
+    body = json.dumps({"error": text}).encode()
+    size = str(len(body)).encode()
+    return body, [
+        (b"content-type", b"application/json"),
+        (b"content-length", size),
+        (b"connection", b"close"),
+    ]
 
 
 def patient_protocol(seconds: float, max_connections: int) -> type[H11Protocol]:
@@ -251,9 +259,7 @@ def patient_protocol(seconds: float, max_connections: int) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
-            body = json.dumps({"error": msg}).encode()
-            headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-            headers.append((b"content-length", str(len(body)).encode()))
+            body, headers = _refusal(msg)
             head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
