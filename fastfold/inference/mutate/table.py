@@ -19,13 +19,15 @@ from fastfold.inference.output.plots import scan_png
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.score_files import read_pae, read_scores
 from fastfold.inference.output.summary import mean_score, score_table
-from fastfold.inference.report.write import MUTATIONS, SCAN, write_report
+from fastfold.inference.report.products import MUTATIONS
+from fastfold.inference.report.write import write_report
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.tm_score import best_rotation
 from fastfold.utils.atomic_files import write_atomic
 
 TABLE = MUTATIONS
+SCAN = "mutations.png"  #: Picture of a scan of mutants in a folder of results
 NEIGHBOURS_WITHIN = 13.0  #: Largest distance in Å of CA atoms that are neighbours
 
 _MEANS = (

@@ -6,11 +6,10 @@ import base64
 import hashlib
 import html
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -19,20 +18,19 @@ from typing import Any
 from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import plots
-from fastfold.inference.output.file_names import ARCHIVE
-from fastfold.inference.output.score_files import is_number, map_floats, mapping_of, scored_names
+from fastfold.inference.output.score_files import is_number, mapping_of
 from fastfold.inference.output.summary import FAILURES
+from fastfold.inference.report.about import RunFacts
+from fastfold.inference.report.details import detail_of
+from fastfold.inference.report.discover import SCORES as SCORES_ENDING
 from fastfold.inference.report.discover import (
     FoundPrediction,
     check_size,
     find_predictions,
     is_regular,
     leaving_out,
-    numbers_of,
-    read_json,
-    read_table,
 )
-from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
+from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
 from fastfold.inference.report.groups import find_designs, find_ensembles
 from fastfold.inference.report.interfaces import (
     INTERFACES,
@@ -44,53 +42,11 @@ from fastfold.inference.report.interfaces import (
     write_rows,
 )
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
+from fastfold.inference.report.products import TABLES, product_columns
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES
+from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES, Score
 from fastfold.protein.validation.ramachandran import region_map
 from fastfold.utils.atomic_files import write_atomic
-
-_MOST_RESTRAINTS = 2000
-_LONGEST_LINE = 100
-
-
-def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the restraints of a scores file, cut to the page's size, None without any, or raise ValueError."""
-    if (given := scores.get("restraints")) is None:
-        return None
-    residues = len(scores["plddt"])
-    try:
-        rows = [_restraint(one, residues) for one in given["restraints"][:_MOST_RESTRAINTS]]
-        counts = {key: int(given[key]) for key in ("satisfied_before", "satisfied", "total", "steps")}
-        paid = _number(given["confidence_paid"])
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError("its restraints have another form") from error
-    found = {"confidence_paid": paid, "leave_one_out": given.get("leave_one_out") is True}
-    return {**counts, **found, "restraints": rows}
-
-
-def _restraint(given: Any, residues: int) -> dict[str, Any]:
-    places = [int(number) for number in given["residues"]]
-    if len(places) != 2 or not all(1 <= place <= residues for place in places):
-        raise ValueError
-    row: dict[str, Any] = {"residues": places, "holds": given["holds"] is True}
-    row |= {key: str(given[key])[:_LONGEST_LINE] for key in ("line", "group")}
-    row |= {key: _number(given[key]) for key in ("min", "distance_before", "distance")}
-    row["max"] = None if given["max"] is None else _number(given["max"])
-    if "atoms" in given:  # files of earlier versions are about CA
-        row |= {"atoms": str(given["atoms"])[:_LONGEST_LINE], "pairs": int(given["pairs"])}
-    if "contradicts" in given:
-        row["contradicts"] = [str(line)[:_LONGEST_LINE] for line in given["contradicts"][:_MOST_RESTRAINTS]]
-        row["plddt_gain_without"] = _number(given["plddt_gain_without"])
-    return row
-
-
-def _number(value: Any) -> float:
-    """Return a finite number, or raise ValueError."""
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
 
 NAME = "report.html"  #: File name of the page
 
@@ -104,13 +60,28 @@ _STRUCTURE_BYTES = 2**14
 _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
 _MOST_FAILURES = 1000
-_LARGEST_SCAN = 2**23
-SCAN = "mutations.png"  #: Picture of a scan of mutants in a folder of results, which the page shows
-MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results
-_OF_MUTANTS = ("dplddt", "dpae", "strain")  #: Columns of that table that the page lists
 _SCRIPTS = (
-    *("data.js", "charts.js", "matrix.js", "view.js", "ensemble.js", "superpose.js", "scores.js"),
-    *("geometry.js", "restraints.js", "design.js", "main.js"),
+    *(
+        "unpack.js",
+        "data.js",
+        "dom.js",
+        "scale.js",
+        "matrix.js",
+        "pae.js",
+        "strip.js",
+        "view.js",
+        "superpose.js",
+    ),
+    *(
+        "secondary.js",
+        "sequence.js",
+        "geometry.js",
+        "details.js",
+        "restraints.js",
+        "ensemble.js",
+        "design.js",
+    ),
+    *("scan.js", "filter.js", "list.js", "state.js", "chosen.js", "address.js", "main.js"),
 )
 
 
@@ -168,18 +139,17 @@ def write_report(
     interfaces: list[Row] = []
     entries = []
     is_small = len(predictions) <= MAX_DETAILED
-    mutants: dict[str, dict[str, float]] = {}
-    if is_regular(folder / MUTATIONS):
-        lines = read_table(folder / MUTATIONS)
-        mutants = {line["name"]: numbers_of(line, _OF_MUTANTS) for line in lines if line.get("name")}
+    products = product_columns(folder)
+    facts = RunFacts()
     for prediction in predictions:
         with leaving_out(prediction.stem, say):
             rows = rows_of(prediction, say)
             interfaces += rows
             if where is None or any(map(where, rows)):
-                detail = pack_json(_detail(prediction, folder, say, with_settings=is_small))
-                row = _row(prediction, rows) | mutants.get(prediction.target, {})
-                entries.append((prediction, row, detail))
+                detail = detail_of(prediction, folder, say, with_settings=is_small)
+                row = _row(prediction, rows) | products.get(prediction.target, {})
+                entries.append((prediction, row, pack_json(detail)))
+                facts.add(prediction.target, prediction.scores, detail["config"])
     if not entries:
         nothing = (
             "expected a prediction in this folder (..._scores.json), found none; give a folder of results"
@@ -190,13 +160,14 @@ def write_report(
     if interfaces:
         write_rows(sort_rows(interfaces, SORTED_BY), folder / INTERFACES)
     page = folder / NAME
-    write_atomic(page, _page(folder, entries, say, max_embedded))
+    write_atomic(page, _page(folder, entries, facts, say, max_embedded))
     return page
 
 
 def _page(
     folder: Path,
     entries: list[tuple[FoundPrediction, dict[str, Any], str]],
+    facts: RunFacts,
     say: Callable[[str], None],
     max_embedded: int,
 ) -> str:
@@ -226,40 +197,41 @@ def _page(
     for film in (design["film"] for design in designs if design["film"] is not None):
         film["blob"] = len(blobs)
         blobs.append(film.pop("text"))
-    script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
+    program, loader = map(_script, (_SCRIPTS, ("unpack.js", "loader.js")))
     try:
         molstar, refused = load_molstar(), ""
     except ValueError as error:
         molstar, refused = None, str(error)
         say(f"the 3D view: left out of the report, {refused}")
+    failures = _failures(folder)
     meta = {
         "rows": rows,
-        "failures": _failures(folder),
-        "scan": _scan(folder),
+        "failures": failures,
+        "tables": [name for name in TABLES if is_regular(folder / name)],
         "ensembles": overlays,
         "designs": designs,
         "viewer": None,
-        "scores": [{**asdict(one), "key": one.key} for one in SCORES if one.shown],
+        "scores": [_shown_score(one) for one in SCORES if one.shown],
         "style": {
             "bands": [band._asdict() for band in plots.BANDS],
             "chains": plots.CHAIN_COLOURS,
             "identity": plots.IDENTITY_COLOURS,
             "pae": plots.PAE_COLOURS,
-            "ink": plots.INK,
-            "faint": plots.FAINT,
-            "fonts": list(plots.FONTS),
         },
         "atoms": list(rc.atom_types),
         "ramachandran": ["".join(map(str, column)) for column in region_map().tolist()],
         "residues": {letter: rc.restype_1to3.get(letter, "UNK") for letter in (*rc.restypes, "X")},
     }
-    hashes = [script]
+    hashes = [loader, program]
+    blobs.append(pack(program.encode("utf-8")))
+    place = str(len(blobs) - 1)
     if molstar is not None:
         meta["viewer"] = {"script": len(blobs), "style": len(blobs) + 1, "version": molstar.version}
         blobs += packed_viewer()
         hashes.append(molstar.script)
     # Only scripts with these hashes run, so names cannot inject one. The viewer creates functions from text.
     allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
+    written = max(os.stat(one.files[SCORES_ENDING]).st_mtime for one in predictions)
     title = f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}"
     about = f"FastFold {__version__}"
     if molstar is not None:
@@ -268,6 +240,7 @@ def _page(
         "policy": f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'",
         "title": title,
+        "run": " · ".join([*facts.lines(len(failures)), time.strftime("%d %B %Y", time.gmtime(written))]),
         "css": _file("page.css"),
         "package": PACKAGE,
         "refused": refused,
@@ -275,13 +248,14 @@ def _page(
         "licence": "" if molstar is None else molstar.licence,
         # Without characters that could end a script element or begin a comment.
         "meta": json.dumps(meta, allow_nan=False).translate({ord(c): f"\\u{ord(c):04x}" for c in "&<>"}),
-        "script": script,
+        "loader": loader,
+        "program": place,
         "blobs": "\n".join(
             f'<script type="application/octet-stream" id="blob-{number}">{text}</script>'
             for number, text in enumerate(blobs)
         ),
     }
-    plain = {"css", "meta", "script", "blobs"}  # trusted, or unable to hold markup
+    plain = {"css", "meta", "loader", "blobs"}  # trusted, or unable to hold markup
 
     def fill(field: re.Match[str]) -> str:
         value = values[field[1]]
@@ -290,8 +264,19 @@ def _page(
     return re.sub(r"\{\{(\w+)\}\}", fill, _file("page.html"))
 
 
+def _shown_score(one: Score) -> dict[str, Any]:
+    """Return the entries of a score's row that the page reads."""
+    row = {"name": one.name, "key": one.key, "label": one.label, "covers": one.covers, "digits": one.digits}
+    row |= {"better": one.better, "meaning": one.meaning, "shown": one.shown, "is_share": one.is_share}
+    return row | {"scale": None if one.scale is None else asdict(one.scale)}
+
+
 def _file(name: str) -> str:
     return (files("fastfold.inference.report") / "page" / name).read_text("utf-8")
+
+
+def _script(names: Sequence[str]) -> str:
+    return "(() => {\n'use strict';\n" + "\n".join(map(_file, names)) + "\n})();\n"
 
 
 def _hash(script: str) -> str:
@@ -325,76 +310,6 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     } | {key: value for key, value in numbers.items() if is_number(value)}
 
 
-def _detail(
-    prediction: FoundPrediction, folder: Path, say: Callable[[str], None], *, with_settings: bool
-) -> dict[str, Any]:
-    scores = prediction.scores
-    archive = folder / f"{prediction.target}{ARCHIVE}"
-    paths = [*prediction.files.values(), *([archive] if is_regular(archive) else [])]
-    found = {
-        "name": scores["name"],
-        "sequences": scores["sequences"],
-        "ranges": scores.get("residue_ranges"),
-        "chain_ids": list(scored_names(scores).chain_ids),
-        "labels": scores.get("residue_labels"),
-        "plddt": [round(float(value), 1) for value in scores["plddt"]],
-        "interfaces": _finite(scores.get("interfaces")),
-        **_relaxation(prediction),
-        "geometry": _geometry(scores),
-        "templates": _finite(scores.get("templates")),
-        "restraints": None,
-        "reference": _reference(prediction, say),
-        "files": sorted(path.relative_to(folder).as_posix() for path in paths),
-        "config": None,
-        "coverage": None,
-    }
-    with leaving_out(f"{prediction.stem}: restraints", say):
-        found["restraints"] = restraints_of(scores)
-    for key in ("config", "coverage") if with_settings else ():
-        if (path := prediction.files.get(f"_{key}.json")) is None:
-            continue
-        with leaving_out(path.name, say):
-            value = read_json(path)
-            if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
-                raise ValueError("its content does not match its name")
-            pack_json(value := _finite(value))  # an error here leaves out only this file
-            found[key] = value
-    return found
-
-
-def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any] | None:
-    folder = next(iter(prediction.files.values())).parent
-    path = folder / f"{prediction.target}_reference.json"
-    if not is_regular(path):
-        return None
-    with leaving_out(path.name, say):
-        value = read_json(path)
-        own = value.get(prediction.stem)
-        if isinstance(own, dict):
-            names = ("tm_score", "lddt_ca", "gdt_ts", "dockq", "lddt_interface")
-            numbers = {key: number for key in names if is_number(number := own.get(key))}
-            chains = " ".join(f"{ours}:{theirs}" for ours, theirs in mapping_of(own, "chain_mapping").items())
-            return {"file": str(value.get("reference"))[:200], "chains": chains[:200], **numbers}
-    return None
-
-
-def _geometry(scores: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the check of a structure's geometry from its scores; None if it is missing or does not fit them."""
-    geometry = _finite(mapping_of(scores, "geometry"))
-    lists = [geometry.get(key) for key in ("phi", "psi", "regions")]
-    problems = geometry.get("problems")
-    if not (isinstance(problems, list) and all(isinstance(one, str) for one in problems)):
-        return None
-    if not all(isinstance(one, list) and len(one) == len(scores["plddt"]) for one in lists):
-        return None
-    if not all(x is None or is_number(x) for one in lists for x in one):
-        return None
-    figures = {key: x for key, x in geometry.items() if is_number(x)}
-    return {"figures": figures, "problems": [one[:_LONGEST_REASON] for one in problems[:20]]} | dict(
-        zip(("phi", "psi", "regions"), lists, strict=True)
-    )
-
-
 def _failures(folder: Path) -> list[list[str]]:
     path = folder / FAILURES
     try:
@@ -405,49 +320,6 @@ def _failures(folder: Path) -> list[list[str]]:
         [text[:_LONGEST_REASON] for text in line.partition("\t")[::2]]
         for line in lines[1 : 1 + _MOST_FAILURES]
     ]
-
-
-def _scan(folder: Path) -> str | None:
-    """Return the picture of a scan of mutants as a data URI, if the folder has one of moderate size."""
-    path = folder / SCAN
-    if is_regular(path):
-        with suppress(OSError, ValueError):
-            data = check_size(path, _LARGEST_SCAN).read_bytes()
-            if data.startswith(b"\x89PNG\r\n\x1a\n"):
-                return f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
-    return None
-
-
-def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:
-    """Return if the page's structure is relaxed according to its record, and the reason if not."""
-    record = mapping_of(prediction.scores, "relaxation")
-    outcome = record.get("relaxed")
-    is_minimized = prediction.has_relaxed_structure
-    not_relaxed = None
-    if outcome is False:
-        not_relaxed = str(record.get("reason") or "no reason is recorded")[:_LONGEST_REASON]
-    elif is_minimized and outcome is not True:
-        not_relaxed = "a record of its relaxation is missing from the scores file"
-    return {"relaxed": is_minimized and outcome is True, "not_relaxed": not_relaxed}
-
-
-def _is_coverage(value: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
-    lengths = [len(sequence) for sequence in scores["sequences"]]
-    depth, edges = value.get("depth_by_identity"), value.get("identity_edges")
-    return (
-        value.get("chain_lengths") == lengths
-        and isinstance(edges, list)
-        and isinstance(depth, list)
-        and len(depth) == len(edges) - 1
-        and all(isinstance(one, list) and len(one) == sum(lengths) for one in depth)
-        and all(is_number(number) for number in (*edges, *(x for one in depth for x in one)))
-        and isinstance(value.get("rows"), list)
-    )
-
-
-def _finite(value: Any) -> Any:
-    """Replace floats that are not finite with None, because JSON cannot represent them."""
-    return map_floats(value, lambda number: number if is_number(number) else None)
 
 
 def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:

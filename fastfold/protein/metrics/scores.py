@@ -6,8 +6,38 @@ and a test.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Words for ranges of a score, with the source of their limits.
+
+    Example:
+        >>> from fastfold.protein.metrics.scores import score
+        >>> scale = score("iptm").scale
+        >>> scale.word(0.6), scale.tone(0.9)
+        ('may be right or wrong', 'good')
+    """
+
+    largest: float  #: Upper end; the lower end is 0
+    cuts: tuple[float, ...]  #: Lower limits of all ranges but the first, ascending
+    words: tuple[str, ...]  #: Word of each range, one more than ``cuts``
+    tones: tuple[Literal["good", "fair", "poor"], ...]  #: Colour of each range
+    source: str  #: Publication of the limits
+
+    def word(self, value: float) -> str:
+        """Return the word of a value's range."""
+        return self.words[bisect_right(self.cuts, value)]
+
+    def tone(self, value: float) -> Literal["good", "fair", "poor"]:
+        """Return the colour of a value's range."""
+        return self.tones[bisect_right(self.cuts, value)]
+
+
+_EBI = "EMBL-EBI's guide to AlphaFold"
 
 
 @dataclass(frozen=True)
@@ -22,9 +52,8 @@ class Score:
 
     name: str  #: Unique name: column of ``interfaces.csv``, and key of conditions
     label: str  #: Name in tables of the page
-    covers: Literal[
-        "prediction", "pair", "given", "mutant"
-    ]  #: A prediction, two of its chains, or a comparison
+    #: Subject: a prediction, two of its chains, its backbone, a comparison, or a design
+    covers: Literal["prediction", "pair", "geometry", "given", "reference", "mutant", "design"]
     digits: int  #: Decimals in tables of the page
     better: Literal["higher", "lower", ""]  #: Direction; empty for a number that is neither good nor bad
     meaning: str = ""  #: Range, meaning, and thresholds with their source, in two sentences for the page
@@ -38,6 +67,8 @@ class Score:
     #: prediction, or nowhere
     shown: Literal["list", "matrix", "details", ""] = "list"
     is_count: bool = False  #: True for whole numbers
+    is_share: bool = False  #: True for a share of 1, which tables show in percent
+    scale: Scale | None = None  #: Words for its ranges; None if no publication gives limits
 
     @property
     def key(self) -> str:
@@ -72,6 +103,13 @@ SCORES = (
         meaning="0 to 100: expected lDDT-CA. Above 90 very high, 70 to 90 high, 50 to 70 low, below 50 very low or "
         "disordered (AlphaFold DB).",
         summary="plddt",
+        scale=Scale(
+            100,
+            (50, 70, 90),
+            ("very low", "low", "high", "very high"),
+            ("poor", "fair", "good", "good"),
+            "AlphaFold DB, Varadi et al. 2022",
+        ),
     ),
     Score(
         "ptm",
@@ -79,8 +117,9 @@ SCORES = (
         covers="prediction",
         digits=2,
         better="higher",
-        meaning="0 to 1: expected TM-score. Above 0.5 the overall fold is probably right.",
+        meaning="0 to 1: expected TM-score. Above 0.5 the overall fold may be right (EMBL-EBI).",
         summary="ptm",
+        scale=Scale(1, (0.5,), ("uncertain fold", "fold may be right"), ("poor", "good"), _EBI),
     ),
     Score(
         "iptm",
@@ -89,10 +128,25 @@ SCORES = (
         digits=2,
         better="higher",
         meaning="0 to 1: expected TM-score over pairs of residues in different chains. Above 0.8 the interface is "
-        "confident, below 0.6 probably wrong.",
+        "confident, below 0.6 probably wrong (EMBL-EBI).",
         summary="iptm",
+        scale=Scale(
+            1,
+            (0.6, 0.8),
+            ("probably wrong", "may be right or wrong", "confident"),
+            ("poor", "fair", "good"),
+            _EBI,
+        ),
     ),
     Score("ranking_confidence", label="ranking", covers="prediction", digits=2, better="higher", shown=""),
+    Score(
+        "dplddt_site",
+        label="ΔpLDDT there",
+        covers="mutant",
+        digits=1,
+        better="",
+        meaning="pLDDT of the mutated residues minus that of the wild type.",
+    ),
     Score(
         "dplddt",
         label="ΔpLDDT",
@@ -109,6 +163,22 @@ SCORES = (
         digits=2,
         better="",
         meaning="Mean aligned error of a mutant minus that of the wild type, in Å.",
+    ),
+    Score(
+        "dpae_site",
+        label="ΔPAE there (Å)",
+        covers="mutant",
+        digits=2,
+        better="",
+        meaning="Mean aligned error of pairs with a mutated residue minus that of the wild type, in Å.",
+    ),
+    Score(
+        "strain_site",
+        label="strain there",
+        covers="mutant",
+        digits=3,
+        better="",
+        meaning="Effective strain of the mutated residues (McBride et al. 2023).",
     ),
     Score(
         "strain",
@@ -144,6 +214,13 @@ SCORES = (
         definition="0.724 / (1 + exp(−0.052 (x − 152.611))) + 0.018, where x is `interface_plddt` · "
         "log<sub>10</sub>(`contacts`)",
         source="[Bryant et al. 2022](https://doi.org/10.1038/s41467-022-28865-w)",
+        scale=Scale(
+            0.742,
+            (0.23, 0.5),
+            ("doubtful", "probably right", "more probably right"),
+            ("poor", "fair", "good"),
+            "pDockQ, Bryant et al. 2022",
+        ),
     ),
     Score(
         "pdockq2",
@@ -157,6 +234,7 @@ SCORES = (
         "TM(10 Å) over the contacts",
         source="[Zhu et al. 2023](https://doi.org/10.1093/bioinformatics/btad424)",
         directions="larger",
+        scale=Scale(1, (0.23,), ("doubtful", "probably right"), ("poor", "good"), "pDockQ2, Zhu et al. 2023"),
     ),
     Score(
         "lis",
@@ -283,6 +361,203 @@ SCORES = (
         digits=0,
         better="",
         meaning="Energy after relaxation in the Amber force field.",
+    ),
+    Score(
+        "ramachandran_favoured",
+        label="Ramachandran favoured",
+        covers="geometry",
+        digits=0,
+        better="higher",
+        meaning="Share of residues in the region of 98% of the residues of good experimental structures (Lovell et al. "
+        "2003).",
+        shown="details",
+        is_share=True,
+        scale=Scale(
+            1,
+            (0.98,),
+            ("below MolProbity's goal", "at MolProbity's goal"),
+            ("fair", "good"),
+            "MolProbity, Williams et al. 2018",
+        ),
+    ),
+    Score(
+        "ramachandran_outliers",
+        label="Ramachandran outliers",
+        covers="geometry",
+        digits=1,
+        better="lower",
+        meaning="Share of residues outside of the allowed regions (Lovell et al. 2003).",
+        shown="details",
+        is_share=True,
+    ),
+    Score(
+        "twisted_peptides",
+        label="twisted peptide bonds",
+        covers="geometry",
+        digits=0,
+        better="lower",
+        meaning="Omega more than 30° from 0° and 180°.",
+        shown="details",
+        is_count=True,
+    ),
+    Score(
+        "cis_peptides",
+        label="cis peptide bonds",
+        covers="geometry",
+        digits=0,
+        better="",
+        meaning="Before residues other than proline.",
+        shown="details",
+        is_count=True,
+    ),
+    Score(
+        "bond_outliers",
+        label="unusual bond lengths",
+        covers="geometry",
+        digits=0,
+        better="lower",
+        meaning="More than 4 standard deviations from Engh and Huber's.",
+        shown="details",
+        is_count=True,
+    ),
+    Score(
+        "angle_outliers",
+        label="unusual bond angles",
+        covers="geometry",
+        digits=0,
+        better="lower",
+        meaning="More than 4 standard deviations from Engh and Huber's.",
+        shown="details",
+        is_count=True,
+    ),
+    Score(
+        "wrong_hands",
+        label="mirrored carbons",
+        covers="geometry",
+        digits=0,
+        better="lower",
+        meaning="CA, and CB of threonine and isoleucine.",
+        shown="details",
+        is_count=True,
+    ),
+    Score(
+        "overlaps",
+        label="overlapping pairs of atoms",
+        covers="geometry",
+        digits=0,
+        better="lower",
+        meaning="Radii overlap by more than 1.5 Å.",
+        shown="details",
+        is_count=True,
+    ),
+    Score(
+        "pierced_rings",
+        label="pierced rings",
+        covers="geometry",
+        digits=0,
+        better="lower",
+        meaning="A bond passes through a side chain's ring.",
+        shown="details",
+        is_count=True,
+    ),
+    Score(
+        "tm_score",
+        label="TM-score",
+        covers="reference",
+        digits=3,
+        better="higher",
+        meaning="0 to 1: TM-score to the reference structure.",
+        shown="details",
+    ),
+    Score(
+        "lddt_ca",
+        label="lDDT-CA",
+        covers="reference",
+        digits=3,
+        better="higher",
+        meaning="0 to 1: lDDT of the CA atoms to the reference structure.",
+        shown="details",
+    ),
+    Score(
+        "gdt_ts",
+        label="GDT-TS",
+        covers="reference",
+        digits=3,
+        better="higher",
+        meaning="0 to 1: GDT-TS to the reference structure.",
+        shown="details",
+    ),
+    Score(
+        "dockq",
+        label="DockQ",
+        covers="reference",
+        digits=3,
+        better="higher",
+        meaning="0 to 1: DockQ to the reference structure.",
+        shown="details",
+    ),
+    Score(
+        "lddt_interface",
+        label="iLDDT",
+        covers="reference",
+        digits=3,
+        better="higher",
+        meaning="0 to 1: lDDT over contacts between chains of the reference structure.",
+        shown="details",
+    ),
+    Score(
+        "loss",
+        label="loss",
+        covers="design",
+        digits=2,
+        better="lower",
+        meaning="Loss of the best step of the optimization.",
+        shown="list",
+    ),
+    Score(
+        "rmsd",
+        label="RMSD to design (Å)",
+        covers="design",
+        digits=2,
+        better="lower",
+        meaning="RMSD of the CA atoms of the fold and of the design.",
+        shown="list",
+    ),
+    Score(
+        "backbone_rmsd",
+        label="RMSD to the given backbone (Å)",
+        covers="design",
+        digits=2,
+        better="lower",
+        meaning="",
+        shown="details",
+    ),
+    Score(
+        "motif_rmsd",
+        label="RMSD of the motif (Å)",
+        covers="design",
+        digits=2,
+        better="lower",
+        meaning="",
+        shown="details",
+    ),
+    Score(
+        "seqid",
+        label="sequence recovery",
+        covers="design",
+        digits=2,
+        better="",
+        meaning="",
+        shown="details",
+    ),
+    Score(
+        "ring_gap",
+        label="ends of the ring apart (Å)",
+        covers="design",
+        digits=2,
+        better="lower",
+        meaning="",
+        shown="details",
     ),
 )
 """All scores, in the order of tables."""

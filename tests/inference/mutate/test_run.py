@@ -44,12 +44,12 @@ def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
     assert float(rows["A4G"]["dptm"]) == pytest.approx(mutant["ptm"] - wild["ptm"], abs=1e-4)
     assert float(rows["A4G"]["strain"]) > 0
     assert (cli.out / "mutations.png").read_bytes().startswith(b"\x89PNG")
-    assert "data:image/png;base64," in (cli.out / "report.html").read_text()
     page = (cli.out / "report.html").read_text()
     listed = json.loads(re.search(r'<script[^>]* id="meta"[^>]*>(.*?)</script>', page, re.DOTALL)[1])["rows"]  # type: ignore[index]
     (own,) = (row for row in listed if row["target"] == "T1_A4G")
     assert own["dplddt"] == pytest.approx(change.mean(), abs=1e-3)
-    assert {"dpae", "strain"} <= own.keys()
+    assert own["mutation"] == "A4G"
+    assert {"dplddt_site", "dpae", "dpae_site", "strain", "strain_site"} <= own.keys()
     first = (cli.out / "mutations.tsv").read_bytes()
     assert cli.run(*arguments).out.startswith("0 folded, 3 finished before")
     assert (cli.out / "mutations.tsv").read_bytes() == first

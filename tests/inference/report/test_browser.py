@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold.inference.output.plots import scan_png
 from fastfold.inference.report import write_report
 from fastfold.inference.report.molstar import load_molstar
 from fastfold.protein import residue_constants as rc
@@ -59,10 +58,15 @@ def text(browser: Browser, selector: str) -> str:
     return str(browser.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
 
 
+def open_table(browser: Browser) -> None:
+    """Unfold the table of all predictions."""
+    browser.evaluate("document.getElementById('table').open = true")
+
+
 def pae_place(browser: Browser, row: float, column: float) -> tuple[float, float]:
     """Where the shares of the rows and columns are on the canvas of the aligned error."""
     box = browser.box("#pae")
-    size = box["width"] - 52 - 64
+    size = box["width"] - 52 - 12
     return box["x"] + 52 + column * size, box["y"] + 20 + row * size
 
 
@@ -83,12 +87,13 @@ def test_names_are_text_and_nothing_is_loaded(browser: Browser, tmp_path: Path) 
     assert "rows." in text(browser, "#coverage-note")
     links = browser.evaluate("[...document.querySelectorAll('#files a')].map((a) => a.getAttribute('href'))")
     assert sorted(links) == sorted(path.name for path in folder.glob("helices_*"))
+    open_table(browser)
     browser.click("#list tbody tr:nth-child(2)")
     browser.wait("document.getElementById('name').textContent !== 'helices'")
     assert text(browser, "#name") == HOSTILE
     assert f"model<b>{HOSTILE}, seed 1" in text(browser, "#summary")
     assert HOSTILE in text(browser, "#settings")
-    assert "says nothing of the alignments" in text(browser, "#coverage-note")
+    assert browser.evaluate("document.getElementById('coverage-panel').hidden")
     assert browser.evaluate("document.querySelectorAll('img, b, iframe').length") == 0
     assert browser.evaluate("window.attacked === undefined")
     assert browser.requests == [page.resolve().as_uri()]
@@ -148,6 +153,7 @@ def test_rows_are_sorted_and_found(browser: Browser, tmp_path: Path) -> None:
         patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
         browser.open(write_report(folder))
     browser.wait(READY)
+    open_table(browser)
     rows = (
         "[...document.querySelectorAll('#list tbody tr')]"
         ".map((r) => r.cells[0].textContent + r.cells[3].textContent)"
@@ -173,6 +179,7 @@ def test_a_block_is_dragged_and_seen_in_the_structure_and_back(browser: Browser,
         pytest.skip("needs the viewer, the package molstar-cli")
     browser.open(write_report(results(tmp_path / "results")))
     browser.wait(READY)
+    open_table(browser)
     browser.click("#list tbody tr:nth-child(2)")
     browser.wait("document.getElementById('name').textContent !== 'helices'")
     browser.wait("document.getElementById('view').dataset.shown === '25'", 240)
@@ -212,6 +219,7 @@ def test_a_block_is_dragged_and_seen_in_the_structure_and_back(browser: Browser,
     assert share(pictures[2], "#1b7837") > 0.001
     assert share(pictures[2], "#762a83") > 0.001
     assert not any(request.startswith(("http", "ws")) for request in browser.requests)
+    assert browser.messages == []
 
 
 def picture(browser: Browser, folder: Path) -> np.ndarray:
@@ -274,12 +282,11 @@ def test_ten_thousand_pairs_are_paged_filtered_and_shown_as_a_matrix(
     browser.evaluate(type_where.format("'ipsea>1'").join("{}"))
     assert text(browser, "#where-note") == "no score ipsea"
     browser.evaluate(type_where.format("''").join("{}"))
-    browser.click("#matrix summary")
     browser.wait("document.getElementById('cells').style.width")
+    wide, tall = map(int, browser.evaluate("document.getElementById('cells').dataset.cell").split())
     box = browser.box("#cells")
     # The last row and column of cells, from the lower right corner.
-    cell = 22
-    x, y = box["x"] + box["width"] - 4 - cell / 2, box["y"] + box["height"] - 4 - cell / 2
+    x, y = box["x"] + box["width"] - 4 - wide / 2, box["y"] + box["height"] - 4 - tall / 2
     browser.mouse("mouseMoved", x, y)
     assert text(browser, "#cell") == f"bait11 with prey9: {119 / 120:.2f}"
     browser.mouse("mousePressed", x, y, down=True)
@@ -302,7 +309,6 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     scores = {"tm_score": 0.8123, "lddt_ca": 0.7, "gdt_ts": 66.5, "dockq": 0.61, "chain_mapping": {"B": "A"}}
     (folder / "helices_reference.json").write_text(json.dumps({"reference": "1abc.cif", stem: scores}))
     (folder / "helices.result.zip").write_bytes(b"")
-    (folder / "mutations.png").write_bytes(scan_png({"Δ": np.eye(2)}, ["A1", "G2"], ["A", "G"], [0, 1]))
     (folder / "failures.tsv").write_text("target\treason\nbad\t<b>too long</b>\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
@@ -316,10 +322,11 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     assert browser.evaluate("document.querySelectorAll('#sequence span').length") == 50
     assert text(browser, "#templates") == "Templateschaintemplatealigned residuesA1abc_A28"
     assert "1abc.cif0.8120.70066.5000.610B:A" in text(browser, "#reference")
-    assert "0.4320.900" in text(browser, "#list tbody")
-    browser.wait("document.querySelector('#scan img').naturalWidth > 100")
-    assert "helices.result.zip" in text(browser, "#files")
-    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 27, 32)"
+    assert "composite0.432" in text(browser, "#tiles")
+    assert "TM to given0.900" in text(browser, "#tiles")
+    links = browser.evaluate("[...document.querySelectorAll('#files a')].map((a) => a.download)")
+    assert "helices.result.zip" in links
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 21, 26)"
     browser.evaluate("document.getElementById('pae').focus()")
     for key, number in (("ArrowRight", 3), ("ArrowDown", 2)):
         for _ in range(number):
@@ -366,6 +373,7 @@ def test_models_of_a_target_are_superposed_on_the_first(browser: Browser, tmp_pa
     browser.click("#together")
     browser.wait("document.getElementById('view').dataset.shown === '50'")
     assert "rank" not in text(browser, "#legend")
+    open_table(browser)
     browser.click("#list tbody tr:nth-child(4)")
     browser.wait("document.getElementById('name').textContent === 'single'")
     assert browser.evaluate("document.getElementById('models').hidden")
@@ -427,7 +435,8 @@ def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp
         browser.open(write_report(folder))
     browser.wait(READY)
     browser.wait("!document.getElementById('design').hidden")
-    assert text(browser, "#design-note") == "passed all filters"
+    steps = "d_seed_000: 3 steps, soft, hard"
+    assert text(browser, "#design-note") == f"{steps} · passed all filters"
     browser.wait("document.getElementById('design-frame').value === '2'")
     picture = "document.getElementById('design-film').toDataURL()"
     last = browser.evaluate(picture)
@@ -438,15 +447,18 @@ def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp
     assert browser.evaluate(picture) == last
     browser.wait("document.getElementById('design-play').textContent === 'play'")
     browser.click("#list tbody tr:nth-child(2)")
-    browser.wait("document.getElementById('design-note').textContent.startsWith('failed filters')")
-    assert text(browser, "#design-note") == "failed filters: Average_pLDDT 0.4 < 0.8 · charge +9, not 0 to 2"
-    assert text(browser, "#restraints") == ""
+    browser.wait("document.getElementById('design-note').textContent.includes('failed filters')")
+    assert (
+        text(browser, "#design-note")
+        == "d_seed_000_mpnn_1: 3 steps, soft, hard · failed filters: Average_pLDDT 0.4 < 0.8 · charge +9, not 0 to 2"
+    )
+    assert browser.evaluate("document.getElementById('restraints').hidden")
     browser.click("#list tbody tr:nth-child(4)")
     browser.wait("document.getElementById('name').textContent === 'restrained'")
     cells = browser.evaluate("[...document.querySelectorAll('#restraints td')].map((one) => one.textContent)")
     assert cells[0] == f"line 2{HOSTILE}"
     assert cells[1].endswith(", nearest of 4 pairs")
-    assert cells[2:] == ["4.0 to 8.0 Å of any atoms", "30.0", "7.5", "yes", "", "line 3", "+2.5"]
+    assert cells[2:] == ["4.0 to 8.0 Å of any atoms", "30.0", "7.5", "satisfied", "", "line 3", "+2.5"]
     assert "confidence paid: 3.3 pLDDT" in text(browser, "#restraints p")
     browser.wait("document.getElementById('design').hidden")
     assert browser.messages == []

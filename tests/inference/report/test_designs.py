@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fastfold.inference.design.saved import film_pdb
+from fastfold.inference.report.details import restraints_of
 from fastfold.inference.report.discover import find_predictions
 from fastfold.inference.report.groups import find_designs
-from fastfold.inference.report.write import restraints_of
 from tests.helpers.results import design_results, helix_prediction
 
 

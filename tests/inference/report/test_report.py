@@ -230,7 +230,7 @@ def test_the_best_come_first_where_there_is_not_room_for_all(tmp_path: Path) -> 
     sizes = [
         len(blob_text)
         for blob_text in re.findall(r'id="blob-\d+">([^<]*)<', (tmp_path / "report.html").read_text())
-    ]
+    ][:-1]  # without the page's program
     half = sum(sizes[:4]) + sum(sizes[4:]) // 2 + 200
     assert all("structure" in row for row in rows)
     rows = meta_of(write_report(tmp_path, max_embedded=half))["rows"]

@@ -60,52 +60,42 @@ class Design {
     if (this.points) this.drawFilm();
   }
 
-  contextOf(canvas) {
-    const ratio = window.devicePixelRatio || 1;
-    const [wide, tall] = [canvas.clientWidth, canvas.clientHeight];
-    canvas.width = Math.round(wide * ratio);
-    canvas.height = Math.round(tall * ratio);
-    const context = canvas.getContext('2d');
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.font = '12px sans-serif';
-    return [context, wide, tall];
-  }
-
   drawCurve() {
-    const [context, wide, tall] = this.contextOf(this.curve);
+    const { context, width: wide, height: tall } = fit(this.curve);
+    context.textAlign = 'left';
     const { loss, plddt, stages, film } = this.design;
     const [low, high] = [Math.min(...loss), Math.max(...loss)];
     const x = (step) => CURVE_MARGIN + (step / Math.max(1, loss.length - 1)) * (wide - 2 * CURVE_MARGIN);
     const y = (share) => tall - 28 - share * (tall - 48);
-    context.fillStyle = meta.style.ink;
+    context.fillStyle = token('ink');
     for (const [name, first] of stages) {
-      context.strokeStyle = meta.style.faint;
+      context.strokeStyle = token('line');
       context.strokeRect(x(first), y(1), 0, y(0) - y(1));
       context.fillText(name, x(first) + 3, 14);
     }
-    const line = (values, from, to, colour) => {
+    const curve = (values, from, to, colour) => {
       context.beginPath();
       values.forEach((value, step) => context.lineTo(x(step), y((value - from) / Math.max(to - from, 1e-9))));
       context.strokeStyle = colour;
       context.stroke();
     };
-    line(loss, low, high, chainColour(0));
-    line(plddt, 0, 100, chainColour(1));
-    context.fillStyle = chainColour(0);
+    curve(loss, low, high, token('ink'));
+    curve(plddt, 0, 100, token('accent'));
+    context.fillStyle = token('ink');
     context.fillText(high.toPrecision(3), 2, y(1) + 10);
     context.fillText(low.toPrecision(3), 2, y(0));
     context.fillText('loss', 2, tall - 6);
-    context.fillStyle = chainColour(1);
+    context.fillStyle = token('accent');
     context.fillText('100', wide - CURVE_MARGIN + 4, y(1) + 10);
     context.fillText('0', wide - CURVE_MARGIN + 4, y(0));
     context.fillText('pLDDT', wide - CURVE_MARGIN, tall - 6);
-    context.fillStyle = meta.style.ink;
+    context.fillStyle = token('ink');
     context.fillText(`${loss.length} steps`, wide / 2 - 20, tall - 6);
     if (film) context.fillRect(x(film.steps[this.frame]) - 0.5, y(1), 1, y(0) - y(1));
   }
 
   drawFilm() {
-    const [context, wide, tall] = this.contextOf(this.film);
+    const { context, width: wide, height: tall } = fit(this.film);
     const { chains, step } = this.design.film;
     const count = chains.reduce((sum, length) => sum + length, 0);
     const [[sin, cos], [sin2, cos2]] = this.angles.map((angle) => [Math.sin(angle), Math.cos(angle)]);
@@ -138,35 +128,29 @@ class Design {
       context.stroke();
     }
     context.globalAlpha = 1;
-    context.fillStyle = meta.style.ink;
+    context.fillStyle = token('ink');
     context.fillText(`step ${this.design.film.steps[this.frame] + 1}`, 8, tall - 8);
   }
 }
 
-const designView = new Design({
-  curve: document.getElementById('design-curve'),
-  film: document.getElementById('design-film'),
-  slider: document.getElementById('design-frame'),
-  play: document.getElementById('design-play'),
-});
+const designView = new Design({ curve: byId('design-curve'), film: byId('design-film'), slider: byId('design-frame'), play: byId('design-play') });
+const OF_DESIGNS = meta.scores.filter(({ covers, shown: place }) => covers === 'design' && place === 'details');
 
 async function drawDesign({ row }) {
   const hasDesign = await designView.show(row);
-  document.getElementById('design').hidden = !hasDesign;
+  byId('design').hidden = !hasDesign;
   if (!hasDesign) return;
-  const { film, verdicts } = designView.design;
+  const { film, verdicts, stages, loss } = designView.design;
   const verdict = verdicts[row.target] || {};
-  const facts = [];
+  const facts = [`${row.name}: ${counted(loss.length, 'step')}, ${stages.map(([name]) => name).join(', ')}`];
   if (verdict.filters) facts.push(verdict.filters === 'passed' ? 'passed all filters' : `failed filters: ${verdict.filters}`);
   if (verdict.chains) facts.push(`residues ${verdict.chains}`);
   if (verdict.hotspots) facts.push(`hotspots ${verdict.hotspots}`);
-  const figures = [['backbone_rmsd', 'RMSD to the given backbone', ' Å'], ['motif_rmsd', 'RMSD of the motif', ' Å'],
-    ['seqid', 'sequence recovery', ''], ['ring_gap', 'ends of the ring apart', ' Å']];
-  for (const [key, label, unit] of figures) if (verdict[key]) facts.push(`${label} ${verdict[key]}${unit}`);
+  for (const { name, label, digits } of OF_DESIGNS) if (typeof row[name] === 'number') facts.push(`${label}: ${shown(row[name], digits)}`);
   if (verdict.note) facts.push(verdict.note);
   if (!film) facts.push('no film of this design on the page');
-  document.getElementById('design-note').textContent = facts.join(' · ');
-  document.getElementById('design-controls').hidden = !film;
-  document.getElementById('design-film').hidden = !film;
+  byId('design-note').textContent = facts.join(' · ');
+  byId('design-controls').hidden = !film;
+  byId('design-film').hidden = !film;
   designView.draw();
 }

@@ -15,10 +15,21 @@ class Landscape {
       const found = near(event);
       if (found) events.choose(found.row);
     });
+    canvas.addEventListener('keydown', (event) => {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (!this.ensemble || (!step && event.key !== 'Enter')) return;
+      event.preventDefault();
+      const { members } = this.ensemble;
+      if (step) this.at = ((this.at ?? members.findIndex((one) => one.row === this.chosen)) + step + members.length) % members.length;
+      if (step) events.hover(members[this.at]);
+      else if (this.at !== undefined) events.choose(members[this.at].row);
+      this.draw();
+    });
   }
 
   show(row) {
     this.chosen = row;
+    this.at = undefined;
     const found = meta.ensembles.find((one) => one.target === row.target) || null;
     this.ensemble = found && { ...found, members: found.members.map((one) => ({ ...one, row: meta.rows[one.row] })) };
     if (!found) {
@@ -56,24 +67,12 @@ class Landscape {
 
   draw() {
     if (!this.ensemble) return;
-    const { clientWidth: wide, clientHeight: tall } = this.canvas;
-    const ratio = window.devicePixelRatio || 1;
-    this.canvas.width = Math.round(wide * ratio);
-    this.canvas.height = Math.round(tall * ratio);
-    const context = this.canvas.getContext('2d');
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.strokeStyle = meta.style.faint;
+    const { context, width: wide, height: tall } = fit(this.canvas);
     context.strokeRect(MARGIN - 12, 4, wide - MARGIN + 8, tall - MARGIN + 8);
-    context.fillStyle = meta.style.ink;
-    context.font = '12px sans-serif';
     context.textAlign = 'center';
     const [first, second] = this.ensemble.shares.map((share) => `${Math.round(100 * share)}% of the variance`);
     context.fillText(`component 1, ${first}`, wide / 2, tall - 12);
-    context.save();
-    context.translate(16, tall / 2);
-    context.rotate(-Math.PI / 2);
-    context.fillText(`component 2, ${second}`, 0, 0);
-    context.restore();
+    upright(context, `component 2, ${second}`, 16, tall / 2);
     for (const member of this.ensemble.members) {
       const [x, y] = this.placeOf(member);
       const isChosen = member.row === this.chosen;
@@ -81,8 +80,8 @@ class Landscape {
       context.arc(x, y, isChosen ? 7 : 4, 0, 2 * Math.PI);
       context.fillStyle = chainColour(member.cluster - 1);
       context.fill();
-      if (isChosen) {
-        context.strokeStyle = meta.style.ink;
+      if (isChosen || member === this.ensemble.members[this.at]) {
+        context.strokeStyle = token(isChosen ? 'ink' : 'accent');
         context.lineWidth = 2;
         context.stroke();
         context.lineWidth = 1;

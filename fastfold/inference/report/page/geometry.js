@@ -1,25 +1,8 @@
 // The check of the backbone: figures, problems, and the Ramachandran plot over the regions of general residues.
 
-const GEOMETRY = [
-  ['ramachandran_favoured', 'Ramachandran favoured', 'share', 'Experiments: 96%. The regions hold 98% of the residues of good experimental structures.'],
-  ['ramachandran_outliers', 'Ramachandran outliers', 'share', 'Experiments: 0.6%.'],
-  ['twisted_peptides', 'twisted peptide bonds', 'count', 'Omega more than 30° from 0° and 180°.'],
-  ['cis_peptides', 'cis peptide bonds', 'count', 'Before residues other than proline.'],
-  ['bond_outliers', 'unusual bond lengths', 'count', 'More than 4 standard deviations from Engh and Huber\u2019s.'],
-  ['angle_outliers', 'unusual bond angles', 'count', 'More than 4 standard deviations from Engh and Huber\u2019s.'],
-  ['wrong_hands', 'mirrored carbons', 'count', 'CA, and CB of threonine and isoleucine.'],
-  ['overlaps', 'overlapping pairs of atoms', 'count', 'Radii overlap by more than 1.5 Å.'],
-  ['pierced_rings', 'pierced rings', 'count', 'A bond passes through a side chain\u2019s ring.'],
-];
-const REGION_COLOURS = ['#2166ac', '#b8860b', '#b2182b'];
+const OF_GEOMETRY = meta.scores.filter(({ covers }) => covers === 'geometry').map(({ name }) => name);
+const REGION_COLOURS = ['var(--ink)', 'var(--fair)', 'var(--poor)'];
 const PLOT = { size: 300, left: 34, bottom: 30 };
-
-function svg(tag, attributes, text) {
-  const element = document.createElementNS('http://www.w3.org/2000/svg', tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
 
 // One path of all cells of a region; a column of the map has one phi.
 function regionPath(region) {
@@ -38,7 +21,7 @@ function regionPath(region) {
 
 function ramachandranPlot({ phi, psi, regions }, chains) {
   const plot = svg('svg', { viewBox: `0 0 ${PLOT.left + PLOT.size + 4} ${PLOT.size + PLOT.bottom}`, role: 'img', 'aria-label': 'Ramachandran plot' });
-  plot.append(svg('path', { d: regionPath(1), fill: '#2166ac', opacity: '0.10' }), svg('path', { d: regionPath(0), fill: '#2166ac', opacity: '0.28' }));
+  plot.append(svg('path', { d: regionPath(1), fill: 'var(--strand)', opacity: '0.16' }), svg('path', { d: regionPath(0), fill: 'var(--strand)', opacity: '0.30' }));
   plot.append(svg('rect', { x: PLOT.left, y: 0, width: PLOT.size, height: PLOT.size, fill: 'none', stroke: 'var(--line)' }));
   const at = (angle) => (angle + 180) / 360 * PLOT.size;
   for (const tick of [-180, -90, 0, 90, 180]) {
@@ -60,19 +43,16 @@ function ramachandranPlot({ phi, psi, regions }, chains) {
 }
 
 function drawGeometry({ geometry, chains }) {
-  const place = byId('geometry');
-  place.hidden = !geometry;
+  byId('geometry').hidden = !geometry;
   if (!geometry) return;
-  const words = geometry.problems.length ? `Not the geometry of a protein: ${geometry.problems.join('; ')}.` : 'The geometry is that of a protein.';
+  const outliers = chains.flatMap((chain) => [...chain.sequence].map((letter, place) => [chain.start + place, `${chains.length > 1 ? `${chain.name} ` : ''}${letter}${chain.labels[place]}`]))
+    .filter(([residue]) => geometry.regions[residue] === 2).map(([, name]) => name);
   const table = make('table');
-  for (const [key, label, kind, meaning] of GEOMETRY) {
-    const value = geometry.figures[key];
-    if (value === undefined) continue;
-    const row = make('tr', undefined, { title: meaning });
-    row.append(make('td', label), make('td', kind === 'share' ? `${(100 * value).toFixed(1)}%` : String(value)));
-    table.append(row);
+  for (const name of OF_GEOMETRY.filter((one) => geometry.figures[one] !== undefined)) {
+    table.append(make('tr', undefined, { title: explanationOf(name) }, make('td', labelOf(name)), make('td', scoreText(name, geometry.figures[name]))));
   }
-  const pictures = make('div');
-  pictures.append(ramachandranPlot(geometry, chains), table);
-  place.replaceChildren(make('h3', 'Backbone check'), make('p', `${words} As predicted, before relaxation.`), pictures);
+  const listed = outliers.length ? `Outliers: ${outliers.slice(0, 12).join(', ')}${outliers.length > 12 ? ' and others' : ''}. ` : '';
+  const words = geometry.problems.length ? `Not the geometry of a protein: ${geometry.problems.join('; ')}. ` : '';
+  panel('geometry', 'Backbone check', make('div', undefined, { class: 'body plot' }, ramachandranPlot(geometry, chains), table),
+    make('p', `${words}${listed}As predicted, before relaxation.`, { class: 'foot' }));
 }

@@ -1,38 +1,134 @@
-// Baits by preys: the best score of each pair of partners, to point at and to choose.
+// Cells of two lists of names, to point at and to choose: partners of a screen, and mutants.
 
-const SCORES_OF_PAIRS = meta.scores.filter(({ covers, better, shown }) => covers === 'pair' && better === 'higher' && shown !== 'details')
-  .map(({ name, label }) => [name, label]);
-const FROM = [247, 251, 255];
-const TO = [8, 48, 107];
-
-class Matrix {
+class CellMap {
   constructor(canvas, events) {
-    this.canvas = canvas;
-    this.events = events;
-    const at = (event) => {
+    Object.assign(this, { canvas, events, at: null, spec: null });
+    const cell = (event) => {
       const box = canvas.getBoundingClientRect();
       return this.cellAt(event.clientX - box.left, event.clientY - box.top);
     };
-    canvas.addEventListener('pointermove', (event) => events.hover(at(event)));
-    canvas.addEventListener('pointerleave', () => events.hover(null));
+    canvas.addEventListener('pointermove', (event) => this.move(cell(event)));
+    canvas.addEventListener('pointerleave', () => this.move(null));
     canvas.addEventListener('click', (event) => {
-      const found = at(event);
-      if (found && found.row) events.choose(found.row);
+      const found = cell(event);
+      if (found) events.choose(found);
+    });
+    canvas.addEventListener('keydown', (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!this.spec || (!step && event.key !== 'Enter')) return;
+      event.preventDefault();
+      const ends = [this.spec.rows.length - 1, this.spec.columns.length - 1];
+      if (step) this.move(this.at ? this.at.map((at, axis) => Math.max(0, Math.min(ends[axis], at + step[axis]))) : [0, 0]);
+      else if (this.at) events.choose(this.at);
     });
   }
 
-  // Cells of the best rows of all pairs; a list against itself gets both halves.
-  show(rows, score) {
+  // `colour(i, j)` of a cell or null, `isChosen(i, j)` and `hasDot(i, j)`; `rows` and `columns` are names.
+  show(spec) {
+    this.spec = spec;
+    this.at = null;
+    this.draw();
+  }
+
+  move(at) {
+    if (String(at) === String(this.at)) return;
+    this.at = at;
+    this.events.hover(at);
+    this.draw();
+  }
+
+  draw() {
+    if (!this.spec) return;
+    const { canvas, spec: { rows, columns, colour, isChosen, hasDot } } = this;
+    const widest = (names) => Math.min(150, 6.6 * names.reduce((n, name) => Math.max(n, name.length), 0) + 10);
+    const room = (canvas.parentElement.clientWidth || 800) - 32;
+    const clamp = (value, low, high) => Math.max(low, Math.min(high, Math.floor(value)));
+    this.wide = clamp((room - widest(rows)) / columns.length, columns.length > 200 ? 2 : 9, 56);
+    this.tall = clamp(this.wide, rows.length > 40 ? Math.min(this.wide, 9) : 16, 22);
+    this.left = this.tall >= 9 ? widest(rows) : 4;
+    this.top = this.wide >= 9 ? widest(columns) : 4;
+    const size = [this.left + columns.length * this.wide + 4, this.top + rows.length * this.tall + 4];
+    [canvas.style.width, canvas.style.height] = size.map((pixels) => `${pixels}px`);
+    canvas.dataset.cell = `${this.wide} ${this.tall}`;
+    const { context } = fit(canvas, size);
+    context.fillStyle = token('raised');
+    context.fillRect(this.left, this.top, columns.length * this.wide, rows.length * this.tall);
+    const gap = this.wide > 4 ? 1 : 0;
+    const ring = (i, j, name) => {
+      context.strokeStyle = token(name);
+      context.lineWidth = 2;
+      context.strokeRect(this.left + j * this.wide, this.top + i * this.tall, this.wide - gap, this.tall - gap);
+    };
+    const chosen = [];
+    rows.forEach((_, i) => columns.forEach((__, j) => {
+      const fill = colour(i, j);
+      if (isChosen(i, j)) chosen.push([i, j]);
+      if (fill) {
+        context.fillStyle = fill;
+        context.fillRect(this.left + j * this.wide, this.top + i * this.tall, this.wide - gap, this.tall - gap);
+      }
+      if (hasDot && hasDot(i, j)) {
+        context.fillStyle = token('soft');
+        context.fillRect(this.left + (j + 0.5) * this.wide - 2, this.top + (i + 0.5) * this.tall - 2, 4, 4);
+      }
+    }));
+    for (const [i, j] of chosen) ring(i, j, 'ink');
+    if (this.at) ring(...this.at, 'accent');
+    context.fillStyle = token('soft');
+    context.textAlign = 'right';
+    if (this.left > 4) rows.forEach((name, i) => context.fillText(name, this.left - 5, this.top + (i + 0.5) * this.tall + 4, this.left - 7));
+    if (this.top > 4) {
+      columns.forEach((name, j) => {
+        context.save();
+        context.translate(this.left + (j + 0.5) * this.wide + 4, this.top - 5);
+        context.rotate(-Math.PI / 2);
+        context.textAlign = 'left';
+        context.fillText(name, 0, 0, this.top - 7);
+        context.restore();
+      });
+    }
+  }
+
+  cellAt(x, y) {
+    if (!this.spec) return null;
+    const cell = [Math.floor((y - this.top) / this.tall), Math.floor((x - this.left) / this.wide)];
+    return cell[0] >= 0 && cell[1] >= 0 && cell[0] < this.spec.rows.length && cell[1] < this.spec.columns.length ? cell : null;
+  }
+}
+
+const inPairs = meta.rows.filter((row) => row.partner_1 !== undefined);
+const pairScores = meta.scores.filter(({ name, covers, better, shown: place, digits }) => covers === 'pair' && better === 'higher' && place !== 'details' && digits > 0 &&
+  inPairs.some((row) => row[name] !== undefined)).map(({ name, label }) => [name, label]);
+const isScreen = pairScores.length > 0 && new Set(inPairs.map((row) => `${row.partner_1}\n${row.partner_2}`)).size > 2;
+const byName = (a, b) => String(a).localeCompare(String(b), 'en', { numeric: true });
+
+// Baits by preys: the best row of each pair of partners.
+class PartnerMatrix {
+  constructor(canvas, { choose, note }) {
+    const nameOf = ([i, j]) => `${this.baits[i]} with ${this.preys[j]}`;
+    this.rowAt = ([i, j]) => this.cells.get(i * this.preys.length + j);
+    this.map = new CellMap(canvas, {
+      hover: (at) => {
+        const row = at && this.rowAt(at);
+        note(at ? `${nameOf(at)}: ${row ? scoreText(this.score, row[this.score]) : 'not folded'}` : '');
+      },
+      choose: (at) => {
+        const row = this.rowAt(at);
+        if (row) choose(row);
+      },
+    });
+  }
+
+  // A list against itself gets both halves.
+  show(rows, score, chosen) {
     this.score = score;
-    const names = (key) => [...new Set(rows.map((row) => row[key]))].sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
+    const names = (key) => [...new Set(rows.map((row) => row[key]))].sort(byName);
     let [baits, preys] = [names('partner_1'), names('partner_2')];
     const isSquare = baits.some((name) => preys.includes(name));
-    if (isSquare) baits = preys = [...new Set([...baits, ...preys])].sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
+    if (isSquare) baits = preys = [...new Set([...baits, ...preys])].sort(byName);
     const place = (list) => new Map(list.map((name, number) => [name, number]));
     const [rowOf, columnOf] = [place(baits), place(preys)];
-    this.baits = baits;
-    this.preys = preys;
-    this.cells = new Map();
+    Object.assign(this, { baits, preys, cells: new Map() });
     for (const row of rows) {
       const keys = [[row.partner_1, row.partner_2], ...(isSquare ? [[row.partner_2, row.partner_1]] : [])];
       for (const [bait, prey] of keys) {
@@ -41,55 +137,20 @@ class Matrix {
         if (!known || (row[score] ?? -1) > (known[score] ?? -1)) this.cells.set(key, row);
       }
     }
-    this.draw();
-  }
-
-  draw() {
-    const { baits, preys, canvas } = this;
-    const most = Math.max(baits.length, preys.length);
-    this.size = Math.max(2, Math.min(22, Math.floor(1000 / most)));
-    const named = this.size >= 9;
-    const widest = (names) => Math.min(160, 7 * names.reduce((n, name) => Math.max(n, name.length), 0) + 8);
-    this.left = named ? widest(baits) : 4;
-    this.top = named ? widest(preys) : 4;
-    const [wide, tall] = [this.left + preys.length * this.size + 4, this.top + baits.length * this.size + 4];
-    canvas.style.width = `${wide}px`;
-    canvas.style.height = `${tall}px`;
-    const ratio = window.devicePixelRatio || 1;
-    canvas.width = Math.round(wide * ratio);
-    canvas.height = Math.round(tall * ratio);
-    const context = canvas.getContext('2d');
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.fillStyle = '#eceff1';
-    context.fillRect(this.left, this.top, preys.length * this.size, baits.length * this.size);
-    const gap = this.size > 4 ? 1 : 0;
-    for (const [key, row] of this.cells) {
-      const [i, j] = [Math.floor(key / preys.length), key % preys.length];
-      const value = row[this.score];
-      if (value === undefined || value === null) continue;
-      const share = Math.max(0, Math.min(1, value));
-      context.fillStyle = `rgb(${FROM.map((from, k) => Math.round(from + share * (TO[k] - from))).join(' ')})`;
-      context.fillRect(this.left + j * this.size, this.top + i * this.size, this.size - gap, this.size - gap);
-    }
-    if (!named) return;
-    context.fillStyle = meta.style.ink;
-    context.font = '11px sans-serif';
-    context.textAlign = 'right';
-    baits.forEach((name, i) => context.fillText(name, this.left - 4, this.top + (i + 0.5) * this.size + 4, this.left - 6));
-    preys.forEach((name, j) => {
-      context.save();
-      context.translate(this.left + (j + 0.5) * this.size + 4, this.top - 4);
-      context.rotate(-Math.PI / 2);
-      context.textAlign = 'left';
-      context.fillText(name, 0, 0, this.top - 6);
-      context.restore();
+    const largest = SCORES.get(score).scale ? SCORES.get(score).scale.largest : 1;
+    const [from, to] = [token('ramp-from'), token('ramp-to')];
+    ramp('matrix-scale', '0', String(largest), ['var(--ramp-from)', 'var(--ramp-to)']);
+    this.map.show({
+      rows: baits,
+      columns: preys,
+      colour: (i, j) => {
+        const row = this.rowAt([i, j]);
+        return row && typeof row[score] === 'number' ? mix(from, to, Math.max(0, Math.min(1, row[score] / largest))) : null;
+      },
+      isChosen: (i, j) => {
+        const row = this.rowAt([i, j]);
+        return Boolean(row && chosen() && row.target === chosen().target);
+      },
     });
-  }
-
-  cellAt(x, y) {
-    if (!this.baits) return null;
-    const [i, j] = [Math.floor((y - this.top) / this.size), Math.floor((x - this.left) / this.size)];
-    if (i < 0 || j < 0 || i >= this.baits.length || j >= this.preys.length) return null;
-    return { bait: this.baits[i], prey: this.preys[j], row: this.cells.get(i * this.preys.length + j) };
   }
 }

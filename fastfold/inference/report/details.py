@@ -1,0 +1,181 @@
+"""Collect the details of one prediction for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastfold.inference.output.file_names import ARCHIVE
+from fastfold.inference.output.score_files import is_number, map_floats, mapping_of, scored_names
+from fastfold.inference.report.about import rows_of_alignments
+from fastfold.inference.report.discover import FoundPrediction, is_regular, leaving_out, read_json
+from fastfold.inference.report.encode import pack_json
+from fastfold.inference.report.verdict import verdict_of
+from fastfold.protein.metrics.scores import SCORES
+
+_MOST_RESTRAINTS = 2000
+_LONGEST_LINE = 100
+_LONGEST_REASON = 1000
+_OF_PAIR = tuple(one.key for one in SCORES if one.covers == "pair")
+_OF_REFERENCE = tuple(one.name for one in SCORES if one.covers == "reference")
+
+
+def detail_of(
+    prediction: FoundPrediction, folder: Path, say: Callable[[str], None], *, with_settings: bool
+) -> dict[str, Any]:
+    """Return everything about a prediction but its structure and aligned error, in JSON's types.
+
+    ``say`` gets a line about each part that is left out. Without ``with_settings``, settings and coverage are None.
+    """
+    scores = prediction.scores
+    archive = folder / f"{prediction.target}{ARCHIVE}"
+    paths = [*prediction.files.values(), *([archive] if is_regular(archive) else [])]
+    found = {
+        "name": scores["name"],
+        "sequences": scores["sequences"],
+        "ranges": scores.get("residue_ranges"),
+        "chain_ids": list(scored_names(scores).chain_ids),
+        "labels": scores.get("residue_labels"),
+        "plddt": [round(float(value), 1) for value in scores["plddt"]],
+        "interfaces": _interfaces(scores),
+        **_relaxation(prediction),
+        "geometry": _geometry(scores),
+        "templates": _finite(scores.get("templates")),
+        "verdict": verdict_of(scores),
+        "restraints": None,
+        "reference": _reference(prediction, say),
+        "files": sorted(path.relative_to(folder).as_posix() for path in paths),
+        "config": None,
+        "coverage": None,
+    }
+    with leaving_out(f"{prediction.stem}: restraints", say):
+        found["restraints"] = restraints_of(scores)
+    for key in ("config", "coverage") if with_settings else ():
+        if (path := prediction.files.get(f"_{key}.json")) is None:
+            continue
+        with leaving_out(path.name, say):
+            value = read_json(path)
+            if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
+                raise ValueError("its content does not match its name")
+            pack_json(value := _finite(value))  # an error here leaves out only this file
+            found[key] = value
+    found["alignment_rows"] = rows_of_alignments(found["config"])
+    return found
+
+
+def _interfaces(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of pairs of chains that the page shows."""
+    interfaces = mapping_of(scores, "interfaces")
+    pairs = {
+        name: {key: pair[key] for key in _OF_PAIR if is_number(pair.get(key))}
+        for name, pair in mapping_of(interfaces, "pairs").items()
+        if isinstance(pair, dict)
+    }
+    shown = {key: interfaces[key] for key in ("actifptm", "has_clash", "reason") if key in interfaces}
+    return _finite({**shown, "pairs": pairs})
+
+
+def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any] | None:
+    folder = next(iter(prediction.files.values())).parent
+    path = folder / f"{prediction.target}_reference.json"
+    if not is_regular(path):
+        return None
+    with leaving_out(path.name, say):
+        value = read_json(path)
+        own = value.get(prediction.stem)
+        if isinstance(own, dict):
+            numbers = {key: number for key in _OF_REFERENCE if is_number(number := own.get(key))}
+            chains = " ".join(f"{ours}:{theirs}" for ours, theirs in mapping_of(own, "chain_mapping").items())
+            return {"file": str(value.get("reference"))[:200], "chains": chains[:200], **numbers}
+    return None
+
+
+def _geometry(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the check of a structure's geometry from its scores; None if it is missing or does not fit them."""
+    geometry = _finite(mapping_of(scores, "geometry"))
+    lists = [geometry.get(key) for key in ("phi", "psi", "regions")]
+    problems = geometry.get("problems")
+    if not (isinstance(problems, list) and all(isinstance(one, str) for one in problems)):
+        return None
+    if not all(isinstance(one, list) and len(one) == len(scores["plddt"]) for one in lists):
+        return None
+    if not all(x is None or is_number(x) for one in lists for x in one):
+        return None
+    figures = {key: x for key, x in geometry.items() if is_number(x)}
+    whole = [[None if x is None else round(x) for x in one] for one in lists]
+    return {"figures": figures, "problems": [one[:_LONGEST_REASON] for one in problems[:20]]} | dict(
+        zip(("phi", "psi", "regions"), whole, strict=True)
+    )
+
+
+def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the restraints of a scores file, cut to the page's size, None without any, or raise ValueError."""
+    if (given := scores.get("restraints")) is None:
+        return None
+    residues = len(scores["plddt"])
+    try:
+        rows = [_restraint(one, residues) for one in given["restraints"][:_MOST_RESTRAINTS]]
+        counts = {key: int(given[key]) for key in ("satisfied_before", "satisfied", "total", "steps")}
+        paid = _number(given["confidence_paid"])
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError("its restraints have another form") from error
+    found = {"confidence_paid": paid, "leave_one_out": given.get("leave_one_out") is True}
+    return {**counts, **found, "restraints": rows}
+
+
+def _restraint(given: Any, residues: int) -> dict[str, Any]:
+    places = [int(number) for number in given["residues"]]
+    if len(places) != 2 or not all(1 <= place <= residues for place in places):
+        raise ValueError
+    row: dict[str, Any] = {"residues": places, "holds": given["holds"] is True}
+    row |= {key: str(given[key])[:_LONGEST_LINE] for key in ("line", "group")}
+    row |= {key: _number(given[key]) for key in ("min", "distance_before", "distance")}
+    row["max"] = None if given["max"] is None else _number(given["max"])
+    if "atoms" in given:  # files of earlier versions are about CA
+        row |= {"atoms": str(given["atoms"])[:_LONGEST_LINE], "pairs": int(given["pairs"])}
+    if "contradicts" in given:
+        row["contradicts"] = [str(line)[:_LONGEST_LINE] for line in given["contradicts"][:_MOST_RESTRAINTS]]
+        row["plddt_gain_without"] = _number(given["plddt_gain_without"])
+    return row
+
+
+def _number(value: Any) -> float:
+    """Return a finite number, or raise ValueError."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:
+    """Return if the page's structure is relaxed according to its record, and the reason if not."""
+    record = mapping_of(prediction.scores, "relaxation")
+    outcome = record.get("relaxed")
+    is_minimized = prediction.has_relaxed_structure
+    not_relaxed = None
+    if outcome is False:
+        not_relaxed = str(record.get("reason") or "no reason is recorded")[:_LONGEST_REASON]
+    elif is_minimized and outcome is not True:
+        not_relaxed = "a record of its relaxation is missing from the scores file"
+    return {"relaxed": is_minimized and outcome is True, "not_relaxed": not_relaxed}
+
+
+def _is_coverage(value: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
+    lengths = [len(sequence) for sequence in scores["sequences"]]
+    depth, edges = value.get("depth_by_identity"), value.get("identity_edges")
+    return (
+        value.get("chain_lengths") == lengths
+        and isinstance(edges, list)
+        and isinstance(depth, list)
+        and len(depth) == len(edges) - 1
+        and all(isinstance(one, list) and len(one) == sum(lengths) for one in depth)
+        and all(is_number(number) for number in (*edges, *(x for one in depth for x in one)))
+        and isinstance(value.get("rows"), list)
+    )
+
+
+def _finite(value: Any) -> Any:
+    """Replace floats that are not finite with None, because JSON cannot represent them."""
+    return map_floats(value, lambda number: number if is_number(number) else None)

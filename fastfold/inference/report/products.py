@@ -1,0 +1,41 @@
+"""Tables of products in a folder of results: mutants and designs, by target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastfold.inference.report.discover import is_regular, numbers_of, read_table
+from fastfold.protein.metrics.scores import SCORES
+
+MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results
+DESIGNS = "designs.tsv"  #: Table of designs in a folder of results
+TABLES = ("summary.tsv", "interfaces.csv", MUTATIONS, "mutations.png", DESIGNS, "designs.fasta")
+"""Files of a whole folder that the page offers."""
+
+_OF_MUTANTS = tuple(one.name for one in SCORES if one.covers == "mutant")
+_OF_DESIGNS = tuple(one.name for one in SCORES if one.covers == "design")
+_LONGEST = 500
+
+
+def product_columns(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return further columns of the page's list by target, from the tables of mutants and of designs.
+
+    Mutants have ``mutation`` (``A24G``) and their differences; designs have ``order`` (their place in the table),
+    ``sequence``, ``filters`` and their figures. Foreign tables give nothing.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if is_regular(folder / MUTATIONS):
+        for line in read_table(folder / MUTATIONS):
+            if name := line.get("name"):
+                mutation = (line.get("mutations") or "")[:_LONGEST]
+                found[name] = {
+                    **({"mutation": mutation} if mutation else {}),
+                    **numbers_of(line, _OF_MUTANTS),
+                }
+    if is_regular(folder / DESIGNS):
+        for order, line in enumerate(read_table(folder / DESIGNS), 1):
+            if name := line.get("name"):
+                texts = {key: text[:_LONGEST] for key in ("sequence", "filters") if (text := line.get(key))}
+                found[name] = {"order": order, **texts, **numbers_of(line, _OF_DESIGNS)}
+    return found

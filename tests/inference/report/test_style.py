@@ -1,0 +1,56 @@
+"""Text of the page has enough contrast in both themes, by the tokens of its style sheet."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+CSS = (files("fastfold.inference.report") / "page" / "page.css").read_text("utf-8")
+TEXT = [
+    *((ink, ground) for ink in ("ink", "soft") for ground in ("paper", "surface", "raised", "chosen")),
+    ("accent", "surface"),
+    ("on-accent", "accent"),
+    *((tone, ground) for tone in ("good", "fair", "poor") for ground in ("surface", f"{tone}-ground")),
+    *(("ink", f"{tone}-ground") for tone in ("good", "fair", "poor")),
+]
+PICTURES = [("edge", "surface"), ("helix", "surface"), ("strand", "surface"), ("accent", "paper")]
+
+
+def tokens(theme: str) -> dict[str, str]:
+    """Colours by name in a theme; the dark one changes some of the light one."""
+    light, dark = re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)[:2]
+    found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
+    return found if theme == "light" else found | dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", dark))
+
+
+def contrast(one: str, other: str) -> float:
+    """Ratio of the luminances of two colours (WCAG 2.2)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_ratio_is_that_of_the_guidelines() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_can_be_read_in_both_themes(theme: str) -> None:
+    colours = tokens(theme)
+    ratios = {pair: contrast(*(colours[name] for name in pair)) for pair in TEXT}
+    assert {pair: round(x, 2) for pair, x in ratios.items() if x < 4.5} == {}
+    edges = {pair: contrast(*(colours[name] for name in pair)) for pair in PICTURES}
+    assert {pair: round(x, 2) for pair, x in edges.items() if x < 3.0} == {}
+
+
+def test_every_text_colour_of_the_sheet_is_among_the_pairs() -> None:
+    used = set(re.findall(r"(?<![-\w])color: var\(--([\w-]+)\)", CSS))
+    assert used <= {ink for ink, _ in TEXT}
