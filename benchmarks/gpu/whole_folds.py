@@ -1,0 +1,478 @@
+"""Whole folds, training steps and the longest protein on one GPU, in one command of at most nine minutes.
+
+Usage: python benchmarks/gpu/whole_folds.py [--device cuda|mps|cpu] [--toy] [--parts NAME ...] [--out FOLDER]
+
+Parts run one after another in processes of their own, the most important first. A part that takes one and a half times
+its slot is killed. Each number is a line of JSON, written as it comes, with the device's name. Networks have official
+sizes and random parameters, so no weights are needed, and nothing is installed: packages that the machine lacks are
+found in ``.gpu/site``, which ``benchmarks/gpu/pack.py`` fills. ``--toy`` runs every part with small sizes on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SITE = REPOSITORY / ".gpu" / "site"
+sys.path[:0] = [str(REPOSITORY)]
+sys.path.append(str(SITE))
+
+PASSES = 4
+LIMIT = 1.5
+"""A part is killed after this many times its slot."""
+MIN_SECONDS = 5.0
+"""A part with less time is skipped."""
+TOTAL_SECONDS = 540
+LONG = 1024
+"""Residues above which a target is folded once, without CUDA graphs."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of all parts.
+
+    Attributes:
+        lengths: Residues of folds.
+        float32_lengths: Residues of folds in float32.
+        rows: Rows of the alignment.
+        crops: Residues of a training step, with rows of the clustered and of the extra alignment.
+        long_lengths: Residues of single passes of a network with two blocks.
+        budget: Memory of the longest protein's plan.
+        blocks: Evoformer blocks of a network; None for the official number.
+    """
+
+    lengths: Sequence[int] = (100, 256, 512, 1024, 2048)
+    float32_lengths: Sequence[int] = (256, 1024)
+    rows: int = 1536
+    crops: Sequence[tuple[int, int, int]] = ((256, 128, 1024), (384, 512, 5120))
+    long_lengths: Sequence[int] = (4096, 6000)
+    budget: str = "78GiB"
+    blocks: int | None = None
+
+
+TOY = Sizes((12, 17), (12,), 6, ((12, 4, 6),), (24,), "2GiB", 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts; return 1 if one of them failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--parts", nargs="+", choices=[one.name for one in PARTS], metavar="NAME")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_results")))
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.part:
+        return run_here(options.part, options.device, TOY if options.toy else Sizes())
+    options.out.mkdir(parents=True, exist_ok=True)
+    end, failed = time.monotonic() + TOTAL_SECONDS, False
+    with (options.out / "whole_folds.jsonl").open("a", encoding="utf-8") as file:
+        for part in PARTS:
+            if options.parts and part.name not in options.parts:
+                continue
+            for line in run_apart(part, options.device, toy=options.toy, seconds=end - time.monotonic()):
+                failed |= "error" in line
+                text = json.dumps({"part": part.name} | line)
+                print(text, flush=True)
+                file.write(text + "\n")
+                file.flush()
+    return int(failed)
+
+
+def run_apart(part: Part, device: str, *, toy: bool, seconds: float) -> Iterator[Line]:
+    """Yield the lines of a part in a process of its own, which ends with its limit or the given seconds."""
+    limit = min(LIMIT * part.seconds, seconds)
+    if limit < MIN_SECONDS:
+        yield {"skipped": "no time is left"}
+        return
+    command = [sys.executable, __file__, "--part", part.name, "--device", device, *(["--toy"] if toy else [])]
+    start = time.monotonic()
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
+        timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+        timer.start()
+        for text in process.stdout or ():
+            if text.startswith("{"):
+                yield json.loads(text)
+        code = process.wait()
+        timer.cancel()
+        errors.seek(0)
+        line: Line = {"wall_s": round(time.monotonic() - start, 1)}
+        if code == -signal.SIGKILL:
+            line["error"] = f"killed after {limit:.0f} s"
+        elif code:
+            line["error"] = " | ".join(errors.read().strip().splitlines()[-3:])[-600:]
+        yield line
+
+
+def run_here(name: str, device: str, sizes: Sizes) -> int:
+    """Print the lines of a part, computed in this process."""
+    from fastfold.cli.process import prepare_environment
+
+    prepare_environment()  # must precede the import of PyTorch
+    import torch
+
+    part = next(one for one in PARTS if one.name == name)
+    torch.manual_seed(0)
+    machine = torch.cuda.get_device_name() if device == "cuda" else device
+    for line in part.run(device, sizes):
+        print(json.dumps({"machine": machine, "torch": torch.__version__} | line), flush=True)
+    return 0
+
+
+class Stopwatch:
+    """Times of a call: on the host until it returns, and on the device until its last operator has ended."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.host_ms = self.device_ms = self.wall_ms = 0.0
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Measure what runs inside."""
+        import torch
+
+        on_gpu = self.device == "cuda"
+        wait: Callable[[], None] = (
+            getattr(torch, self.device).synchronize if self.device != "cpu" else lambda: None
+        )
+        wait()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if on_gpu else (None, None)
+        start = time.perf_counter()
+        if begin is not None:
+            begin.record()
+        yield
+        self.host_ms = 1e3 * (time.perf_counter() - start)
+        if end is not None:
+            end.record()
+        wait()
+        self.wall_ms = 1e3 * (time.perf_counter() - start)
+        self.device_ms = begin.elapsed_time(end) if begin is not None and end is not None else self.wall_ms
+
+    def line(self) -> Line:
+        """Return the times, rounded."""
+        return {name: round(getattr(self, name), 3) for name in ("host_ms", "device_ms", "wall_ms")}
+
+
+def ceilings(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield the rate of matrix products in bf16 and float32, and that of copies."""
+    import torch
+
+    side = 8192 if device != "cpu" else 256
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.randn(side, side, device=device, dtype=dtype)
+        watch = Stopwatch(device)
+        for _ in range(2):  # the first loads libraries
+            with watch.measuring():
+                for _ in range(10):
+                    x @ x
+        yield {"product": str(dtype)[6:], "tflops": round(20 * side**3 / watch.device_ms / 1e9, 2)}
+    x = torch.empty((1 << 30) if device != "cpu" else (1 << 22), dtype=torch.uint8, device=device)
+    y, watch = torch.empty_like(x), Stopwatch(device)
+    for _ in range(2):
+        with watch.measuring():
+            for _ in range(10):
+                y.copy_(x)
+    yield {"copied_gb_per_s": round(20 * x.numel() / watch.device_ms / 1e6, 1)}
+
+
+def network_of(name: str, device: str, precision: str, sizes: Sizes) -> Any:
+    """Return a network with random parameters."""
+    from fastfold.evoformer.config import model_config
+    from fastfold.evoformer.model import AlphaFold
+    from fastfold.evoformer.precision import set_precision
+
+    config = model_config(name)
+    config.model.global_config.zero_init = False
+    if sizes.blocks is not None:
+        trunk = config.model.embeddings_and_evoformer
+        trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = sizes.blocks
+    network = set_precision(AlphaFold(config), precision).to(device).eval()
+    network.name = name
+    return network
+
+
+def random_target(residues: int, rows: int) -> tuple[str, Any]:
+    """Return a random sequence and an alignment whose rows share six tenths of it."""
+    import numpy as np
+
+    from fastfold.data.msa.msa import Msa
+    from fastfold.protein.residue_constants import restypes
+
+    random = np.random.default_rng(residues)
+    query = random.integers(20, size=residues)
+    aligned = np.where(
+        random.random((rows, residues)) < 0.4, random.integers(20, size=(rows, residues)), query
+    )
+    aligned[0] = query
+    letters = tuple("".join(restypes[i] for i in row) for row in aligned)
+    return letters[0], Msa(
+        letters, np.zeros((rows, residues), np.int32), tuple(f"row_{i}" for i in range(rows))
+    )
+
+
+def timed_folds(network: Any, residues: int, device: str, sizes: Sizes, *, graphs: bool) -> Iterator[Line]:
+    """Fold a target with two seeds, a long one with one; yield the times of each run of the network.
+
+    The first run compiles kernels and records a CUDA graph, which the second replays from its first pass on.
+    """
+    import torch
+
+    import fastfold
+    from fastfold.inference.folding import predictor
+
+    sequence, msa = random_target(residues, sizes.rows)
+    plain, whole = predictor.run_network, Stopwatch(device)
+    runs: list[Line] = []
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        watch = Stopwatch(device)
+        with watch.measuring():
+            result = plain(*arguments, **options)
+        runs.append(watch.line())
+        return result
+
+    predictor.run_network = timed  # type: ignore[assignment]
+    try:
+        with whole.measuring():
+            fastfold.predict_many(
+                [sequence],
+                network,
+                seeds=range(1 if residues > LONG else 2),
+                msas={"query_1": msa},
+                num_recycles=PASSES - 1,
+                recycle_tolerance=0.0,
+                pae=False,
+                cuda_graphs=graphs,
+            )
+    finally:
+        predictor.run_network = plain
+    line = {
+        "network": network.name,
+        "residues": residues,
+        "rows": sizes.rows,
+        "passes": PASSES,
+        "graphs": graphs,
+    }
+    if device == "cuda":
+        line["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+        torch.cuda.reset_peak_memory_stats()
+    for number, run in enumerate(runs):
+        yield line | {"run": number, "mean_fold_s": round(whole.wall_ms / 1e3 / len(runs), 3)} | run
+
+
+def folds(device: str, sizes: Sizes, network: str, precision: str, lengths: Sequence[int]) -> Iterator[Line]:
+    """Yield folds of a network in a precision, with and without CUDA graphs."""
+    model = network_of(network, device, precision, sizes)
+    for residues in lengths:
+        for graphs in (False, True) if device == "cuda" and residues <= LONG else (False,):
+            for line in timed_folds(model, residues, device, sizes, graphs=graphs):
+                yield {"precision": precision} | line
+
+
+def monomers(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield folds of ``model_1_ptm`` in bf16."""
+    return folds(device, sizes, "model_1_ptm", "bf16", sizes.lengths)
+
+
+def multimers(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield folds of ``model_1_multimer_v3`` in bf16."""
+    return folds(device, sizes, "model_1_multimer_v3", "bf16", sizes.lengths)
+
+
+def float32(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield folds of ``model_1_ptm`` in float32."""
+    return folds(device, sizes, "model_1_ptm", "fp32", sizes.float32_lengths)
+
+
+def training(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield forward and backward passes of ``model_1_ptm`` at the crops of its training, in bf16.
+
+    Blocks keep their activations, or compute them again.
+    """
+    import torch
+
+    from benchmarks.long_sequence import features
+    from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+
+    model = network_of("model_1_ptm", device, "bf16", sizes).train()
+    for (residues, rows, extra), recompute in itertools.product(sizes.crops, (True, False)):
+        set_policy(model, ExecutionPolicy(recompute=recompute))
+        batch = {name: value.to(device)[None] for name, value in features(residues, rows, extra).items()}
+        watch = Stopwatch(device)
+        for step in ("first", "second"):
+            line: Line = {
+                "crop": residues,
+                "rows": rows,
+                "extra_rows": extra,
+                "recompute": recompute,
+                "step": step,
+            }
+            try:
+                with watch.measuring():
+                    result = model(batch, 0)
+                    loss = result["representations"]["pair"].float().square().mean()
+                    (loss + result["structure_module"]["final_atom_positions"].square().mean()).backward()
+                    model.zero_grad(set_to_none=True)
+            except torch.OutOfMemoryError:
+                yield line | {"out_of_memory": True}
+                break
+            line |= watch.line()
+            if device == "cuda":
+                line["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+            yield line
+
+
+def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield folds of DeepMind's program in JAX, if ``.gpu/alphafold`` has its checkout."""
+    import numpy as np
+
+    from fastfold import model_config
+    from fastfold.data.features.pipeline import featurize
+    from fastfold.data.targets import target_from_sequence
+
+    checkout = REPOSITORY / ".gpu" / "alphafold"
+    if not checkout.is_dir():
+        yield {"skipped": "no checkout in .gpu/alphafold"}
+        return
+    for residues in sizes.float32_lengths:
+        sequence, msa = random_target(residues, sizes.rows)
+        target = target_from_sequence(sequence, "random")
+        features = featurize(target.chains, [([msa], [])], model_config("model_3")).stack(PASSES)
+        features["seq_length"] = np.full(PASSES, residues, np.int32)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "features.npz"
+            np.savez(path, **features)
+            program = Path(__file__).with_name("alphafold_fold.py")
+            command = [sys.executable, program, checkout, path, str(sizes.blocks or 0), str(PASSES)]
+            environment = {**os.environ, "PYTHONPATH": str(SITE), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            environment |= {} if device == "cuda" else {"JAX_PLATFORMS": "cpu"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        for text in done.stdout.splitlines():
+            yield {"program": "AlphaFold", "network": "model_3", "residues": residues} | json.loads(text)
+        if done.returncode:
+            raise RuntimeError(f"AlphaFold's program failed: {done.stderr[-400:]}")
+
+
+def longest(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield a pass of a network with two blocks at long lengths by a plan, with its peak beside the planned one."""
+    import torch
+
+    from benchmarks.long_sequence import config_of, features
+    from fastfold.evoformer.model import AlphaFold
+    from fastfold.evoformer.precision import set_precision
+    from fastfold.inference.folding.network import NetworkPasses, run_network
+    from fastfold.inference.planning.planner import Planner, parameter_bytes
+    from fastfold.memory import HostBuffers, parse_bytes
+
+    config = config_of(2)
+    model = set_precision(AlphaFold(config), "bf16").to(device).eval()
+    model.name = "two_blocks"
+    planner = Planner(
+        config,
+        2,
+        torch.device(device).type,
+        host_memory=0,
+        parameters=parameter_bytes(model),
+        host=HostBuffers(),
+        rows=sizes.rows,
+        templates=None,
+    )
+    for residues in sizes.long_lengths:
+        plan = planner.plan(residues, parse_bytes(sizes.budget))
+        batch = {name: value.to(device) for name, value in features(residues, sizes.rows, 8).items()}
+        watch = Stopwatch(device)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with torch.inference_mode(), watch.measuring():
+            run_network(model, lambda cycle, member: batch, NetworkPasses(0, pae=False), None, plan=plan)  # noqa: B023
+        line: Line = {
+            "residues": residues,
+            "blocks": 2,
+            "planned_gib": round(plan.peak / 2**30, 2),
+        } | watch.line()
+        if device == "cuda":
+            line["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        yield line
+
+
+def profile(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield the operators that take most time on the device in a fold, and on the host."""
+    import torch
+
+    import fastfold
+
+    model = network_of("model_1_ptm", device, "bf16", sizes)
+    sequence, msa = random_target(sizes.lengths[1], sizes.rows)
+    fastfold.predict(sequence, model, msa=msa, num_recycles=0)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else []
+    with torch.profiler.profile(activities=activities) as profiler:
+        fastfold.predict(sequence, model, msa=msa, num_recycles=0)
+    events = profiler.key_averages()
+    keys = ("self_cpu_time_total", "self_device_time_total") if device == "cuda" else ("self_cpu_time_total",)
+    for key in keys:
+        for event in sorted(events, key=lambda one: -getattr(one, key))[:15]:
+            yield {
+                "time": key,
+                "operator": event.key[:80],
+                "count": event.count,
+                "ms": getattr(event, key) / 1e3,
+            }
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the program.
+
+    Attributes:
+        name: Its name.
+        seconds: Its slot; it is killed after :data:`LIMIT` times as many.
+        run: Function of the device and the sizes that yields its numbers.
+    """
+
+    name: str
+    seconds: float
+    run: Callable[[str, Sizes], Iterator[Line]]
+
+
+PARTS = (
+    Part("ceilings", 20, ceilings),
+    Part("monomers", 100, monomers),
+    Part("multimers", 60, multimers),
+    Part("float32", 30, float32),
+    Part("alphafold", 120, alphafold),
+    Part("training", 60, training),
+    Part("longest", 50, longest),
+    Part("profile", 20, profile),
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Whole folds on a GPU: every part runs at toy size on a CPU, and one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import pack, whole_folds
+from benchmarks.gpu.whole_folds import PARTS, TOTAL_SECONDS, TOY, Part, run_apart
+
+
+def test_slots_fit_into_the_time() -> None:
+    assert sum(part.seconds for part in PARTS) <= TOTAL_SECONDS <= 9 * 60
+    assert [part.name for part in PARTS][:3] == ["ceilings", "monomers", "multimers"]
+
+
+def test_a_part_that_fails_hangs_or_has_no_time_is_a_line() -> None:
+    (line,) = run_apart(Part("unknown", 60, whole_folds.ceilings), "cpu", toy=True, seconds=60)
+    assert "StopIteration" in line["error"]
+    (line,) = run_apart(Part("monomers", 0.4, whole_folds.monomers), "cpu", toy=True, seconds=60)
+    assert line == {"skipped": "no time is left"}
+
+
+def test_a_part_is_killed_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_folds, "MIN_SECONDS", 0.0)
+    (line,) = run_apart(Part("training", 0.2, whole_folds.training), "cpu", toy=True, seconds=60)
+    assert line["error"] == "killed after 0 s"
+    assert line["wall_s"] < 20
+
+
+def test_lines_have_the_times_of_host_and_device() -> None:
+    lines = list(whole_folds.monomers("cpu", TOY))
+    assert [(line["residues"], line["run"]) for line in lines] == [(12, 0), (12, 1), (17, 0), (17, 1)]
+    for line in lines:
+        assert 0 < line["host_ms"] <= line["wall_ms"] <= 2e3 * line["mean_fold_s"]
+        assert (line["precision"], line["graphs"], line["passes"]) == ("bf16", False, 4)
+
+
+@pytest.mark.slow
+def test_all_parts_run_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert whole_folds.main(["--device", "cpu", "--toy", "--out", str(tmp_path)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "whole_folds.jsonl").read_text().splitlines()]
+    assert {line["part"] for line in lines} == {part.name for part in PARTS}
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
+    long = next(line for line in lines if line["part"] == "longest" and "planned_gib" in line)
+    assert long["residues"] == 24
+
+
+def test_packages_are_unpacked_and_weighed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def download(command: list[str], *, check: bool) -> None:
+        assert check
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "a.whl", "w") as wheel:
+            wheel.writestr("thing/__init__.py", "x = 1\n")
+
+    checkout = tmp_path / "checkout"
+    for name in ("alphafold/__init__.py", "alphafold/model/modules.py", "alphafold/model/modules_test.py"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text("")
+    monkeypatch.setattr(pack, "PACKED", tmp_path / "packed")
+    monkeypatch.setattr(pack.subprocess, "run", download)
+    monkeypatch.setattr("sys.argv", ["pack.py", "--alphafold", str(checkout)])
+    pack.main()
+    files = {path.relative_to(pack.PACKED).as_posix() for path in pack.PACKED.rglob("*.py")}
+    assert files == {
+        "site/thing/__init__.py",
+        "alphafold/alphafold/__init__.py",
+        "alphafold/alphafold/model/modules.py",
+    }
+    assert "0.0 MiB of at most 64" in capsys.readouterr().out
+    monkeypatch.setattr(pack, "LIMIT_BYTES", 1)
+    with pytest.raises(SystemExit, match="too large"):
+        pack.main()
