@@ -49,8 +49,8 @@ def main() -> None:
 
     def forward(batch: Any) -> Any:
         network = modules.AlphaFold(config)
-        found = network(batch, is_training=False, compute_loss=False, ensemble_representations=True)
-        return found["structure_module"]["final_atom_positions"]
+        result = network(batch, is_training=False, compute_loss=False, ensemble_representations=True)
+        return result["structure_module"]["final_atom_positions"]
 
     transformed = hk.transform(forward)
     random = np.random.default_rng(0)

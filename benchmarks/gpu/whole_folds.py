@@ -382,7 +382,7 @@ def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
 
 
 def longest(device: str, sizes: Sizes) -> Iterator[Line]:
-    """Yield a pass of a network with two blocks at long lengths by a plan, with its peak beside the planned one."""
+    """Yield a pass of a network with two blocks at long lengths by a plan, with its peak and the planned one."""
     import torch
 
     from benchmarks.long_sequence import config_of, features
