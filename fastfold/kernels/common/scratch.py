@@ -67,11 +67,6 @@ class Scratch:
         # cache. A contiguous copy comes first, because PyTorch transposes matrices without gaps tile by tile.
         return self.copy(name, self.copy(f"{name} before", x).t())
 
-    def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
-        """Add the product of two matrices to ``total``, a sum over blocks."""
-        # addmm_ may add each summand of a small matrix to the total, whose errors then grow with all positions.
-        total.add_(torch.mm(a, b, out=self.of(total)("product of a block", *total.shape)))
-
 
 def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
     """Return the dtype of statistics and sums for data like ``x``: float32, or float64 for float64."""

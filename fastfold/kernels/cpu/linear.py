@@ -78,6 +78,20 @@ def product_dtype(x: Tensor | Scratch) -> torch.dtype:
     return torch.bfloat16 if _at_least_bfloat16(reduced(x)) == "bf16" else x.dtype
 
 
+def add_product(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch, data: Tensor) -> None:
+    """Add the product of two matrices to ``total``, the gradient of a weight that is summed over blocks.
+
+    The matrices are rounded to bfloat16 if the operator's ``data`` are, on a processor with units for it. Other
+    gradients are not, because those computed from them would be too coarse.
+    """
+    out = scratch.of(total)("product of a block", *total.shape)
+    # addmm_ may add each summand of a small matrix to the total, whose errors then grow with all positions.
+    if data.dtype == torch.bfloat16 and data.device.type == "cpu" and multiplies_bfloat16():
+        total.add_(out.copy_(torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16))))
+    else:
+        total.add_(torch.mm(a, b, out=out))
+
+
 def by_onednn(x: Tensor) -> bool:
     """Return True if oneDNN multiplies data like ``x`` in their own dtype: float32 within ``exact_products``."""
     return x.dtype == torch.float32 and not x.is_cuda and onednn_multiplies()

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.linear import Linear, Products, product_dtype, reduced_products
+from fastfold.kernels.cpu.linear import Linear, Products, add_product, product_dtype, reduced_products
 from fastfold.kernels.cpu.products import exact_products
 from tests.helpers import named_operators
 from tests.kernels.test_operators import case_of
@@ -343,3 +343,15 @@ def test_a_weight_is_packed_once_for_many_positions_to_the_same_bits(
                 1e-4 if products is None else 0.5
             )
     assert packed == [1024]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_weights_are_multiplied_as_the_data_if_the_processor_can(
+    dtype: torch.dtype, units: bool
+) -> None:
+    """Their sum over blocks is float32."""
+    a, b, _ = _made(64, 48, 40)
+    total = torch.ones(64, 40)
+    add_product(total, a, b.t(), Scratch(), torch.empty(1, dtype=dtype))
+    rounded = (a.bfloat16() @ b.bfloat16().t()).float()
+    assert torch.equal(total, 1 + (rounded if units and dtype == torch.bfloat16 else a @ b.t()))

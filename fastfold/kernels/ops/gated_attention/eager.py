@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, normalise, normalise_backward
-from fastfold.kernels.cpu.linear import Least, Linear, centred, mean_of, reduced, sample
+from fastfold.kernels.cpu.linear import (
+    Least,
+    Linear,
+    add_product,
+    centred,
+    mean_of,
+    reduced,
+    sample,
+)
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of this module's interface
 
@@ -253,10 +261,10 @@ class Backward:
             scratch,
             attended,
         )
-        scratch.add_product(totals.output, grad.t(), attended.view(len(grad), -1))
+        add_product(totals.output, grad.t(), attended.view(len(grad), -1), scratch, rows.x)
         totals.output_bias.add_(grad.sum(0))
         grad_projected = grad_projected.flatten(0, 1)
-        scratch.add_product(totals.merged, grad_projected.t(), normed.flatten(0, 1))
+        add_product(totals.merged, grad_projected.t(), normed.flatten(0, 1), scratch, rows.x)
         if totals.bias is not None:
             totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
         grad_normed = torch.mm(

@@ -19,7 +19,7 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
-from fastfold.kernels.cpu.linear import Least, Linear, by_onednn, product_dtype
+from fastfold.kernels.cpu.linear import Least, Linear, add_product, by_onednn, product_dtype
 from fastfold.kernels.cpu.products import onednn_linear
 
 DEEP = 512
@@ -134,7 +134,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         if "bias" in needed:
             grad_bias += b_grad.sum(0)
         if "weight" in needed:
-            scratch.add_product(grad_weight, b_grad.t(), _products(b_left, b_right, scratch))
+            add_product(grad_weight, b_grad.t(), _products(b_left, b_right, scratch), scratch, left)
         if not (need_left or need_right):
             return
         b_products = torch.mm(b_grad, weight, out=scratch("products", len(b_grad), c * c))

@@ -24,6 +24,7 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
+from fastfold.kernels.cpu.linear import add_product
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
@@ -94,7 +95,7 @@ def _backward(
     ) -> None:
         b_grad, b_z = b_grad.to(exact), b_z.to(exact)
         b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, EPS)
-        scratch.add_product(totals[2], b_grad, b_normed)
+        add_product(totals[2], b_grad, b_normed, scratch, z)
         b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
         b_grad_z.copy_(
             normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])

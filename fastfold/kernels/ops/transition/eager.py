@@ -20,7 +20,7 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import Linear, centred, mean_of, reduced, sample
+from fastfold.kernels.cpu.linear import Linear, add_product, centred, mean_of, reduced, sample
 
 EPS = 1e-5
 
@@ -83,8 +83,9 @@ def backward(
 ) -> list[Tensor | None]:
     """Compute gradients of ``x`` and the parameters by blocks of rows, from that of the result ``[*, c]``.
 
-    The dtype is that of accumulation, whatever the data's: a bfloat16 product would put some hidden units on the wrong
-    side of the ReLU. With ``add_grad``, ``x`` is also the residual. ``needs`` has ``x`` first.
+    The dtype is that of accumulation, whatever the data's, but for products of weights' gradients: a bfloat16 product
+    would put some hidden units on the wrong side of the ReLU. With ``add_grad``, ``x`` is also the residual. ``needs``
+    has ``x`` first.
     """
     exact = accumulation_dtype(x)
     _, *need_each = needs
@@ -102,13 +103,13 @@ def backward(
         b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, EPS)
         b_hidden = hidden(b_norm, "hidden", scratch)
         if grad_w2 is not None:
-            scratch.add_product(grad_w2, b_grad.t(), b_hidden)
+            add_product(grad_w2, b_grad.t(), b_hidden, scratch, x)
         if grad_b2 is not None:
             grad_b2 += b_grad.sum(0)
         b_grad_hidden = torch.mm(b_grad, w2, out=scratch("grad_hidden", len(b_x), len(w1)))
         torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
         if grad_w1 is not None:
-            scratch.add_product(grad_w1, b_grad_hidden.t(), b_norm)
+            add_product(grad_w1, b_grad_hidden.t(), b_norm, scratch, x)
         if grad_b1 is not None:
             grad_b1 += b_grad_hidden.sum(0)
         b_grad_norm = torch.mm(b_grad_hidden, w1, out=scratch("grad_norm", *b_x.shape))

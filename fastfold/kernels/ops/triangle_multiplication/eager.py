@@ -27,7 +27,7 @@ from fastfold.kernels.common.scratch import (
     share_of,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import Least, Linear, Norm, centred, product_dtype
+from fastfold.kernels.cpu.linear import Least, Linear, Norm, add_product, centred, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 
 
@@ -278,8 +278,8 @@ class Backward(Forward):
             b_grad_output = scratch("grad_output", *b_output.shape)
             torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
             b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
-            scratch.add_product(totals.out, b_grad_out.t(), b_normed)
-            scratch.add_product(totals.gate, b_grad_gate.t(), b_x)
+            add_product(totals.out, b_grad_out.t(), b_normed, scratch, z)
+            add_product(totals.gate, b_grad_gate.t(), b_x, scratch, z)
             biases = (totals.out_bias, totals.gate_bias)
             for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
                 total += part
@@ -314,7 +314,7 @@ class Backward(Forward):
                 for b_keep in b_mask:
                     b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))
                 torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
-            scratch.add_product(totals.projections, b_grad_both, b_x)
+            add_product(totals.projections, b_grad_both, b_x, scratch, z)
             totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
             b_grad_x.addmm_(b_grad_both.t(), weights.projections)
             b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
