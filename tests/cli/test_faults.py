@@ -26,6 +26,12 @@ def names(case: Case) -> str:
     return case.name.replace(" ", "_")
 
 
+def check(table: Table) -> None:
+    """Try all faults of the disk; threads and workers may end before the last steps of an undisturbed run."""
+    assert [line for fault in table.faults(FAULTS) for line in table.problems(fault)] == []
+    assert table.missed <= FAULTS // 10
+
+
 def test_a_command_survives_each_kind_of_fault(tmp_path: Path) -> None:
     table = Table(CONVERT, tmp_path)
     last = len(table.steps)
@@ -36,13 +42,13 @@ def test_a_command_survives_each_kind_of_fault(tmp_path: Path) -> None:
         table.fault("SIGKILL", last // 2),
     ]
     assert [line for fault in faults for line in table.problems(fault)] == []
+    assert table.missed == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_faults_of_the_disk(case: Case, tmp_path: Path) -> None:
-    table = Table(case, tmp_path)
-    assert [line for fault in table.faults(FAULTS) for line in table.problems(fault)] == []
+    check(Table(case, tmp_path))
 
 
 @pytest.mark.slow
@@ -50,8 +56,7 @@ def test_faults_of_the_disk_of_a_server(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     from tests.helpers.faults.services import SERVE
 
-    table = Table(SERVE, tmp_path)
-    assert [line for fault in table.faults(FAULTS) for line in table.problems(fault)] == []
+    check(Table(SERVE, tmp_path))
 
 
 @pytest.mark.slow
@@ -60,9 +65,7 @@ def test_faults_of_the_disk_of_a_client(tmp_path: Path) -> None:
     from tests.helpers.faults.services import SERVICES
 
     with SERVICES["submit"](tmp_path / "server") as case:
-        table = Table(case, tmp_path / "client")
-        found = [line for fault in table.faults(FAULTS) for line in table.problems(fault)]
-    assert found == []
+        check(Table(case, tmp_path / "client"))
 
 
 @pytest.mark.slow

@@ -54,12 +54,19 @@ class Case:
 
 @dataclass
 class Table:
-    """Runs of one case in a folder."""
+    """Runs of one case in a folder.
+
+    Attributes:
+        whole: Files of an undisturbed run, by name.
+        steps: Steps of its writing.
+        missed: Number of faults at steps that a run did not reach.
+    """
 
     case: Case
     folder: Path
     whole: dict[str, bytes] = field(default_factory=dict)
     steps: list[str] = field(default_factory=list)
+    missed: int = 0
 
     def __post_init__(self) -> None:
         self.inputs, self.work = self.folder / "inputs", self.folder / "work"
@@ -88,7 +95,8 @@ class Table:
         """Run the command with a fault and again without; return what is wrong, a line each."""
         self._restart()
         done = self._run(fault)
-        at = self._steps()[fault.step - 1 : fault.step] or ["no step"]
+        at = self._steps()[max(0, fault.step - 1) : fault.step] or ["no step"]
+        self.missed += fault.kind in PLAIN and at == ["no step"]
         found = [f"left half a file: {name}" for name in self._half_files()]
         if fault.kind != "SIGKILL" and done.code < 0:
             found.append(f"killed by signal {-done.code}")
