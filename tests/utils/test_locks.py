@@ -22,6 +22,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.filterwarnings("ignore:flock not supported")
 def test_a_place_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
