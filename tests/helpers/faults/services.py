@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -87,8 +88,9 @@ def weights(folder: Path) -> Iterator[Case]:
 
 @contextmanager
 def search(folder: Path) -> Iterator[Case]:
-    """Yield a search by an MSA server, whose answer has 200 kB."""
-    with msa_server(StandIn(rows=9000)) as server, forwarding(server.url) as proxy:
+    """Yield a search by an MSA server, whose packed answer has 150 kB."""
+    noise = {"noise.bin": random.Random(0).randbytes(150_000)}
+    with msa_server(StandIn(extra=noise)) as server, forwarding(server.url) as proxy:
         case = Case(
             "search",
             write_targets,
