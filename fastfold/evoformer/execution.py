@@ -120,11 +120,13 @@ class ExecutionPolicy:
             dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
         """
-        branch = self._recomputed(branch)
+        if self.recompute:
+            branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
         whole = Block(x, slice(None), dropout, out)
-        if dim is None:
-            return branch(whole)
+        if dim is None or self.block_elements is None or x.numel() <= self.block_elements:
+            result = branch(whole)
+            return result if out is None else out
         results = [branch(whole.take(dim, rows)) for rows in self.slices(x, dim)]
         if out is not None:
             return out
@@ -372,7 +374,7 @@ class PolicyModule(nn.Module):
     @property
     def policy(self) -> ExecutionPolicy:
         """Policy of the current call, else the module's own."""
-        call = current_call()
+        call = _CALL.get() if _calls else None
         return self._policy if call is None else call.policies.get(self, self._policy)
 
     @policy.setter

@@ -51,12 +51,14 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     Raises:
         ConfigError: The backend does not exist, or Triton was asked for and cannot run here.
     """
+    if backend is None and not x.is_cuda and VARIABLE not in os.environ:
+        return "torch"
     name = requested_backend(backend)
-    if name == "torch":
+    if name == "torch" or (name != "triton" and not x.is_cuda):
         return "torch"
     reason = _no_triton(x)
-    # The interpreter is for tests, meta tensors are for counting, and no configuration was built for ROCm.
-    explicit_only = interpreted() or x.is_meta or torch.version.hip is not None
+    # The interpreter is for tests, and no configuration was built for ROCm.
+    explicit_only = interpreted() or torch.version.hip is not None
     if reason is None and (name == "triton" or not explicit_only):
         return "triton"
     if name == "triton":

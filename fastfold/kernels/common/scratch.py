@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -35,7 +35,10 @@ class Scratch:
 
     def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Scratch:
         """Return the same buffers for the device of ``x``, in its dtype or in ``dtype``."""
-        scratch = Scratch(x.device, x.dtype if dtype is None else dtype)
+        dtype = x.dtype if dtype is None else dtype
+        if self.dtype == dtype and self.device == x.device:
+            return self
+        scratch = Scratch(x.device, dtype)
         scratch._buffers, scratch._lanes = self._buffers, self._lanes
         return scratch
 
@@ -85,9 +88,13 @@ def without_autocast(function: Callable[..., Any]) -> Any:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
-        groups = (x if isinstance(x, list | tuple) else (x,) for x in args)
-        device = next(x.device.type for group in groups for x in group if isinstance(x, Tensor))
-        if device == "meta":  # autocast does not support it
+        device = ""
+        for x in args:
+            first = x[0] if isinstance(x, list | tuple) and x else x
+            if isinstance(first, Tensor):
+                device = first.device.type
+                break
+        if device == "meta" or not torch.is_autocast_enabled(device):  # meta has no autocast
             return function(*args, **options)
         with torch.autocast(device, enabled=False):
             return function(*args, **options)
@@ -121,19 +128,19 @@ def block_positions(channels: int) -> int:
 
 
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield blocks ``[n, c_t]`` of at most ``size`` positions of tensors ``[*, c_t]`` with equal leading axes.
+    """Iterate over blocks ``[n, c_t]`` of at most ``size`` positions of tensors ``[*, c_t]`` with equal leading axes.
 
     Strides may be any, and nothing is copied. The positions are in row-major order.
     """
-    if all(map(_is_mergeable, tensors)):
-        flat = [t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
-        if len(flat[0]) <= size:
-            yield tuple(flat)
-        else:
-            yield from zip(*(t.split(size) for t in flat), strict=True)
-    else:  # the outermost axis by index
-        for parts in zip(*(t.unbind(0) for t in tensors), strict=True):
-            yield from position_blocks(size, *parts)
+    flat: list[Tensor] = []
+    for t in tensors:
+        if not (t.is_contiguous() or _is_mergeable(t)):  # the outermost axis by index
+            outermost = zip(*(t.unbind(0) for t in tensors), strict=True)
+            return chain.from_iterable(position_blocks(size, *parts) for parts in outermost)
+        flat.append(t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]))
+    if flat[0].shape[0] <= size:
+        return iter((tuple(flat),))
+    return zip(*(t.split(size) for t in flat), strict=True)
 
 
 def _is_mergeable(x: Tensor) -> bool:

@@ -94,8 +94,10 @@ def sum_blocks(
 
 def _lanes(scratch: Scratch, most: int) -> int:
     """Return the number of blocks to compute at once."""
-    alone = scratch.device.type != "cpu" or is_traced() or getattr(_thread, "is_lane", False)
-    return 1 if alone else min(most, torch.get_num_threads())
+    threads = min(most, torch.get_num_threads())
+    if threads == 1 or scratch.device.type != "cpu" or is_traced() or getattr(_thread, "is_lane", False):
+        return 1
+    return threads
 
 
 def _run(works: Sequence[Callable[..., None]], queues: Sequence[_Queue]) -> None:

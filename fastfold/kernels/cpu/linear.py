@@ -126,10 +126,10 @@ class Linear:
         least: Least = "int8x2",
         positions: int = 0,
     ) -> None:
-        self._weight, self._bias, self._outputs, self._relu = weight, bias, len(weight), relu
+        self._weight, self._bias, self._outputs, self._relu = weight, bias, weight.shape[0], relu
         self.products = None if least == "fp32" else reduced(weight)
         in_one_word = least == "int8" and weight.shape[1] > FEW_INPUTS
-        if least == "bf16" or (not in_one_word and multiplies_bfloat16()):
+        if self.products is not None and (least == "bf16" or (not in_one_word and multiplies_bfloat16())):
             self.products = _at_least_bfloat16(self.products)
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
@@ -155,7 +155,7 @@ class Linear:
         """Return ``[n, N]`` for ``x [n, K]``, in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
         if self._by_onednn:
             return self._activate(onednn_linear(x, self._packed, self._bias))
-        return self.fill(scratch(name, len(x), self._outputs), x, scratch)
+        return self.fill(scratch(name, x.shape[0], self._outputs), x, scratch)
 
     def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """Compute the product in bfloat16 if it is made so, for callers that copy or multiply it."""
@@ -187,7 +187,7 @@ class Linear:
             torch.mm(x, self._weight.t(), out=out)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
-        return self._activate(out)
+        return self._activate(out) if self._relu else out
 
     def _activate(self, out: Tensor) -> Tensor:
         # Not within the product: oneDNN's ReLU turns NaN into zero.

@@ -14,6 +14,8 @@ from fastfold.kernels.common.float32_setting import exact_on_gpu, float32_settin
 
 _CPUINFO = Path("/proc/cpuinfo")
 _ONEDNN_MULTIPLIES = ContextVar("onednn_multiplies", default=False)
+onednn_multiplies = _ONEDNN_MULTIPLIES.get
+"""Return True if :func:`exact_products` gives products of layers to oneDNN at the moment."""
 _ROUNDING = 1e-6
 """Maximum error of an exact product, relative to its largest value; bfloat16 or TF32 would have about 1e-3."""
 
@@ -49,11 +51,6 @@ def multiplies_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and any(
         getattr(torch.cpu, supported)() for supported, _ in BFLOAT16_UNITS
     )
-
-
-def onednn_multiplies() -> bool:
-    """Return True if :func:`exact_products` gives products of layers to oneDNN at the moment."""
-    return _ONEDNN_MULTIPLIES.get()
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -60,7 +60,7 @@ def attend(
     for r in range(0, rows, step):
         row = slice(r, r + step)
         # Heads of a row are interleaved: strides of a power of two would fall on the same places of the cache.
-        b_k, b_v = (scratch.copy(name, x[row].transpose(1, 2)) for name, x in (("k", k), ("v", v)))
+        b_k, b_v = scratch.copy("k", k[row].transpose(1, 2)), scratch.copy("v", v[row].transpose(1, 2))
         b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)

@@ -142,7 +142,7 @@ def _bias(weights: Weights) -> Tensor | None:
     """Return the bias of all projections, ``[3 H D or 4 H D]``."""
     if weights.bias is None:
         return None
-    return pad(weights.bias, (len(weights.merged) - len(weights.bias), 0))
+    return pad(weights.bias, (weights.merged.shape[0] - weights.bias.shape[0], 0))
 
 
 def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:

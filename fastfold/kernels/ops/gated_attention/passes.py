@@ -92,12 +92,19 @@ def forward(
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
     step = blocks.Forward(weights, heads)
+    indices = row_blocks(x, blocks.row_step)
+    first = next(indices, None)
+    if first is None:
+        return out
+    if first == ((), ()):  # a single block
+        step(out, RowBlock(x, bias, mask, residual, dropout), scratch.of(x), *begun)
+        return out
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
         step(part(out, rows), own, scratch, *begun)
 
-    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)
+    blocks_and_begun = _with_first(itertools.chain([first], indices), begun)
     for_blocks(block, blocks_and_begun, scratch.of(x), lanes=_most_lanes(x, backend))
     return out
 

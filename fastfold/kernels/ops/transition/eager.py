@@ -54,7 +54,7 @@ def forward(
     exact = accumulation_dtype(x)
     norm_weight, norm_bias, *layers = parameters
     norm = (norm_weight.to(exact), norm_bias.to(exact))
-    w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
+    w1, b1, w2, b2 = [p.to(x.dtype) for p in layers]
     norm, bias = centred(x, norm, EPS, w1, b1)
     positions = x.shape[:-1].numel()
     first = Linear(w1, bias, relu=True, positions=positions)
