@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.execution import CallSettings, ExecutionPolicy, calling, set_policy
 from tests.helpers.networks import oracle_config
 
 
@@ -130,3 +130,21 @@ def test_recomputed_blocks_keep_their_inputs_alone(residual: bool) -> None:
     assert torch.equal(plain[0], recomputed[0])
     assert torch.equal(plain[1], recomputed[1])
     assert recomputed[2] <= x.numel() < 3 * x.numel() <= plain[2]
+
+
+@pytest.mark.slow
+def test_a_compiled_layer_has_the_settings_of_each_call() -> None:
+    """The compiler cannot trace context variables: it must not take the settings of its first call for all."""
+    layer, (_, pair, _, mask) = _block().triangle_attention_starting, _inputs()
+    assert layer is not None
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    plain = layer(pair, mask)
+    assert torch.equal(compiled(pair, mask), plain)
+    compiled = torch.compile(layer, backend="eager")
+    dropped = []
+    for called in (layer, compiled):
+        with calling(CallSettings(training=True, generator=torch.Generator().manual_seed(0))):
+            dropped.append(called(pair, mask))
+    assert torch.equal(*dropped)
+    assert not torch.equal(dropped[0], plain)
+    assert torch.equal(compiled(pair, mask), plain)
