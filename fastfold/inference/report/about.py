@@ -30,26 +30,26 @@ class RunFacts:
         self.seeds[scores["seed"]] = None
         if isinstance(recycles := scores.get("num_recycles"), int):
             self.recycles[recycles] = None
-        for found, value in (
+        for values, value in (
             (self.sources, config.get("source") if isinstance(config, dict) else None),
             (self.versions, mapping_of(config, "versions").get("fastfold")),
         ):
             if isinstance(value, str):
-                found[value.rpartition("/")[2][:_LONGEST]] = None
+                values[value.rpartition("/")[2][:_LONGEST]] = None
 
     def lines(self, failures: int) -> list[str]:
         """Return the facts in words: input, targets, networks with seeds and recycles, failures, version."""
-        found = [_listed(self.sources)] if self.sources else []
-        found.append(_count(len(self.targets), "target"))
+        facts = [_listed(self.sources)] if self.sources else []
+        facts.append(_count(len(self.targets), "target"))
         networks = f"by {_listed(self.models)}, {_count(len(self.seeds), 'seed')}"
         if len(self.recycles) == 1:
             networks += f", {_count(next(iter(self.recycles)), 'recycle')}"
-        found.append(networks)
+        facts.append(networks)
         if failures:
-            found.append(f"{failures:,} failed")
+            facts.append(f"{failures:,} failed")
         if self.versions:
-            found.append(f"FastFold {_listed(self.versions)}")
-        return found
+            facts.append(f"FastFold {_listed(self.versions)}")
+        return facts
 
 
 def rows_of_alignments(config: Any) -> int | None:

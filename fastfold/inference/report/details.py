@@ -32,7 +32,7 @@ def detail_of(
     scores = prediction.scores
     archive = folder / f"{prediction.target}{ARCHIVE}"
     paths = [*prediction.files.values(), *([archive] if is_regular(archive) else [])]
-    found = {
+    detail = {
         "name": scores["name"],
         "sequences": scores["sequences"],
         "ranges": scores.get("residue_ranges"),
@@ -51,7 +51,7 @@ def detail_of(
         "coverage": None,
     }
     with leaving_out(f"{prediction.stem}: restraints", say):
-        found["restraints"] = restraints_of(scores)
+        detail["restraints"] = restraints_of(scores)
     for key in ("config", "coverage") if with_settings else ():
         if (path := prediction.files.get(f"_{key}.json")) is None:
             continue
@@ -60,9 +60,9 @@ def detail_of(
             if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
                 raise ValueError("its content does not match its name")
             pack_json(value := _finite(value))  # an error here leaves out only this file
-            found[key] = value
-    found["alignment_rows"] = rows_of_alignments(found["config"])
-    return found
+            detail[key] = value
+    detail["alignment_rows"] = rows_of_alignments(detail["config"])
+    return detail
 
 
 def _interfaces(scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,32 +112,32 @@ def _geometry(scores: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the restraints of a scores file, cut to the page's size, None without any, or raise ValueError."""
-    if (given := scores.get("restraints")) is None:
+    if (entry := scores.get("restraints")) is None:
         return None
     residues = len(scores["plddt"])
     try:
-        rows = [_restraint(one, residues) for one in given["restraints"][:_MOST_RESTRAINTS]]
-        counts = {key: int(given[key]) for key in ("satisfied_before", "satisfied", "total", "steps")}
-        paid = _number(given["confidence_paid"])
+        rows = [_restraint(one, residues) for one in entry["restraints"][:_MOST_RESTRAINTS]]
+        counts = {key: int(entry[key]) for key in ("satisfied_before", "satisfied", "total", "steps")}
+        paid = _number(entry["confidence_paid"])
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("its restraints have another form") from error
-    found = {"confidence_paid": paid, "leave_one_out": given.get("leave_one_out") is True}
-    return {**counts, **found, "restraints": rows}
+    summary = {"confidence_paid": paid, "leave_one_out": entry.get("leave_one_out") is True}
+    return {**counts, **summary, "restraints": rows}
 
 
-def _restraint(given: Any, residues: int) -> dict[str, Any]:
-    places = [int(number) for number in given["residues"]]
+def _restraint(entry: Any, residues: int) -> dict[str, Any]:
+    places = [int(number) for number in entry["residues"]]
     if len(places) != 2 or not all(1 <= place <= residues for place in places):
         raise ValueError
-    row: dict[str, Any] = {"residues": places, "holds": given["holds"] is True}
-    row |= {key: str(given[key])[:_LONGEST_LINE] for key in ("line", "group")}
-    row |= {key: _number(given[key]) for key in ("min", "distance_before", "distance")}
-    row["max"] = None if given["max"] is None else _number(given["max"])
-    if "atoms" in given:  # files of earlier versions are about CA
-        row |= {"atoms": str(given["atoms"])[:_LONGEST_LINE], "pairs": int(given["pairs"])}
-    if "contradicts" in given:
-        row["contradicts"] = [str(line)[:_LONGEST_LINE] for line in given["contradicts"][:_MOST_RESTRAINTS]]
-        row["plddt_gain_without"] = _number(given["plddt_gain_without"])
+    row: dict[str, Any] = {"residues": places, "holds": entry["holds"] is True}
+    row |= {key: str(entry[key])[:_LONGEST_LINE] for key in ("line", "group")}
+    row |= {key: _number(entry[key]) for key in ("min", "distance_before", "distance")}
+    row["max"] = None if entry["max"] is None else _number(entry["max"])
+    if "atoms" in entry:  # files of earlier versions are about CA
+        row |= {"atoms": str(entry["atoms"])[:_LONGEST_LINE], "pairs": int(entry["pairs"])}
+    if "contradicts" in entry:
+        row["contradicts"] = [str(line)[:_LONGEST_LINE] for line in entry["contradicts"][:_MOST_RESTRAINTS]]
+        row["plddt_gain_without"] = _number(entry["plddt_gain_without"])
     return row
 
 

@@ -24,12 +24,12 @@ def product_columns(folder: Path) -> dict[str, dict[str, Any]]:
     Mutants have ``mutation`` (``A24G``) and their differences; designs have ``order`` (their place in the table),
     ``sequence``, ``filters`` and their figures. Foreign tables give nothing.
     """
-    found: dict[str, dict[str, Any]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     if is_regular(folder / MUTATIONS):
         for line in read_table(folder / MUTATIONS):
             if name := line.get("name"):
                 mutation = (line.get("mutations") or "")[:_LONGEST]
-                found[name] = {
+                columns[name] = {
                     **({"mutation": mutation} if mutation else {}),
                     **numbers_of(line, _OF_MUTANTS),
                 }
@@ -37,5 +37,5 @@ def product_columns(folder: Path) -> dict[str, dict[str, Any]]:
         for order, line in enumerate(read_table(folder / DESIGNS), 1):
             if name := line.get("name"):
                 texts = {key: text[:_LONGEST] for key in ("sequence", "filters") if (text := line.get(key))}
-                found[name] = {"order": order, **texts, **numbers_of(line, _OF_DESIGNS)}
-    return found
+                columns[name] = {"order": order, **texts, **numbers_of(line, _OF_DESIGNS)}
+    return columns

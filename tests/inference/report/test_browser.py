@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,19 +27,6 @@ from tests.helpers.results import (
 
 HOSTILE = '</script><img src=x onerror="window.attacked = 1">\'"\u2028&lt;b>'
 READY = "document.body && document.body.dataset.ready"
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """One browser for all tests, because its start takes longer than a page."""
-    with Browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
-@pytest.fixture
-def browser(opened: Browser) -> Browser:
-    opened.reset()
-    return opened
 
 
 def results(folder: Path) -> Path:
@@ -252,7 +238,7 @@ def test_two_hundred_targets_open_in_three_seconds(browser: Browser, tmp_path: P
     print(
         f"{took:.2f} s, {size / 1e6:.1f} MB without the viewer ({viewer.version if viewer else 'not installed'})"
     )
-    assert text(browser, "#count") == "200 targets, 1000 predictions"
+    assert text(browser, "#count") == "200 targets, 1,000 predictions"
     assert took < 3.0
     assert size < 25e6
 

@@ -14,17 +14,17 @@ function drawPairs({ interfaces }) {
   if (interfaces.has_clash === true) notes.push('Chains overlap: ranked after predictions whose chains do not.');
   if (typeof interfaces.actifptm === 'number') notes.push(`actifpTM of all interfaces: ${interfaces.actifptm.toFixed(3)}.`);
   if (interfaces.reason) notes.push(`No interface scores: ${interfaces.reason}.`);
-  panel('pairs', 'Interfaces', ...(pairs.length ? [scrolled(table)] : []), ...(notes.length ? [make('p', notes.join(' '), { class: 'foot' })] : []));
+  panel('pairs', 'Interfaces', ...(pairs.length ? [scrolled('scores of pairs of chains', table)] : []), ...(notes.length ? [make('p', notes.join(' '), { class: 'foot' })] : []));
 }
 
 function drawTemplates({ templates, reference }) {
   const used = (templates || []).flatMap((one) => (Array.isArray(one.used) ? one.used : [])
     .map((template) => [String(one.chain), String(template.name), shown(template.aligned_residues, 0)]));
-  panel('templates', 'Templates', ...(used.length ? [scrolled(tableOf(['chain', 'template', 'aligned residues'], used))] : []));
+  panel('templates', 'Templates', ...(used.length ? [scrolled('templates', tableOf(['chain', 'template', 'aligned residues'], used))] : []));
   const columns = OF_REFERENCE.filter(({ key }) => reference && reference[key] !== undefined);
   const cells = reference ? [[String(reference.file), ...columns.map(({ key, digits }) => shown(reference[key], digits)), String(reference.chains || '')]] : [];
   panel('reference', 'Compared with a reference structure',
-    ...(reference ? [scrolled(tableOf(['structure', ...columns.map(({ label }) => label), 'chains'], cells))] : []));
+    ...(reference ? [scrolled('comparison', tableOf(['structure', ...columns.map(({ label }) => label), 'chains'], cells))] : []));
 }
 
 const addressOf = (name) => name.split('/').map(encodeURIComponent).join('/');

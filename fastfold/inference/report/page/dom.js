@@ -96,4 +96,4 @@ function tableOf(head, rows) {
   return table;
 }
 
-const scrolled = (...content) => make('div', undefined, { class: 'body scroll' }, ...content);
+const scrolled = (label, ...content) => make('div', undefined, { class: 'body scroll', tabindex: '0', role: 'region', 'aria-label': label }, ...content);

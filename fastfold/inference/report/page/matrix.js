@@ -99,7 +99,10 @@ class CellMap {
 const inPairs = meta.rows.filter((row) => row.partner_1 !== undefined);
 const pairScores = meta.scores.filter(({ name, covers, better, shown: place, digits }) => covers === 'pair' && better === 'higher' && place !== 'details' && digits > 0 &&
   inPairs.some((row) => row[name] !== undefined)).map(({ name, label }) => [name, label]);
-const isScreen = pairScores.length > 0 && new Set(inPairs.map((row) => `${row.partner_1}\n${row.partner_2}`)).size > 2;
+// A screen has several pairs, some of which share a partner.
+const pairsOfPartners = [...new Set(inPairs.map((row) => `${row.partner_1}\n${row.partner_2}`))];
+const isScreen = pairScores.length > 0 && pairsOfPartners.length > 2 &&
+  new Set(pairsOfPartners.flatMap((pair) => pair.split('\n'))).size < 2 * pairsOfPartners.length;
 const byName = (a, b) => String(a).localeCompare(String(b), 'en', { numeric: true });
 
 // Baits by preys: the best row of each pair of partners.

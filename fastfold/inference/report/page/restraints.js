@@ -21,7 +21,7 @@ function drawRestraints(prediction) {
     if (found.leave_one_out) cells.push((one.contradicts || []).join(', '), signed(one.plddt_gain_without, 1));
     return cells;
   });
-  const table = scrolled(tableOf(head, rows));
+  const table = scrolled('restraints', tableOf(head, rows));
   table.classList.add('plain');
   const violated = found.total - found.satisfied;
   const facts = [`${found.satisfied} of ${found.total} satisfied, ${found.satisfied_before} before`, `${violated} violated`, counted(found.steps, 'step')];

@@ -83,6 +83,7 @@ class View {
     this.plugin.representation.structure.themes.colorThemeRegistry.add(this.theme());
     this.plugin.canvas3d.setProps({ camera: { helper: { axes: { name: 'off', params: {} } } } });
     this.dress();
+    for (const link of this.element.querySelectorAll('a')) link.setAttribute('aria-label', 'Mol*');
     const { interaction } = this.plugin.behaviors;
     interaction.hover.subscribe(({ current }) => this.hover(this.residueOf(current.loci)));
     interaction.click.subscribe(({ current }) => this.pick(this.residueOf(current.loci)));

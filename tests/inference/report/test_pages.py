@@ -1,0 +1,256 @@
+"""Pages of screens, mutants, ensembles and single targets: order, keys, address, widths and names of controls."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.inference.report import write_report
+from fastfold.inference.report.molstar import load_molstar
+from tests.helpers.browser import Browser
+from tests.helpers.results import design_results, helix_atoms, helix_prediction, many_targets, screen_results
+
+READY = "document.body && document.body.dataset.ready"
+WIDTHS = (390, 768, 1280, 1920)
+NAMED = (
+    "button",
+    "link",
+    "textbox",
+    "searchbox",
+    "checkbox",
+    "radio",
+    "combobox",
+    "slider",
+    "tab",
+    "image",
+    "region",
+)
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+
+def press(browser: Browser, *keys: str) -> None:
+    for key in keys:
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        browser.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
+def resize(browser: Browser, width: int) -> None:
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
+    )
+
+
+def name_is(browser: Browser, name: str) -> None:
+    browser.wait(f"document.getElementById('name').textContent === {json.dumps(name)}")
+
+
+def mutant_results(folder: Path) -> None:
+    """Write a wild type, four mutants of two residues and a double mutant, with their table."""
+    rows = {"M4A": -8.0, "M4G": 4.0, "K5A": -1.0, "K5M": 2.0, "M4A+K5A": -9.0}
+    helix_prediction("T", 12).save(folder, rank=1, plots=False)
+    lines = ["mutations\tdplddt\tdplddt_site\tdpae\tdpae_site\tstrain_site\tname"]
+    for number, (mutation, change) in enumerate(rows.items()):
+        name = f"T_{mutation.replace('+', '_')}"
+        helix_prediction(name, 12, seed=number).save(folder, rank=1, plots=False)
+        lines.append(f"{mutation}\t{change / 10}\t{change}\t{-change / 20}\t0.5\t0.25\t{name}")
+    (folder / "mutations.tsv").write_text("\n".join(lines))
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_the_best_pair_of_a_screen_is_shown_and_keys_move_between_rows(
+    browser: Browser, tmp_path: Path
+) -> None:
+    screen_results(tmp_path, baits=3, preys=10)
+    page = write_report(tmp_path)
+    resize(browser, 1280)
+    browser.open(page)
+    browser.wait(READY)
+    assert text(browser, "#name") == "bait2_and_prey9"
+    cells = (
+        "[...document.querySelectorAll('#list tbody tr')].slice(0, 3).map((row) => row.cells[2].textContent)"
+    )
+    assert browser.evaluate(cells) == ["0.97", "0.93", "0.90"]
+    heads = browser.evaluate("[...document.querySelectorAll('#list th')].map((one) => one.textContent)")
+    assert heads == ["partner 1", "partner 2", "ipSAE ▾", "ipTM", "pDockQ2", "interface PAE (Å)", "contacts"]
+    inside = (
+        "[...document.querySelectorAll('#list th')].every((one) => one.getBoundingClientRect().right <= "
+        "document.getElementById('list').getBoundingClientRect().right + 1)"
+    )
+    assert browser.evaluate(inside)
+    assert browser.evaluate("document.querySelector('#list tbody tr').getBoundingClientRect().bottom < 900")
+    browser.evaluate("document.querySelector('#list tbody tr').focus()")
+    press(browser, "ArrowDown", "ArrowDown", "ArrowUp", "Enter")
+    name_is(browser, "bait2_and_prey8")
+    assert browser.evaluate("location.hash") == "#bait2_and_prey8/model_1_multimer_v3_seed_0"
+    browser.call("Page.navigate", url=page.resolve().as_uri() + "#bait1_and_prey0/model_1_multimer_v3_seed_0")
+    name_is(browser, "bait1_and_prey0")
+    browser.evaluate("location.hash = '#bait0_and_prey3'")
+    name_is(browser, "bait0_and_prey3")
+    browser.evaluate("location.hash = '#nothing'")
+    browser.evaluate("document.getElementById('cells').focus()")
+    press(browser, "ArrowRight", "ArrowRight", "ArrowDown")
+    assert text(browser, "#cell") == f"bait1 with prey1: {11 / 30:.2f}"
+    press(browser, "Enter")
+    name_is(browser, "bait1_and_prey1")
+    assert text(browser, "#subline").split(" partners")[0].split() == ["3", "\N{MULTIPLICATION SIGN}", "10"]
+    assert text(browser, "#headline") == "0 of 30 pairs with a confident ipTM"
+    assert browser.messages == []
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_mutants_are_pointed_at_and_opened_in_their_heat_map(browser: Browser, tmp_path: Path) -> None:
+    mutant_results(tmp_path)
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    assert text(browser, "#name") == "T"
+    assert text(browser, "#headline") == "5 mutants and the wild type"
+    assert text(browser, "#list tbody tr td:nth-child(2)") == "M4A+K5A"
+    choices = browser.evaluate(
+        "[...document.getElementById('scan-score').options].map((one) => one.textContent)"
+    )
+    assert choices[:2] == ["ΔpLDDT there", "ΔpLDDT"]
+    assert {"ΔPAE (Å)", "ΔPAE there (Å)", "strain there"} <= set(choices)
+    wide, tall = map(int, browser.evaluate("document.getElementById('scan-cells').dataset.cell").split())
+    box = browser.box("#scan-cells")
+    left, top = box["x"] + box["width"] - 4 - 2 * wide, box["y"] + box["height"] - 4 - 20 * tall
+    browser.mouse("mouseMoved", left + wide / 2, top + 2.5 * tall)  # letters are in the order GPAV...
+    assert text(browser, "#scan-note").startswith("M4A · ΔpLDDT there -8.0 · ΔpLDDT -0.8 · ΔPAE (Å) +0.40")
+    browser.mouse("mouseMoved", left + wide / 2, top + 6.5 * tall)
+    assert text(browser, "#scan-note") == "M4M: wild type"
+    browser.mouse("mouseMoved", left + wide / 2, top + 1.5 * tall)
+    assert text(browser, "#scan-note") == "M4P: not folded"
+    picture = "document.getElementById('scan-cells').toDataURL()"
+    before = browser.evaluate(picture)
+    browser.evaluate(
+        "const s = document.getElementById('scan-score'); s.value = 'dpae'; s.dispatchEvent(new Event('change'))"
+    )
+    assert browser.evaluate(picture) != before
+    browser.evaluate("document.getElementById('scan-cells').focus()")
+    press(browser, "ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown", "Enter")
+    name_is(browser, "K5A")
+    assert "ΔpLDDT there-1.0" in text(browser, "#tiles")
+    assert browser.evaluate("location.hash").startswith("#T_K5A/")
+    assert browser.messages == []
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_targets_stand_at_the_side_and_models_are_tabs(browser: Browser, tmp_path: Path) -> None:
+    many_targets(tmp_path, 3, 2, 12)
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    assert browser.evaluate("document.querySelectorAll('#side-list button').length") == 3
+    assert text(browser, "#side-count") == "3 of 3"
+    browser.click("#side-list li:nth-child(2) button")
+    name_is(browser, "target_001")
+    assert text(browser, "#side-list [aria-current=true] strong") == "target_001"
+    browser.evaluate("document.querySelector('#tabs [aria-selected=true]').focus()")
+    press(browser, "ArrowRight")
+    browser.wait("location.hash === '#target_001/model_2_multimer_v3_seed_0'")
+    selected = "document.querySelector('#tabs [aria-selected=true]').textContent"
+    assert browser.evaluate(selected).startswith("Rank 2model_2_multimer_v3, seed 0")
+    assert browser.evaluate("document.activeElement.getAttribute('aria-selected')") == "true"
+    browser.evaluate(
+        "const f = document.getElementById('side-find'); f.value = '002'; f.dispatchEvent(new Event('input'))"
+    )
+    assert text(browser, "#side-count") == "1 of 3"
+    assert (
+        browser.evaluate("document.getElementById('verdict').title").startswith("Confident from ipTM")
+        is False
+    )
+    assert browser.evaluate("document.getElementById('verdict').title") != ""
+    assert browser.messages == []
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_helices_and_strands_are_those_of_the_hydrogen_bonds(browser: Browser, tmp_path: Path) -> None:
+    """An alpha helix has all its residues but the ends, and one without hydrogen bonds has none."""
+    helix = helix_prediction("helix", 20)
+    positions, mask = helix_atoms(helix.aatype)
+    stretched = positions * np.array([1.0, 1.0, 1.6], np.float32)
+    helix.save(tmp_path, rank=1, plots=False)
+    replace(helix, name="stretched", atom_positions=stretched).save(tmp_path, rank=1, plots=False)
+    assert mask.any()
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    letters = "[...document.querySelectorAll('#sequence span')].map((one) => one.className || '-').join('')"
+    assert browser.evaluate(letters) == "-" + 18 * "H" + "-"
+    browser.click("#side-list li:nth-child(2) button")
+    name_is(browser, "stretched")
+    assert browser.evaluate(letters) == 20 * "-"
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_pages_fit_all_widths_and_their_controls_have_names(browser: Browser, tmp_path: Path) -> None:
+    """One target, several, a screen, mutants and designs."""
+    folders = [tmp_path / name for name in ("single", "targets", "screen", "mutants", "designs")]
+    for folder in folders:
+        folder.mkdir()
+    helix_prediction("a_name_that_is_long_" * 4, 30, 20).save(folders[0], rank=1, plots=False)
+    many_targets(folders[1], 3, 2, 30, 20)
+    screen_results(folders[2], baits=3, preys=30)
+    mutant_results(folders[3])
+    design_results(folders[4])
+    kinds = []
+    for folder in folders:
+        browser.open(write_report(folder))
+        browser.wait(f"location.pathname.includes('/{folder.name}/') && {READY}")
+        kinds.append(browser.evaluate("document.getElementById('main').dataset.kind"))
+        browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        for width in WIDTHS:
+            resize(browser, width)
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width, (folder.name, width)
+        tree = browser.call("Accessibility.getFullAXTree")["nodes"]
+        roles = [one for one in tree if not one.get("ignored") and one.get("role", {}).get("value") in NAMED]
+        assert len(roles) > 15
+        nameless = [one["role"]["value"] for one in roles if not one.get("name", {}).get("value", "").strip()]
+        assert nameless == [], folder.name
+        ids = browser.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+        assert len(ids) == len(set(ids))
+        levels = browser.evaluate(
+            "[...document.querySelectorAll('h1, h2, h3')].map((one) => Number(one.tagName[1]))"
+        )
+        assert levels[0] == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert kinds == ["single", "targets", "list", "list", "list"]
+    assert browser.messages == []
+
+
+@pytest.mark.slow
+def test_axe_reports_no_violation(browser: Browser, tmp_path: Path) -> None:
+    """axe-core from the registry of npm; skipped where it cannot be fetched."""
+    if load_molstar() is None or shutil.which("npm") is None:
+        pytest.skip("needs the viewer and npm")
+    fetched = subprocess.run(
+        ["npm", "pack", "axe-core@4.11.0"], cwd=tmp_path, capture_output=True, timeout=120, check=False
+    )
+    if fetched.returncode:
+        pytest.skip("axe-core cannot be fetched")
+    with tarfile.open(next(tmp_path.glob("axe-core-*.tgz"))) as archive:
+        member = archive.extractfile("package/axe.min.js")
+        assert member is not None
+        program = member.read().decode("utf-8")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    many_targets(folder, 2, 2, 30, 20)
+    page = write_report(folder)
+    for scheme in ("light", "dark"):
+        browser.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
+        )
+        browser.open(page)
+        browser.wait(f"({READY}) && document.getElementById('view').dataset.shown")
+        browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        browser.evaluate(f"{program}; 0")
+        run = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((one) => one.id))"
+        assert browser.evaluate(run) == []
