@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fastfold
 from fastfold.inference.report import write_report
 from fastfold.inference.report.molstar import load_molstar
 from tests.helpers.browser import Browser
@@ -124,12 +125,21 @@ def test_mutants_are_pointed_at_and_opened_in_their_heat_map(browser: Browser, t
     wide, tall = map(int, browser.evaluate("document.getElementById('scan-cells').dataset.cell").split())
     box = browser.box("#scan-cells")
     left, top = box["x"] + box["width"] - 4 - 2 * wide, box["y"] + box["height"] - 4 - 20 * tall
-    browser.mouse("mouseMoved", left + wide / 2, top + 2.5 * tall)  # letters are in the order GPAV...
+    browser.mouse("mouseMoved", left + wide / 2, top + 2.9 * tall)  # letters are in the order GPAV...
     assert text(browser, "#scan-note").startswith("M4A · ΔpLDDT there -8.0 · ΔpLDDT -0.8 · ΔPAE (Å) +0.40")
     browser.mouse("mouseMoved", left + wide / 2, top + 6.5 * tall)
     assert text(browser, "#scan-note") == "M4M: wild type"
     browser.mouse("mouseMoved", left + wide / 2, top + 1.5 * tall)
     assert text(browser, "#scan-note") == "M4P: not folded"
+    column = (
+        "(() => {{ const c = document.getElementById('scan-cells'), k = window.devicePixelRatio; return "
+        "[...c.getContext('2d').getImageData(k * {}, 0, 1, c.height).data]; }})()"
+    )
+    pixels = np.reshape(browser.evaluate(column.format(left - box["x"] + wide / 4)), (-1, 4))
+    scale = len(pixels) / box["height"]
+    lost, gained = (pixels[int((top - box["y"] + row * tall) * scale)] for row in (2.3, 0.3))  # M4A, M4G
+    assert lost[0] > lost[2] + 20
+    assert gained[2] > gained[0] + 20
     picture = "document.getElementById('scan-cells').toDataURL()"
     before = browser.evaluate(picture)
     browser.evaluate(
@@ -147,7 +157,8 @@ def test_mutants_are_pointed_at_and_opened_in_their_heat_map(browser: Browser, t
 @pytest.mark.usefixtures("no_viewer")
 def test_targets_stand_at_the_side_and_models_are_tabs(browser: Browser, tmp_path: Path) -> None:
     many_targets(tmp_path, 3, 2, 12)
-    browser.open(write_report(tmp_path))
+    page = write_report(tmp_path)
+    browser.open(page)
     browser.wait(READY)
     assert browser.evaluate("document.querySelectorAll('#side-list button').length") == 3
     assert text(browser, "#side-count") == "3 of 3"
@@ -160,15 +171,38 @@ def test_targets_stand_at_the_side_and_models_are_tabs(browser: Browser, tmp_pat
     selected = "document.querySelector('#tabs [aria-selected=true]').textContent"
     assert browser.evaluate(selected).startswith("Rank 2model_2_multimer_v3, seed 0")
     assert browser.evaluate("document.activeElement.getAttribute('aria-selected')") == "true"
+    browser.reset()
+    browser.call("Page.navigate", url=page.resolve().as_uri() + "#target_001/model_2_multimer_v3_seed_0")
+    browser.wait(READY)
+    assert browser.evaluate(selected).startswith("Rank 2model_2_multimer_v3, seed 0")
     browser.evaluate(
         "const f = document.getElementById('side-find'); f.value = '002'; f.dispatchEvent(new Event('input'))"
     )
     assert text(browser, "#side-count") == "1 of 3"
-    assert (
-        browser.evaluate("document.getElementById('verdict').title").startswith("Confident from ipTM")
-        is False
+    assert browser.messages == []
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_figures_have_the_words_of_their_ranges(browser: Browser, tmp_path: Path) -> None:
+    """A value at a limit belongs to the range above it."""
+    fold = helix_prediction("T", 20, plddt=np.full(20, 70.0), ptm=0.5, iptm=None)
+    paths = fold.save(tmp_path, rank=1, plots=False)
+    scores = json.loads(paths["scores"].read_text())
+    scores["geometry"] |= {"problems": [], "ramachandran_favoured": 0.98, "ramachandran_outliers": 1 / 18}
+    paths["scores"].write_text(json.dumps(scores))
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    tiles = browser.evaluate(
+        "[...document.querySelectorAll('.tile')].map((one) => [one.textContent, one.title])"
     )
-    assert browser.evaluate("document.getElementById('verdict').title") != ""
+    assert tiles[0][0].startswith("pLDDT70.0high")
+    assert tiles[0][1].endswith("Limits: AlphaFold DB, Varadi et al. 2022.")
+    assert tiles[1][0].startswith("pTM0.50fold may be right")
+    assert tiles[2][0].startswith("Ramachandran favoured98 %at MolProbity's goal")
+    assert "1 outlier" in tiles[2][0]
+    assert text(browser, "#verdict strong") == "Fold may be right."
+    assert browser.evaluate("document.getElementById('verdict').className") == "good"
+    assert browser.evaluate("document.getElementById('verdict').title").startswith("By pTM (fold, from 0.5")
     assert browser.messages == []
 
 
@@ -188,6 +222,26 @@ def test_helices_and_strands_are_those_of_the_hydrogen_bonds(browser: Browser, t
     browser.click("#side-list li:nth-child(2) button")
     name_is(browser, "stretched")
     assert browser.evaluate(letters) == 20 * "-"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("no_viewer")
+def test_strands_of_a_fold_are_those_of_the_experiment(browser: Browser, tmp_path: Path) -> None:
+    """Protein G (1IGD): strands 6-13, 17-24, 47-51 and 56-60, and a helix at 28-41, by its PDB entry."""
+    sequence = "MTPAVTTYKLVINGKTLKGETTTKAVDAETAEKAFKQYANDNGVDGVWTYDDATKTFTVTE"
+    fastfold.predict(sequence, "mini", num_recycles=0).save(tmp_path, rank=1, plots=False)
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    letters = str(
+        browser.evaluate(
+            "[...document.querySelectorAll('#sequence span')].map((one) => one.className || '-').join('')"
+        )
+    )
+    for first, last, letter in ((6, 13, "E"), (17, 24, "E"), (28, 41, "H"), (47, 51, "E"), (56, 60, "E")):
+        own = letters[first - 1 : last]
+        assert own.count(letter) > len(own) / 2, letters
+        assert set(own) <= {letter, "-"}, letters
+    assert letters[:4] == "----"
 
 
 @pytest.mark.usefixtures("no_viewer")

@@ -38,9 +38,9 @@ def test_a_chain_is_judged_by_ptm_and_plddt(plddt: float, ptm: float | None, ton
 
 
 def test_weak_residues_are_named_by_chain_and_number() -> None:
-    text = verdict_of(chain([40.0, 40.0, 90.0, 49.9, 50.0]))["text"]
+    text = verdict_of(chain([40.0, 40.0, 70.0, 49.9, 50.0, 69.9]))["text"]
     assert text == (
-        "pTM 0.60 is at least 0.5 and 1 of 5 residues have a pLDDT of at least 70. Residues below 50: 1 to 2, 4."
+        "pTM 0.60 is at least 0.5 and 1 of 6 residues have a pLDDT of at least 70. Residues below 50: 1 to 2, 4."
     )
     many = verdict_of(chain([40.0, 90.0] * 5))["text"]
     assert many.endswith("Residues below 50: 1, 3, 5 and others.")
