@@ -57,6 +57,8 @@ def curves_png(
 
 
 def _draw(axis: Any, curves: Mapping[str, Curve], logarithmic: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for name, (steps, values) in curves.items():
         (line,) = axis.plot(steps, smooth(values), linewidth=1.3, label=name)
         if len(steps) < _MANY:
@@ -65,10 +67,22 @@ def _draw(axis: Any, curves: Mapping[str, Curve], logarithmic: bool) -> None:
         elif len(curves) <= 2:
             axis.plot(steps, values, linewidth=0.5, alpha=0.3, color=line.get_color(), zorder=1)
     if logarithmic and all(np.all(values > 0) for _, values in curves.values()):
-        axis.set_yscale("log")
+        _set_logarithmic(axis, np.concatenate([values for _, values in curves.values()]))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axis.grid(alpha=0.25)
     if len(curves) > 1:
         axis.legend(fontsize=8)
+
+
+def _set_logarithmic(axis: Any, values: np.ndarray) -> None:
+    """Make the vertical axis logarithmic, with plain numbers as ticks where it has less than two decades."""
+    from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+
+    axis.set_yscale("log")
+    if len(values) and values.max() < 100 * values.min():
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        axis.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+        axis.yaxis.set_minor_locator(NullLocator())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Report of a run: its numbers and curves as one page of Markdown.
+"""Report of a run: its numbers and curves as a page of Markdown, and its curves as HTML.
 
 Reads ``metrics.jsonl`` (:class:`~fastfold.training.logging.loggers.JsonLinesLogger`), ``validation.jsonl`` (one
 validation per line, with the scores of each chain and of its residues), ``quarantine.tsv`` and ``config.yaml``. Each
@@ -16,14 +16,24 @@ import numpy as np
 
 from fastfold.errors import InputError
 from fastfold.training.logging.loggers import read_json_lines
+from fastfold.training.report.curves import Chart, curves_page
 from fastfold.training.report.plots import Curve, calibrate, calibration_png, curves_png
 from fastfold.training.validation import DEEP_ROWS, DEPTHS
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
-_PARTS = (
-    *("structure_module", "fape", "sidechain_fape", "chain_center_of_mass", "smooth_lddt", "ca_trace"),
-    *("distogram", "masked_msa", "predicted_lddt", "predicted_aligned_error", "experimentally_resolved"),
-)
+_PARTS = {
+    "structure_module": "structure module",
+    "fape": "FAPE",
+    "sidechain_fape": "FAPE of side chains",
+    "chain_center_of_mass": "centers of mass of chains",
+    "smooth_lddt": "smooth lDDT",
+    "ca_trace": "CA trace",
+    "distogram": "distogram",
+    "masked_msa": "masked MSA",
+    "predicted_lddt": "predicted lDDT",
+    "predicted_aligned_error": "predicted aligned error",
+    "experimentally_resolved": "experimentally resolved",
+}
 _LISTED = 20  # maximum number of quarantined samples and worst chains to list
 
 _SCORE_CURVES = {
@@ -47,17 +57,17 @@ _NORMS = {"gradient_norm": "of a sample, before clipping", "mean_gradient_norm":
 # File, heading, vertical axis, True for a logarithmic one, and the curves' metrics with their names in the legend.
 _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
     ("loss.png", "Loss", "loss of a step", True, {"loss": "loss"}),
-    ("parts.png", "Parts of the loss", "unweighted loss", True, {name: name for name in _PARTS}),
+    ("parts.png", "Parts of the loss", "unweighted loss", True, _PARTS),
     ("lddt.png", "lDDT-CA and TM-score", "score, 0 to 1", False, _SCORE_CURVES),
     ("distogram.png", "Distogram in validation", "cross-entropy in nats", False, _CROSS_ENTROPIES),
     ("contacts.png", "Contacts in validation", "precision", False, _PRECISIONS),
     ("gradient.png", "Gradient norm", "norm", True, _NORMS),
-    ("lr.png", "Learning rate", "learning rate", False, {"lr": "lr"}),
+    ("lr.png", "Learning rate", "learning rate", False, {"lr": "learning rate"}),
 )
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write ``report/report.md`` and its plots into a run's folder, replacing an earlier report; return its path.
+    """Write ``report/report.md``, its plots and ``report.html`` into a run's folder, and return the first path.
 
     Files are written atomically, the page last, so that a report never refers to a missing plot. The run may still be
     in progress.
@@ -83,10 +93,12 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     marks = [entry["step"] for entry in metrics if "event" in entry]
     if marks:
         text += ["Dotted lines mark the steps of the [events](#events).", ""]
+    charts: list[Chart] = []
     for file, heading, ylabel, logarithmic, names in _FIGURES:
         curves = {label: curve(metrics, name) for name, label in names.items()}
         curves = {label: points for label, points in curves.items() if len(points[0])}
         if curves:
+            charts.append(Chart(heading, ylabel, logarithmic, curves))
             panels = file == "parts.png"
             picture = curves_png(curves, ylabel=ylabel, logarithmic=logarithmic, panels=panels, marks=marks)
             write_atomic(folder / file, picture)
@@ -98,6 +110,12 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     if "config.yaml" in known:
         config = (run_dir / "config.yaml").read_text(encoding="utf-8", errors="replace")
         text += ["## Configuration", "", *(f"    {line}" for line in config.splitlines()), ""]
+    curves_file = folder / "report.html"
+    if charts:
+        title = f"Training run {run_dir.resolve().name}".encode("utf-8", "replace").decode("utf-8")
+        write_atomic(curves_file, curves_page(title, charts, marks))
+    else:
+        curves_file.unlink(missing_ok=True)
     page = folder / "report.md"
     write_atomic(page, "\n".join(text))
     return page

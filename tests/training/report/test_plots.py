@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
-from fastfold.training.report.plots import calibrate, calibration_png
+from fastfold.training.report.plots import _draw, calibrate, calibration_png
 
 
 def test_honest_network_has_no_error():
@@ -76,3 +77,17 @@ def test_picture_is_a_png_and_repeatable(residues):
     png = calibration_png(result, title="price: $5 and $6")
     assert png == calibration_png(result, title="price: $5 and $6")
     assert Image.open(io.BytesIO(png)).size == (780, 900)
+
+
+def test_axes_have_whole_steps_and_plain_numbers():
+    """A logarithmic axis over a few percent has no powers of ten."""
+    figure = Figure()
+    axis = figure.subplots()
+    steps = np.arange(1, 13)
+    _draw(axis, {"loss": (steps, np.linspace(0.925, 0.927, 12))}, logarithmic=True)
+    figure.canvas.draw()
+    assert axis.get_yscale() == "log"
+    assert all(float(tick) == int(tick) for tick in axis.get_xticks())
+    labels = [label.get_text() for label in axis.get_yticklabels() if label.get_text()]
+    assert len(labels) >= 3
+    assert all(0.9 < float(label) < 0.95 for label in labels)

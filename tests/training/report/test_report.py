@@ -118,7 +118,7 @@ def test_page_has_the_runs_numbers(report):
 def test_every_picture_of_the_page_is_there(report):
     named = {line.split("(")[1][:-1] for line in report.read_text().splitlines() if line.startswith("![")}
     assert named == {"loss.png", "parts.png", "lddt.png", "gradient.png", "lr.png", "calibration.png"}
-    assert {path.name for path in report.parent.iterdir()} == named | {"report.md"}
+    assert {path.name for path in report.parent.iterdir()} == named | {"report.md", "report.html"}
     for name in named:
         Image.open(report.parent / name).verify()
 
@@ -172,7 +172,7 @@ def test_report_of_a_run_that_goes_on(tmp_path):
         file.write('{"step": 2, "lo')
     page = write_report(tmp_path)
     assert rows(page.read_text())["Loss at the end"] == "2"
-    assert {path.name for path in page.parent.iterdir()} == {"report.md", "loss.png"}
+    assert {path.name for path in page.parent.iterdir()} == {"report.md", "report.html", "loss.png"}
 
 
 def test_run_without_numbers_has_a_report_that_says_so(tmp_path):
