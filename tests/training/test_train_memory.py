@@ -159,7 +159,7 @@ def test_what_does_not_go_together_is_refused(unmanaged: tuple[Path, Path], tmp_
     """A budget that no operator fits in, compiled blocks, and what is not a policy."""
     data, _ = unmanaged
     with pytest.raises(BudgetError, match=r"a budget of 1,000 bytes is too small.*take [0-9,]+ bytes"):
-        here(data, tmp_path / "a", *COMMON, "memory=gemini", "memory.budget=1000")
+        here(data, tmp_path / "a", *COMMON, "memory=gemini", "memory.budget=1000B")
     with pytest.raises(ConfigError, match=r"memory\.policy does not support trainer\.compile"):
         here(data, tmp_path / "b", *COMMON, "memory=gemini", "trainer.compile=true")
     with pytest.raises(ConfigError, match=r"memory\.policy must be one of auto, cuda, cpu, nvme"):

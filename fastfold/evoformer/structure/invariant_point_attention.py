@@ -93,13 +93,20 @@ class InvariantPointAttention(PolicyModule):
         if rows != slice(None):
             q, q_points, to_points = q[..., rows, :], q_points[..., rows, :], to_points[..., rows, :]
         if isinstance(pair, PairTerms):
-            return self._update(q, k, v, q_points, k_points, v_points, to_points, pair)
+            return self._update(q, k, v, q_points, k_points, v_points, to_points, terms=pair)
 
         def update(_: Tensor, block: slice, pair: Tensor | LazyRows = pair) -> Tensor:
             own = slice(block.start - first, block.stop - first)
             terms = self.pair_terms(rows_of(pair, own), mask, block)
             return self._update(
-                q[..., own, :], k, v, q_points[..., own, :], k_points, v_points, to_points[..., own, :], terms
+                q[..., own, :],
+                k,
+                v,
+                q_points[..., own, :],
+                k_points,
+                v_points,
+                to_points[..., own, :],
+                terms=terms,
             )
 
         *lead, columns, channels = pair.shape
@@ -128,6 +135,7 @@ class InvariantPointAttention(PolicyModule):
         k_points: Tensor,
         v_points: Tensor,
         to_points: Rigid,
+        *,
         terms: PairTerms,
     ) -> Tensor:
         # Each of the three terms has unit variance at initialisation.
