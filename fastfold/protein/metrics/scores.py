@@ -516,7 +516,7 @@ SCORES = (
     ),
     Score(
         "rmsd",
-        label="RMSD to design (Å)",
+        label="RMSD (Å)",
         covers="design",
         digits=2,
         better="lower",

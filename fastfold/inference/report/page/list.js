@@ -13,7 +13,7 @@ const SIDE_ROWS = 200;
 // Products by their key columns and first order, the special before the general ones.
 const PRODUCTS = [
   { is: mutants.length > 0, key: 'dplddt_site', isDown: false, columns: ['name', 'mutation', 'dplddt_site', 'dplddt', 'dpae_site', 'dpae', 'strain_site'] },
-  { is: meta.designs.length > 0, key: 'order', isDown: false, columns: ['name', 'sequence', 'loss', 'mean_plddt', 'ptm', 'iptm', 'rmsd', 'filters'] },
+  { is: meta.designs.length > 0, key: 'order', isDown: false, columns: ['name', 'sequence', 'filters', 'loss', 'mean_plddt', 'ptm', 'iptm'] },
   { is: isScreen, key: 'ipsae', isDown: true, columns: ['partner_1', 'partner_2', 'rank', 'ipsae', 'iptm', 'pdockq2', 'interface_pae', 'contacts'] },
   { is: has('composite'), key: 'composite', isDown: true, columns: ['name', 'composite', 'given_tm', 'mean_plddt', 'ptm'] },
 ];
@@ -66,7 +66,7 @@ function rowElement(data) {
   const row = make('tr', undefined, { tabindex: '0', 'aria-selected': String(Boolean(state.prediction && state.prediction.row === data)) });
   for (const [key] of shownColumns()) {
     const text = cellText(key, data[key]);
-    const cell = make('td', text, { class: `${TEXT.has(key) ? 'text' : ''} ${LATE.has(key) ? 'late' : ''} ${key === 'sequence' ? 'letters' : ''}`, ...(TEXT.has(key) ? { title: text } : {}) });
+    const cell = make('td', text, { class: `${TEXT.has(key) ? 'text' : ''} ${LATE.has(key) ? 'late' : ''} ${key === 'sequence' ? 'letters' : key === 'filters' ? 'narrow' : ''}`, ...(TEXT.has(key) ? { title: text } : {}) });
     if (key === sorting.key && ['ipsae', 'composite'].includes(key) && typeof data[key] === 'number') cell.prepend(railOf(key, data[key]));
     if (key === 'filters' && data.filters) cell.replaceChildren(make('span', text, { class: `pill ${text === 'passed' ? 'good' : 'poor'}` }));
     row.append(cell);
