@@ -183,6 +183,29 @@ def test_targets_stand_at_the_side_and_models_are_tabs(browser: Browser, tmp_pat
 
 
 @pytest.mark.usefixtures("no_viewer")
+def test_many_models_are_in_a_list_next_to_the_tabs(browser: Browser, tmp_path: Path) -> None:
+    """The list goes away with its target."""
+    many_targets(tmp_path, 1, 11, 12)
+    helix_prediction("other", 12).save(tmp_path, rank=1, plots=False)
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    name_is(browser, "other")
+    assert browser.evaluate("document.getElementById('tabs').hidden")
+    browser.click("#side-list li:nth-child(2) button")
+    name_is(browser, "target_000")
+    assert browser.evaluate("document.querySelectorAll('#tabs button').length") == 8
+    assert browser.evaluate("document.querySelectorAll('.title select option').length") == 11
+    browser.evaluate(
+        "const s = document.querySelector('.title select'); s.value = '10'; s.dispatchEvent(new Event('change'))"
+    )
+    browser.wait("location.hash === '#target_000/model_11_multimer_v3_seed_0'")
+    assert text(browser, "#tabs [aria-selected=true] strong") == "Rank 11"
+    browser.click("#side-list li:nth-child(1) button")
+    name_is(browser, "other")
+    assert browser.evaluate("document.querySelector('.title select')") is None
+
+
+@pytest.mark.usefixtures("no_viewer")
 def test_figures_have_the_words_of_their_ranges(browser: Browser, tmp_path: Path) -> None:
     """A value at a limit belongs to the range above it."""
     fold = helix_prediction("T", 20, plddt=np.full(20, 70.0), ptm=0.5, iptm=None)

@@ -19,7 +19,8 @@ function drawEnsemble({ row }) {
   byId('single').hidden = true;
   if (!landscape.ensemble) return;
   byId('overlay').hidden = !meta.viewer || landscape.ensemble.overlay.length === 0;
-  byId('ensemble-files').replaceChildren(...landscape.ensemble.files.flatMap((name) => [make('a', name, { href: addressOf(name), download: name }), ' ']));
+  byId('ensemble-files').replaceChildren(...landscape.ensemble.files.map((name) =>
+    make('a', name.slice(row.target.length + 1), { class: 'button', href: addressOf(name), download: name, title: name })));
 }
 
 async function overlay() {
@@ -82,6 +83,7 @@ function drawTabs(row) {
     });
     return tab;
   }));
+  byId('tabs').parentElement.querySelectorAll(':scope > select').forEach((old) => old.remove());
   if (rows.length <= MOST_TABS) return;
   const more = make('select', undefined, { 'aria-label': 'all models of this target' }, ...rows.map((one, number) => {
     const option = make('option', `${one.rank ? `rank ${one.rank}: ` : ''}${modelName(one)}`, { value: String(number) });
@@ -89,7 +91,6 @@ function drawTabs(row) {
     return option;
   }));
   more.addEventListener('change', () => visit(rows[Number(more.value)]));
-  byId('tabs').parentElement.querySelectorAll(':scope > select').forEach((old) => old.remove());
   byId('tabs').after(more);
 }
 
