@@ -124,8 +124,10 @@ class ExecutionPolicy:
             branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
         whole = Block(x, slice(None), dropout, out)
-        if dim is None or self.block_elements is None or x.numel() <= self.block_elements:
-            result = branch(whole)
+        if dim is None:
+            return branch(whole)
+        if self.block_elements is None or x.numel() <= self.block_elements:
+            result = branch(whole._replace(rows=slice(0, x.shape[dim])))
             return result if out is None else out
         results = [branch(whole.take(dim, rows)) for rows in self.slices(x, dim)]
         if out is not None:
@@ -320,6 +322,11 @@ def is_training(module: nn.Module) -> bool:
     """Return True if a module draws dropout factors: by the settings of the call, else by its mode."""
     call = current_call()
     return module.training if call is None else call.training
+
+
+def dropout_generator(device: torch.device, seed: int) -> torch.Generator | None:
+    """Return random numbers of a call on a device; None for tensors without contents, which need none."""
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
 
 def random_state(device: torch.device) -> Tensor:

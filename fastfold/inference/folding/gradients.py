@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fastfold.evoformer.execution import CallSettings, ExecutionPolicy, PolicyModule, calling
+from fastfold.evoformer.execution import (
+    CallSettings,
+    ExecutionPolicy,
+    PolicyModule,
+    calling,
+    dropout_generator,
+)
 from fastfold.evoformer.model import AlphaFold
 from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.memory.devices.tiers import Tier
@@ -148,7 +154,7 @@ def differentiable(
     """Let a network pass gradients to its inputs alone, without the stop of orientations, with dropout by the seed."""
     run = run or GradientRun(GradientPolicy.of_length(residues))
     device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed) if dropout else None
+    generator = dropout_generator(device, seed) if dropout else None
     settings = CallSettings(
         run.policy.policies(model),
         training=dropout,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastfold.evoformer.confidence import chain_confidence, plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.confidence.scores import row_blocks
-from fastfold.evoformer.execution import CallSettings, calling, policies_of
+from fastfold.evoformer.execution import CallSettings, calling, dropout_generator, policies_of
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.outer_product_mean import OuterProductMean
@@ -147,7 +147,7 @@ def prepared_network(
         # In blocks of rows; with sharded columns the logits are gathered whole, for files alone.
         policies[model] = replace(own, heads=(*own.heads, "distogram"))
     device, seed = next(model.parameters()).device, passes.dropout_seed
-    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    generator = None if seed is None else dropout_generator(device, seed)
     settings = CallSettings(policies, training=seed is not None, generator=generator)
     is_roomy = plan is not None and plan.is_roomy
     if is_roomy and device.type == "cpu":

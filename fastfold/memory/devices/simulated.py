@@ -233,9 +233,9 @@ def _parts(func: Any) -> Callable[..., Any] | None:
     """Return a function that runs the parts of an operator; None to run it whole.
 
     Without autograd, as in inference mode, operators with parts reach a dispatch mode unchanged. An operator whose
-    result may be a view makes no other tensor.
+    result may be a view makes no other tensor. ``to`` may copy to the host, which a part of it tells.
     """
-    if func.is_view:
+    if func.is_view and func.overloadpacket is not torch.ops.aten.to:
         return None
     definition = OPDEFS.get(func._schema.name)
     if definition is not None:
