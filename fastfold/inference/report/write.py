@@ -61,27 +61,17 @@ _PAE_BYTES = 2**5
 _LONGEST_REASON = 1000
 _MOST_FAILURES = 1000
 _SCRIPTS = (
+    *("unpack.js", "data.js", "dom.js"),
+    *("charts/scale.js", "charts/matrix.js", "charts/pae.js", "charts/strip.js"),
+    *("view.js", "charts/superpose.js", "charts/secondary.js", "charts/sequence.js", "charts/geometry.js"),
     *(
-        "unpack.js",
-        "data.js",
-        "dom.js",
-        "scale.js",
-        "matrix.js",
-        "pae.js",
-        "strip.js",
-        "view.js",
-        "superpose.js",
-    ),
-    *(
-        "secondary.js",
-        "sequence.js",
-        "geometry.js",
         "details.js",
-        "restraints.js",
-        "ensemble.js",
-        "design.js",
+        "products/restraints.js",
+        "products/ensemble.js",
+        "products/design.js",
+        "products/scan.js",
     ),
-    *("scan.js", "filter.js", "list.js", "state.js", "chosen.js", "address.js", "main.js"),
+    *("filter.js", "list.js", "state.js", "chosen.js", "address.js", "main.js"),
 )
 
 
