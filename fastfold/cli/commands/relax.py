@@ -14,8 +14,9 @@ from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.relax.config import RelaxConfig
 
 _RELAX = """\
-Relax the protein chains of PDB and mmCIF files (.gz too) as AlphaFold does: hydrogens and missing heavy atoms are
-added, and the Amber99sb energy is minimised with springs on the heavy atoms. For each file DIR gets
+Relax the protein chains of PDB and mmCIF files (.gz too), and of folders of them, as AlphaFold does: hydrogens and
+missing heavy atoms are added, and the Amber99sb energy is minimised with springs on the heavy atoms. For each file DIR
+gets
 
   <stem>_relaxed.pdb, .cif   structure with hydrogens; chains, numbers and B-factors (pLDDT) are kept
   <stem>_relax.json          energies, movement, residues with violations, platform, seconds
@@ -43,7 +44,9 @@ def add_relax_command(commands: Any) -> None:
         description=_RELAX,
         epilog=_RELAX_EPILOG,
     )
-    relax.add_argument("files", nargs="+", type=Path, metavar="FILE", help="PDB and mmCIF files (.gz too)")
+    relax.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="PDB and mmCIF files (.gz too), and folders"
+    )
     relax.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for the results (default: that of each file)"
     )
@@ -54,12 +57,13 @@ def add_relax_command(commands: Any) -> None:
 
 def run_relax(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise ConfigError."""
-    from fastfold.inference.relax.files import relax_file, result_paths
+    from fastfold.inference.relax.files import relax_file, result_paths, structures_to_relax
 
     config = from_options(RelaxConfig, options)
     failed = 0
     written: set[Path] = set()
-    for path in options.files:
+    files = structures_to_relax(options.files)
+    for path in files:
         try:
             if not written.isdisjoint(result_paths(path, options.out).values()):
                 raise OutputError("another file of this run has the same name; relax it into another --out")
@@ -83,7 +87,7 @@ def run_relax(options: argparse.Namespace) -> int:
             failed += not result.relaxed
             written.update(paths.values())
             print(f"{path}: {result}", flush=True)
-    total = len(options.files)
+    total = len(files)
     print(f"{total - failed} of {total} relaxed", flush=True)
     return 1 if failed else 0
 

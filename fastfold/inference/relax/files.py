@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastfold._version import __version__
+from fastfold.data.templates.custom import structures_inside
 from fastfold.errors import InputError, OutputError
 from fastfold.inference.config import FolderFormat
 from fastfold.inference.output.prediction import prediction_title, run_details
@@ -45,6 +46,19 @@ def result_paths(path: Path, out: Path | None = None) -> dict[str, Path]:
     """Return the paths of a file's results in a folder, or its own: ``pdb``, ``cif`` and ``record``."""
     folder = path.parent if out is None else out
     return {kind: folder / f"{structure_name(path)}{suffix}" for kind, suffix in _SUFFIXES.items()}
+
+
+def structures_to_relax(paths: Iterable[Path]) -> list[Path]:
+    """Return files, with each folder replaced by its structures, of which relaxed ones are left out.
+
+    Raises:
+        InputError: A folder has no structure.
+    """
+    files: list[Path] = []
+    for path in paths:
+        inside = structures_inside(path) if path.is_dir() else [path]
+        files += [file for file in inside if not structure_name(file).endswith("_relaxed")] or inside
+    return files
 
 
 def relax_file(

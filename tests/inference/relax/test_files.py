@@ -11,7 +11,7 @@ import pytest
 
 from fastfold.errors import InputError, OutputError
 from fastfold.inference.relax import RelaxConfig, relax, relax_file
-from fastfold.inference.relax.files import result_paths
+from fastfold.inference.relax.files import result_paths, structures_to_relax
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import to_pdb
@@ -159,3 +159,13 @@ def test_a_file_that_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a PDB or mmCIF file"):
         relax_file(source, tmp_path / "out", CPU)
     assert not (tmp_path / "out").exists()
+
+
+def test_folders_are_their_structures_without_relaxed_ones(tmp_path: Path) -> None:
+    for name in ("a.cif", "a.pdb", "a_relaxed.pdb", "b.pdb.gz"):
+        (tmp_path / name).write_text("")
+    named = tmp_path / "a_relaxed.pdb"
+    assert structures_to_relax([tmp_path, named]) == [tmp_path / "a.cif", tmp_path / "b.pdb.gz", named]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="contains no structure"):
+        structures_to_relax([tmp_path / "empty"])
