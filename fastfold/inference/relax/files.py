@@ -49,7 +49,7 @@ def result_paths(path: Path, out: Path | None = None) -> dict[str, Path]:
 
 
 def structures_to_relax(paths: Iterable[Path]) -> list[Path]:
-    """Return files, with each folder replaced by its structures, of which relaxed ones are left out.
+    """Return files, with each folder replaced by its structures that are not relaxed, if it has any.
 
     Raises:
         InputError: A folder has no structure.
