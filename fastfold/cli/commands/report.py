@@ -41,6 +41,12 @@ def add_report_command(commands: Any) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="PATH",
+        help="experimental structure to compare with, or a folder of files named like the targets",
+    )
     parser.add_argument("--table", action="store_true", help="also print summary.tsv as a table")
     parser.add_argument(
         "--where",
@@ -79,6 +85,10 @@ def run_report(options: argparse.Namespace) -> int:
         write_rows,
     )
 
+    if options.reference is not None:
+        from fastfold.inference.report.references import compare_results
+
+        compare_results(options.directory, options.reference, print)
     where = None if options.where is None else parse_condition(options.where, COLUMNS)
     sort_rows((), options.sort)
     for path in options.export:

@@ -156,17 +156,39 @@ def report_comparison(
     progress: Progress, results: TargetResults, target: Target, label: str, reference: Path
 ) -> None:
     """Compare a target with its experimental structure in ``reference``, a file or folder, or raise InputError."""
-    own_letters = [] if "/" in target.shown_name else [target.shown_name]
-    paths = (find_reference(reference, name) for name in dict.fromkeys((*own_letters, target.name)))
+    style = results.parent.style
+    names = (target.shown_name, target.name)
+    line = compare_in_folder(results.folder, results.stem, names, reference, label=label, output_format=style)
+    progress.line(line, important=line.startswith("warning: "))
+
+
+def compare_in_folder(
+    folder: Path,
+    stem: str,
+    names: tuple[str, str],
+    reference: Path,
+    *,
+    label: str,
+    output_format: OutputFormat = "fastfold",
+) -> str:
+    """Compare a target's files with its structure in ``reference``, a file or folder; return a line about it.
+
+    The line begins with ``warning: `` if the target lacks a structure that is comparable. ``names`` are those of the
+    target, in its own letters and in plain ones.
+
+    Raises:
+        InputError: The structure cannot be read.
+    """
+    paths = (find_reference(reference, name) for name in dict.fromkeys(names) if "/" not in name)
     if (path := next((one for one in paths if one is not None), None)) is None:
-        progress.line(f"warning: {target.name}: no structure of this name in {reference}", important=True)
-        return
-    found, problem = compare_target(results.folder, results.stem, path, results.parent.style)
+        return f"warning: {names[1]}: no structure of this name in {reference}"
+    scores, problem = compare_target(folder, stem, path, output_format)
     if problem:
-        progress.line(f"warning: {target.name}: not comparable with {path.name}: {problem}", important=True)
-        return
-    best = next(iter(found.values()))
-    progress.line(
+        return f"warning: {names[1]}: not comparable with {path.name}: {problem}"
+    if not scores:
+        return f"warning: {names[1]}: no mmCIF file of a ranked prediction, which a comparison needs"
+    best = next(iter(scores.values()))
+    return (
         f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
         f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"
         f"{_about_chains(best)}"

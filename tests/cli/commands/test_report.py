@@ -42,6 +42,8 @@ def test_a_folder_without_results_is_refused(cli: CommandLine) -> None:
     cli.out.mkdir()
     with pytest.raises(InputError, match=re.escape(str(cli.out))):
         report.run_report(
-            argparse.Namespace(directory=cli.out, table=True, where=None, sort="ipsae", export=[])
+            argparse.Namespace(
+                directory=cli.out, table=True, where=None, sort="ipsae", export=[], reference=None
+            )
         )
     assert list(cli.out.iterdir()) == []
