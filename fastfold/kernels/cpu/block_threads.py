@@ -95,7 +95,7 @@ def sum_blocks(
 def _lanes(scratch: Scratch, most: int) -> int:
     """Return the number of blocks to compute at once."""
     threads = min(most, torch.get_num_threads())
-    if threads == 1 or scratch.device.type != "cpu" or is_traced() or getattr(_thread, "is_lane", False):
+    if threads == 1 or scratch.device.type != "cpu" or is_traced() or _thread.is_lane:
         return 1
     return threads
 
@@ -178,5 +178,9 @@ class _Pools:
             return self._pools[lanes, threads]
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    is_lane = False  #: True in a thread that computes blocks for another
+
+
+_thread = _Thread()
 _pools = _Pools()
