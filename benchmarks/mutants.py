@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import json
 import os
 import random
@@ -147,7 +146,7 @@ def source_of(mutant: Mutant, folder: Path) -> str:
     tree = ast.parse((folder / mutant.path).read_text("utf-8"))
     for number, _ in enumerate(changes(tree)):
         if number == mutant.number:
-            return ast.unparse(copy.deepcopy(tree))
+            return ast.unparse(tree)
     raise ValueError(f"{mutant.path} has no change {mutant.number}")
 
 
