@@ -58,7 +58,7 @@ test-gpu: $(VENV)/installed-test
 
 # Wrong operators that fast tests do not notice; hours on two cores.
 mutants: $(VENV)/installed-test
-	$(BIN)/python benchmarks/mutants.py fastfold/inference fastfold/parallel --out build/mutants.json
+	$(BIN)/python benchmarks/mutants.py fastfold/inference fastfold/products fastfold/parallel --out build/mutants.json
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

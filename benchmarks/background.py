@@ -32,11 +32,11 @@ if __name__ == "__main__":  # not in its workers, which import this file as they
     from fastfold.inference.folding.batch import BatchFolder
     from fastfold.inference.request import InferRequest, RunOptions
     from fastfold.inference.runner import Summary, run
-    from fastfold.inference.screen.job import JobResult, Task
-    from fastfold.inference.screen.options import ScreenOptions
-    from fastfold.inference.screen.run import screen
-    from fastfold.inference.screen.worker_process import WorkerProcess
     from fastfold.inference.target_runner import TargetRunner
+    from fastfold.inference.workers.job import JobResult, Task
+    from fastfold.inference.workers.options import ScreenOptions
+    from fastfold.inference.workers.run import screen
+    from fastfold.inference.workers.worker_process import WorkerProcess
     from fastfold.protein.residue_constants import restypes
 
 

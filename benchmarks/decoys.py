@@ -22,7 +22,7 @@ import torch
 
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest, RunOptions
-from fastfold.inference.score.run import TABLE, Protocol, run_scores
+from fastfold.products.score.run import TABLE, Protocol, run_scores
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure, structure_name

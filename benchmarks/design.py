@@ -23,10 +23,10 @@ import torch
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.design.evaluate import Evaluator
-from fastfold.inference.design.task import hallucination
 from fastfold.inference.planning.gradient_plan import GradientPlanner
-from fastfold.inference.planning.gradient_report import product_rate
+from fastfold.products.design.evaluate import Evaluator
+from fastfold.products.design.gradient_report import product_rate
+from fastfold.products.design.task import hallucination
 from fastfold.utils.atomic_files import write_atomic
 
 LOSSES = {"con": 1.0, "plddt": 0.1, "pae": 0.1}

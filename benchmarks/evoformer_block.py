@@ -32,10 +32,10 @@ import torch  # noqa: E402
 from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
-from fastfold.inference.planning.gradient_report import product_rate  # noqa: E402
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
 from fastfold.kernels.cpu.products import exact_products  # noqa: E402
+from fastfold.products.design.gradient_report import product_rate  # noqa: E402
 from fastfold.utils.machine import process_memory  # noqa: E402
 
 ROWS, RESIDUES, C_M, C_Z = 128, 256, 256, 128

@@ -1,6 +1,6 @@
 """Put wrong operators into the package one by one, and list those that the fast tests of their modules do not notice.
 
-    python benchmarks/mutants.py --count 200 --seed 0 --out build/mutants.json fastfold/inference fastfold/parallel
+    python benchmarks/mutants.py --count 200 --out build/mutants.json fastfold/inference fastfold/products
 
 Each mutant changes one operator of a function: a comparison, an arithmetic operator, ``and`` and ``or``, a condition, a
 number, or one of two functions that are easily confused. The tests of a module are those that import it. A mutant that

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.serve import Client
+from fastfold.products.serve import Client
 from fastfold.utils.atomic_files import write_atomic
 
 SETTINGS = {"num_recycles": 0, "plots": False}

@@ -26,7 +26,7 @@ prepare_environment()  # must precede the import of PyTorch
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from fastfold.inference.planning.gradient_report import product_rate  # noqa: E402
+from fastfold.products.design.gradient_report import product_rate  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.io.pdb_writer import to_pdb  # noqa: E402
 from fastfold.protein.protein import Protein  # noqa: E402

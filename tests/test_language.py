@@ -23,6 +23,7 @@ CHECKED = (
     "fastfold/kernels",
     "fastfold/memory",
     "fastfold/parallel",
+    "fastfold/products",
     "fastfold/protein",
     "fastfold/training",
     "fastfold/utils",

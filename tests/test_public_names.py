@@ -17,6 +17,8 @@ NAMES = {
         "predict",
         "predict_many",
         "quantize",
+        "relax_prediction",
+        "view",
         "embed",
         "export",
         "load_exported",

@@ -18,8 +18,6 @@ from benchmarks.simulation.caching_allocator import CachingAllocator
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import set_precision
-from fastfold.inference.design.evaluate import Evaluator
-from fastfold.inference.design.task import DesignTask
 from fastfold.inference.folding.gradients import GradientRun, SavedInputs
 from fastfold.inference.planning.gradient_plan import GradientPlan
 from fastfold.inference.planning.memory_model import CONTEXT_CUDA, WORKSPACE_CUDA, nccl_bytes
@@ -27,6 +25,8 @@ from fastfold.memory import SimulatedDevice
 from fastfold.memory.devices.tiers import Tier
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.planner.fake_run import fake_mesh
+from fastfold.products.design.evaluate import Evaluator
+from fastfold.products.design.task import DesignTask
 
 
 class SimulatedTier(Tier):

@@ -22,17 +22,17 @@ from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import FoldSettings, InferConfig, ManyFoldSettings
-from fastfold.inference.embed.compute import Embedding
-from fastfold.inference.embed.config import EmbedConfig
-from fastfold.inference.ensemble.samples import draw_samples
+from fastfold.inference.embedding.compute import Embedding
+from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule
 from fastfold.inference.models import check_settings, network_name
-from fastfold.inference.notebook.table import Predictions
 from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.output.predictions import Predictions
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.planning.cuda_graph import KeptGraph
+from fastfold.inference.sampling.samples import draw_samples
 from fastfold.inference.setting_values import BatchSize, check_batch, check_seeds
 from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
@@ -284,8 +284,9 @@ def embed(
     """Compute representations of a sequence, without heads or structure module where they are not needed.
 
     Other arguments and errors are those of :func:`predict`. The last pass ends after the Evoformer block ``layer``,
-    from 1; None for all. ``arrays`` are names of :data:`fastfold.inference.embed.config.ARRAYS`, by default ``single``
-    and ``pair``, after a block ``msa_row`` and ``pair``; with ``mean``, their averages over the residues or pairs.
+    from 1; None for all. ``arrays`` are names of :data:`fastfold.inference.embedding.config.ARRAYS`, by default
+    ``single`` and ``pair``, after a block ``msa_row`` and ``pair``; with ``mean``, their averages over the residues or
+    pairs.
 
     Example:
         >>> import fastfold

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from fastfold.errors import ConfigError
-from fastfold.inference.embed.config import EmbedConfig
-from fastfold.inference.ensemble.settings import Sampling
+from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.relax.config import PLATFORM_CHOICES
+from fastfold.inference.sampling.settings import Sampling
 from fastfold.inference.setting_values import (
     check_max_msa,
     check_seeds,
@@ -184,7 +184,7 @@ class InferConfig:
         is_rare=True,
         help="keep dropout on, for more diverse predictions by many seeds",
     )
-    #: Samples of the target per network and seed (:class:`~fastfold.inference.ensemble.settings.Sampling`); a text is
+    #: Samples of the target per network and seed (:class:`~fastfold.inference.sampling.settings.Sampling`); a text is
     #: the method. None for one prediction.
     sample: Sampling | None = None
     #: Recycling stops when CA distances change by less than this on average, in Å; None for each network's default

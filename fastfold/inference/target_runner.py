@@ -19,8 +19,7 @@ from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
-from fastfold.inference.embed.compute import write_bioemu
-from fastfold.inference.ensemble.samples import left_out_depths
+from fastfold.inference.embedding.compute import write_bioemu
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
 from fastfold.inference.folding.prediction_jobs import PredictionJob, prediction_jobs
@@ -47,6 +46,7 @@ from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.request import RunOptions
+from fastfold.inference.sampling.samples import left_out_depths
 from fastfold.inference.target_templates import TargetTemplates, find_templates
 from fastfold.utils.device import peak_memory
 from fastfold.utils.packages import is_installed, missing

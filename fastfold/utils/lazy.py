@@ -1,11 +1,15 @@
-"""Names of a package that are loaded on first use (PEP 562), so that importing the package is fast."""
+"""Imports of a package: names loaded on first use (PEP 562), so that it is fast, and old paths of moved modules."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 
@@ -32,3 +36,40 @@ def _deferred_imports(package: str) -> dict[str, str]:
     blocks = [x for x in ast.parse(loader.get_source(package)).body if isinstance(x, ast.If)]
     imports = [x for block in blocks for x in block.body if isinstance(x, ast.ImportFrom)]
     return {alias.name: x.module for x in imports for alias in x.names if x.module is not None}
+
+
+class MovedModules(MetaPathFinder):
+    """Finder that imports a module at its new path, by the paths of ``moved``: old ones to new ones.
+
+    A path means its module and all below it; the longest one counts. Both paths give the same module, so that
+    classes and settings exist once. The warning is a FutureWarning that names the new path.
+    """
+
+    def __init__(self, moved: Mapping[str, str]) -> None:
+        self._moved = sorted(moved.items(), key=lambda pair: -len(pair[0]))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how a moved module is loaded; None for any other one."""
+        for old, new in self._moved:
+            if fullname == old or fullname.startswith(f"{old}."):
+                name = new + fullname[len(old) :]
+                warnings.warn(f"{fullname} is {name} now; import that one", FutureWarning, stacklevel=2)
+                return ModuleSpec(fullname, _NewPath(name))
+        return None
+
+
+class _NewPath(Loader):
+    """Loader that gives the module of another path, unchanged."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own_spec  # the import system has written the old path's

@@ -22,10 +22,10 @@ from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.verify import verify
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice
 from fastfold.memory.offload import HostBuffers
+from fastfold.products.verify import verify
 from tests.conftest import REPOSITORY, require_shared
 from tests.helpers.networks import (
     folder,

@@ -10,7 +10,7 @@ import torch
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.verify import verify
+from fastfold.products.verify import verify
 from tests.conftest import require_shared
 from tests.helpers.networks import folder, oracle_config
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from fastfold.data.msa.msa import Msa
 from fastfold.data.msa.sampling import alignment_coverage
-from fastfold.inference.design.saved import film_pdb
 from fastfold.inference.output.prediction import Prediction
+from fastfold.products.design.saved import film_pdb
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.interface import ChainConfidence
 

@@ -26,8 +26,8 @@ from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.inference.alignment_search import AlignmentSearch
-from fastfold.inference.screen.job import Task
-from fastfold.inference.screen.search import EngineSearch, search_jobs
+from fastfold.inference.workers.job import Task
+from fastfold.inference.workers.search import EngineSearch, search_jobs
 from tests.helpers.stand_in_mmseqs import install_mmseqs, make_databases
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 

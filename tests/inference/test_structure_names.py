@@ -19,16 +19,16 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design import DesignConfig, run_designs
-from fastfold.inference.design.evaluate import Evaluator
-from fastfold.inference.design.targets import residue_places, residue_text
-from fastfold.inference.design.task import DesignTask, binder, fixed_backbone, partial
 from fastfold.inference.folding.prediction import add_settings, check_rings, initial_structure
 from fastfold.inference.output.score_files import scored_names
 from fastfold.inference.report.interfaces import find_rows
 from fastfold.inference.restraints import read_restraints
-from fastfold.inference.score.run import structure_targets
 from fastfold.inference.target_templates import TargetTemplates
+from fastfold.products.design import DesignConfig, run_designs
+from fastfold.products.design.evaluate import Evaluator
+from fastfold.products.design.targets import residue_places, residue_text
+from fastfold.products.design.task import DesignTask, binder, fixed_backbone, partial
+from fastfold.products.score.run import structure_targets
 from fastfold.protein.io.observed import SCORE, read_observed
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.labels import AuthorNames

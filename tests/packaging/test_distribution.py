@@ -97,7 +97,7 @@ def test_the_wheel_has_the_package_alone_with_its_data(distributions: tuple[Path
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"fastfold"}
     assert "fastfold/trained/mini.safetensors" in names
-    assert "fastfold/inference/verify/mini_record.npz" in names
+    assert "fastfold/products/verify/mini_record.npz" in names
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from fastfold.cli.options.from_fields import add_field_options, field_values, fr
 from fastfold.cli.process import announce, is_first_process
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.design.config import PROGRAM_SEQUENCES, DesignConfig, Flexible
+from fastfold.products.design.config import PROGRAM_SEQUENCES, DesignConfig, Flexible
 
 if TYPE_CHECKING:
-    from fastfold.inference.design.run import Redesign
-    from fastfold.inference.design.task import DesignTask
+    from fastfold.products.design.run import Redesign
+    from fastfold.products.design.task import DesignTask
 
 _OPTIONS = {
     "hallucinate": ("length", "copies", "cyclic"),
@@ -171,8 +171,8 @@ def add_design_command(commands: Any) -> None:
 def run_design(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
     announce(options)
-    from fastfold.inference.design.run import TABLE, run_designs
     from fastfold.inference.setting_values import check_seeds
+    from fastfold.products.design.run import TABLE, run_designs
 
     task, config = design_task(options), from_options(DesignConfig, options)
     if options.precision not in (None, "fp32", "bf16"):
@@ -205,7 +205,7 @@ def run_design(options: argparse.Namespace) -> int:
 
 def _redesign(options: argparse.Namespace, forbid: str) -> Redesign | None:
     """Return the other program; None if there is none."""
-    from fastfold.inference.design import Redesign, SequenceProgram
+    from fastfold.products.design import Redesign, SequenceProgram
 
     if options.mpnn is None:
         if options.mpnn_keep_interface:
@@ -217,10 +217,10 @@ def _redesign(options: argparse.Namespace, forbid: str) -> Redesign | None:
 
 def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], DesignTask]:
     """Return the task of a command line, or of each seed if it draws the length, or raise FastFoldError."""
-    from fastfold.inference.design import binder, fixed_backbone, hallucination
-    from fastfold.inference.design import partial as partial_task
-    from fastfold.inference.design.targets import TargetStructure
-    from fastfold.inference.design.task import draw_length
+    from fastfold.products.design import binder, fixed_backbone, hallucination
+    from fastfold.products.design import partial as partial_task
+    from fastfold.products.design.targets import TargetStructure
+    from fastfold.products.design.task import draw_length
 
     protocol, structure = options.protocol, options.structure
     chains = [name for name in options.chains.split(",") if name]

@@ -11,7 +11,7 @@ from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import print_summary
 from fastfold.errors import ConfigError
-from fastfold.inference.embed.config import ARRAYS, EmbedConfig
+from fastfold.inference.embedding.config import ARRAYS, EmbedConfig
 
 _DESCRIPTION = f"""\
 Write the representations of every record of the files, which are as for fastfold infer. For each network and seed DIR

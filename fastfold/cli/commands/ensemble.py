@@ -8,7 +8,7 @@ from typing import Any
 
 from fastfold.cli.options.from_fields import whole_number
 from fastfold.cli.process import print_line
-from fastfold.inference.ensemble.settings import SIMILARITY
+from fastfold.inference.sampling.settings import SIMILARITY
 
 _DESCRIPTION = """\
 Compare all predictions of each target in a folder of results, of fastfold infer --sample for example. DIR gets
@@ -64,8 +64,8 @@ def add_ensemble_command(commands: Any) -> None:
 
 def run_ensemble(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
-    from fastfold.inference.ensemble.write import write_ensembles
     from fastfold.inference.report import write_report
+    from fastfold.products.ensemble.write import write_ensembles
 
     write_ensembles(
         options.directory,

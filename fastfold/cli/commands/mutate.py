@@ -58,8 +58,8 @@ def run_mutate(options: argparse.Namespace) -> int:
     if not request.inputs:
         raise ConfigError("no target given; fastfold mutate TARGET --mutations FILE --out DIR")
 
-    from fastfold.inference.mutate.run import run_mutations
-    from fastfold.inference.mutate.table import TABLE
+    from fastfold.products.mutate.run import run_mutations
+    from fastfold.products.mutate.table import TABLE
 
     summary = run_mutations(request, mutations=options.mutations, positions=options.positions)
     return print_summary(summary, request.output, table=TABLE)

@@ -111,7 +111,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.design:
         if options.fold or options.cuda_graphs:
             raise ConfigError("--design plans gradients: leave out --fold and --cuda-graphs")
-        from fastfold.inference.planning.gradient_report import report_gradient_plan
+        from fastfold.products.design.gradient_report import report_gradient_plan
 
         print(report_gradient_plan(options))
         return 0

@@ -10,7 +10,7 @@ from fastfold.cli.options.from_fields import add_field_options, field_values
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import print_summary
 from fastfold.errors import ConfigError
-from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.workers.options import ScreenOptions
 
 _SCORE = """\
 Score structures (PDB, mmCIF, .gz, folders) by a network: decoys, models of other programs, designs, complexes.
@@ -71,7 +71,7 @@ def run_score(options: argparse.Namespace) -> int:
         raise ConfigError("no structure given; fastfold score FILE ... --out DIR, with the files first")
     request = infer_request(options)
 
-    from fastfold.inference.score.run import TABLE, Protocol, run_scores
+    from fastfold.products.score.run import TABLE, Protocol, run_scores
 
     protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
     given = field_values(options, ScreenOptions)

@@ -11,7 +11,7 @@ from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_reques
 from fastfold.cli.options.from_fields import add_field_options, from_options
 from fastfold.cli.options.help_all import finish_command
 from fastfold.cli.process import announce, imports_without_collection, print_summary
-from fastfold.inference.screen.options import ScreenOptions, TargetLists
+from fastfold.inference.workers.options import ScreenOptions, TargetLists
 
 _SCREEN = """\
 Fold many targets with several workers, on this machine or on a Ray cluster, into one folder of results. Networks stay
@@ -65,8 +65,8 @@ def run_screen(options: argparse.Namespace) -> int:
     where = from_options(ScreenOptions, options)
     announce(options)
     with imports_without_collection():
-        from fastfold.inference.screen.run import screen
-        from fastfold.inference.screen.targets import screen_targets
+        from fastfold.inference.workers.run import screen
+        from fastfold.products.screen.targets import screen_targets
 
     lists = from_options(TargetLists, options, {TargetLists: {"inputs": tuple(options.inputs)}})
     targets = partial(screen_targets, lists, complex_=request.options.complex_)

@@ -39,7 +39,7 @@ def add_verify_command(commands: Any) -> None:
 def run_verify(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.evoformer.precision import choose_precision
-    from fastfold.inference.verify import RECORD, MissingInputError, recorded_runs, verify
+    from fastfold.products.verify import RECORD, MissingInputError, recorded_runs, verify
     from fastfold.utils.device import choose_device
 
     device = choose_device(options.device)
@@ -81,7 +81,7 @@ def add_environment_command(commands: Any) -> None:
 
 def run_environment(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code."""
-    from fastfold.inference.verify.environment import describe_environment
+    from fastfold.products.verify.environment import describe_environment
 
     for name, value in describe_environment().items():
         print(f"{name:<22} {value}")

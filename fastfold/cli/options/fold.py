@@ -15,8 +15,8 @@ from fastfold.data.search.settings import SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.sampling.settings import Sampling
 from fastfold.utils.option_fields import options_of
 
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.model import AlphaFold, Features, distance_change, recycled
-from fastfold.inference.embed.compute import Embedding
-from fastfold.inference.ensemble.samples import Sample
+from fastfold.inference.embedding.compute import Embedding
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.network import NetworkPasses, OnCycle, network_results, prepared_network
 from fastfold.inference.folding.prediction import TargetFold
@@ -22,6 +21,7 @@ from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.planner import FoldPlan
+from fastfold.inference.sampling.samples import Sample
 from fastfold.inference.setting_values import BatchSize
 from fastfold.memory import BudgetError
 

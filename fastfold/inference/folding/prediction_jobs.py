@@ -17,11 +17,11 @@ from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.inference.config import FolderFormat, InferConfig
-from fastfold.inference.ensemble.samples import Sample, draw_samples
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.file_names import COLABFOLD_SCORES
+from fastfold.inference.sampling.samples import Sample, draw_samples
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.hashing import file_digest, input_hash
 

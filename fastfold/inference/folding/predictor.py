@@ -16,9 +16,9 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.embed.compute import Embedding, compute_embedding
-from fastfold.inference.ensemble.samples import Sample
+from fastfold.inference.embedding.compute import Embedding, compute_embedding
 from fastfold.inference.error_messages import is_out_of_memory
+from fastfold.inference.folding.compare import compare_with_given
 from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import (
     TargetFold,
@@ -32,7 +32,7 @@ from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target
-from fastfold.inference.score.compare import compare_with_given
+from fastfold.inference.sampling.samples import Sample
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import current_device
 

@@ -31,9 +31,6 @@ from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.transliteration import to_ascii
 
 if TYPE_CHECKING:
-    from fastfold.inference.notebook.view import InlinePage
-    from fastfold.inference.relax.config import RelaxConfig
-    from fastfold.inference.relax.protocol import RelaxedPrediction
     from fastfold.protein.validation import StructureCheck
 
 MAX_CIF_PAE_RESIDUES = 400
@@ -114,11 +111,11 @@ class Prediction:
     #: Restraints before and after their fit, in JSON's types
     #: (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any
     restraints: Mapping[str, Any] | None = None
-    #: Scores against the structure that was scored (:func:`fastfold.inference.score.compare.compare_with_given`); None
-    #: if the target was folded
+    #: Scores against the structure that was scored (:func:`fastfold.inference.folding.compare.compare_with_given`);
+    #: None if the target was folded
     given_structure: Mapping[str, Any] | None = None
     #: Method, number and values of the sample, in JSON's types
-    #: (:attr:`fastfold.inference.ensemble.samples.Sample.record`); None without sampling
+    #: (:attr:`fastfold.inference.sampling.samples.Sample.record`); None without sampling
     sample: Mapping[str, Any] | None = None
     #: Reason why a complex has no interface scores; None if it has them
     no_interface_scores: str | None = None
@@ -286,22 +283,10 @@ class Prediction:
 
     @classmethod
     def load(cls, folder: str | Path, name: str | None = None, *, rank: int = 1) -> Prediction:
-        """Read a prediction of a folder of results; see :func:`fastfold.inference.notebook.load.read_prediction`."""
-        from fastfold.inference.notebook.load import read_prediction
+        """Read a prediction of a folder of results; see :func:`fastfold.inference.output.load.read_prediction`."""
+        from fastfold.inference.output.load import read_prediction
 
         return cls(**read_prediction(folder, name, rank=rank))
-
-    def relax(self, config: RelaxConfig | None = None) -> RelaxedPrediction:
-        """Relax the structure; see :func:`fastfold.inference.relax.relax_prediction`."""
-        from fastfold.inference.relax.protocol import relax_prediction
-
-        return relax_prediction(self, config)
-
-    def view(self, *, height: int = 900) -> InlinePage:
-        """Return the page of the prediction for a notebook, with a frame of some height in pixels."""
-        from fastfold.inference.notebook.view import view_prediction
-
-        return view_prediction(self, height=height)
 
     def to_biopython(self) -> Any:
         """Return a ``Bio.PDB`` structure; see :func:`fastfold.protein.objects.write.to_biopython`."""

@@ -13,8 +13,8 @@ from fastfold.data.msa.find import ChainMsas
 from fastfold.data.msa.sampling import alignment_coverage
 from fastfold.data.targets import Target
 from fastfold.inference.config import InferConfig
-from fastfold.inference.embed.compute import Embedding, embedding_bytes
-from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.embedding.compute import Embedding, embedding_bytes
+from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults

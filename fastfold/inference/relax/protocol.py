@@ -260,7 +260,7 @@ class RelaxedPrediction:
 
     Example:
         >>> import fastfold
-        >>> relaxed = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0).relax()
+        >>> relaxed = fastfold.relax_prediction(fastfold.predict("MTYKLILNGK", "mini", num_recycles=0))
         >>> relaxed.prediction.name, len(relaxed.result.protein)
         ('query', 10)
     """

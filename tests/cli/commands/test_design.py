@@ -14,7 +14,7 @@ import yaml
 from fastfold.cli.commands.design import PROTOCOLS
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference import models
-from fastfold.inference.design.run import SEQUENCES, TABLE
+from fastfold.products.design.run import SEQUENCES, TABLE
 from fastfold.protein import residue_constants as rc
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction

@@ -15,7 +15,7 @@ from fastfold.errors import ConfigError
 @pytest.mark.long
 def test_the_page_has_the_ensemble(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("sklearn")
-    from tests.inference.ensemble.conftest import save_two_states
+    from tests.products.ensemble.conftest import save_two_states
 
     folder = save_two_states(tmp_path)
     assert main(["ensemble", str(folder), "--no-plots", "--clusters", "3"]) == 0

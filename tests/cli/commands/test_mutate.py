@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastfold.cli.commands import mutate as command
-from fastfold.inference.mutate import run
 from fastfold.inference.runner import Summary
+from fastfold.products.mutate import run
 from tests.helpers.command_line import CommandLine
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from fastfold.cli.commands import score
 from fastfold.inference.runner import Summary
-from fastfold.inference.score import run
-from fastfold.inference.score.run import Protocol
-from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.workers.options import ScreenOptions
+from fastfold.products.score import run
+from fastfold.products.score.run import Protocol
 from tests.helpers.command_line import CommandLine
 
 

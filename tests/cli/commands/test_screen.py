@@ -13,8 +13,8 @@ from fastfold.cli.commands.infer import add_infer_command
 from fastfold.cli.commands.screen import add_screen_command
 from fastfold.inference.alignment_search import alignment_engines
 from fastfold.inference.runner import Summary
-from fastfold.inference.screen import run
-from fastfold.inference.screen.options import ScreenOptions, Shard, TargetLists
+from fastfold.inference.workers import run
+from fastfold.inference.workers.options import ScreenOptions, Shard, TargetLists
 from tests.helpers.command_line import CommandLine
 
 

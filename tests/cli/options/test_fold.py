@@ -19,8 +19,8 @@ from fastfold.cli.options.fold import infer_request
 from fastfold.data.search.settings import SearchSources
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference.config import InferConfig
-from fastfold.inference.ensemble.settings import Sampling
 from fastfold.inference.request import RunOptions
+from fastfold.inference.sampling.settings import Sampling
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "recycles": ("--num-recycles 7", {"num_recycles": 7}),

@@ -12,7 +12,7 @@ from fastfold.data.features.raw import msa_features
 from fastfold.data.msa.find import read_msa
 from fastfold.data.msa.msa import Msa, parse_a3m
 from fastfold.data.msa.sampling import a3m_text, join_alignments, mask_columns
-from fastfold.inference.ensemble.samples import random_columns
+from fastfold.inference.sampling.samples import random_columns
 from tests.helpers.networks import folder
 
 RECORD = folder("samples")

@@ -18,7 +18,7 @@ from tests.helpers.faults.table import Case
 from tests.helpers.peptides import helix
 from tests.helpers.sequence_databases import queries, write_database
 from tests.helpers.stand_in_msa_server import tar_gz
-from tests.inference.ensemble.conftest import save_two_states
+from tests.products.ensemble.conftest import save_two_states
 from tests.training.conftest import TINY, write_data
 
 SEQUENCE, OTHER = "MKTAYIAKQR", "GSHMAWLPE"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.weights.published import ARCHIVE, file_name
-from fastfold.inference.screen.job import JobResult, Task
-from fastfold.inference.serve import Client
-from fastfold.inference.serve.request import RESULTS, JobAnswer, write_answer
-from fastfold.inference.serve.worker import result_files
+from fastfold.inference.workers.job import JobResult, Task
+from fastfold.products.serve import Client
+from fastfold.products.serve.request import RESULTS, JobAnswer, write_answer
+from fastfold.products.serve.worker import result_files
 from tests.conftest import REPOSITORY
 from tests.helpers.command_line import Outcome
 from tests.helpers.faults.commands import NETWORKS, SEQUENCE, WEIGHTS, packed_databases, write_targets
@@ -25,7 +25,7 @@ from tests.helpers.faults.proxy import Proxy, forwarding
 from tests.helpers.faults.table import Case, Table, finish, start
 from tests.helpers.loopback import loopback, send_file
 from tests.helpers.stand_in_msa_server import StandIn, msa_server, tar_gz
-from tests.inference.serve.stub import listener, serving
+from tests.products.serve.stub import listener, serving
 
 Service = Callable[[Path], AbstractContextManager[Case]]
 """Function from a folder for a server's data to a command that talks to the server through a proxy."""

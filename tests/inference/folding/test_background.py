@@ -14,7 +14,7 @@ import torch
 
 from fastfold.errors import FastFoldError, InputError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.folding import background
 from fastfold.inference.folding.background import (
     MAX_PROCESSES,

@@ -18,7 +18,7 @@ from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.api import load_model
 from fastfold.inference.config import InferConfig
-from fastfold.inference.embed.config import EmbedConfig
+from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.folding import batch as batch_module
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length, pad_features
 from fastfold.inference.folding.predictor import TargetPredictor

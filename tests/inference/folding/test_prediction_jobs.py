@@ -6,10 +6,10 @@ import torch
 
 from fastfold.data.targets import target_from_sequence
 from fastfold.inference.config import InferConfig
-from fastfold.inference.embed.config import EmbedConfig
-from fastfold.inference.ensemble.settings import Sampling
+from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.folding.prediction_jobs import prediction_jobs
 from fastfold.inference.models import requested_networks
+from fastfold.inference.sampling.settings import Sampling
 
 TARGET = target_from_sequence("MKVLAAGIT")
 

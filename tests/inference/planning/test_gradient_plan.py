@@ -7,8 +7,8 @@ import pytest
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
-from fastfold.inference.planning.gradient_report import gradient_plan_lines
 from fastfold.memory import BudgetError
+from fastfold.products.design.gradient_report import gradient_plan_lines
 from tests.helpers.networks import oracle_config
 
 BLOCKS, N = 6, 140

@@ -368,8 +368,8 @@ def test_models_of_a_target_are_superposed_on_the_first(browser: Browser, tmp_pa
 @pytest.mark.slow
 def test_samples_are_chosen_and_representatives_shown_together(browser: Browser, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from fastfold.inference.ensemble.write import write_ensembles
-    from tests.inference.ensemble.conftest import FAR, save_two_states
+    from fastfold.products.ensemble.write import write_ensembles
+    from tests.products.ensemble.conftest import FAR, save_two_states
 
     folder = save_two_states(tmp_path / "results")
     write_ensembles(folder, plots=False)

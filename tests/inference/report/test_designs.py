@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.inference.design.saved import film_pdb
 from fastfold.inference.report.details import restraints_of
 from fastfold.inference.report.discover import find_predictions
 from fastfold.inference.report.groups import find_designs
+from fastfold.products.design.saved import film_pdb
 from tests.helpers.results import design_results, helix_prediction
 
 

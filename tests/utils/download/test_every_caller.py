@@ -19,15 +19,15 @@ from fastfold.errors import ConfigError, NetworkError
 from fastfold.evoformer.weights import download as weights
 from fastfold.evoformer.weights.download import download_weights
 from fastfold.evoformer.weights.published import file_name
-from fastfold.inference.serve import client as clients
-from fastfold.inference.serve.client import Client
-from fastfold.inference.serve.request import RESULTS, JobAnswer, write_answer
+from fastfold.products.serve import client as clients
+from fastfold.products.serve.client import Client
+from fastfold.products.serve.request import RESULTS, JobAnswer, write_answer
 from fastfold.utils.download.answers import Retries
 from tests.conftest import REPOSITORY
 from tests.helpers.cutting_proxy import EVERY, cutting_proxy
 from tests.helpers.loopback import Request, loopback, send_file
 from tests.helpers.stand_in_msa_server import StandIn, tar_gz
-from tests.inference.serve.stub import serving
+from tests.products.serve.stub import serving
 from tests.training.checkpoint.failing_files import FailingFiles, failing_files
 from tests.training.checkpoint.test_checkpoints import Run
 
@@ -123,7 +123,7 @@ def test_a_ticket_that_is_cut_is_no_ticket() -> None:
 
 def fold(number: int, task: Any) -> Any:
     """Answer each job with a large file and a description that is larger than a connection."""
-    from fastfold.inference.screen.job import JobResult
+    from fastfold.inference.workers.job import JobResult
 
     for folder in task.job.payload:
         (folder / RESULTS).mkdir()

@@ -10,12 +10,12 @@ from fastfold.cli.options.from_fields import add_field_options, field_values, fr
 from fastfold.cli.process import print_line
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest
-from fastfold.inference.screen.options import ScreenOptions
-from fastfold.inference.serve.options import ServeOptions
+from fastfold.inference.workers.options import ScreenOptions
+from fastfold.products.serve.options import ServeOptions
 
 _SERVE = """\
 Fold for a lab over HTTP: submit, poll, stream progress, fetch files, open the page of results. Jobs are kept in a queue
-on the disk and answered once, whatever ends the server. 'fastfold submit' and fastfold.inference.serve.Client talk to
+on the disk and answered once, whatever ends the server. 'fastfold submit' and fastfold.products.serve.Client talk to
 it; /openapi.json describes it.
 
   fastfold serve --data DIR --weights monomer_ptm multimer
@@ -66,7 +66,7 @@ def run_serve(options: argparse.Namespace) -> int:
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require_package(package, "fastfold serve")
     served = from_options(ServeOptions, options, {ServeOptions: {"data": options.data}})
-    from fastfold.inference.serve.server import serve
+    from fastfold.products.serve.server import serve
 
     def say(line: str) -> None:
         print_line(line, quiet=options.quiet and not line.startswith("error"))

@@ -12,10 +12,10 @@ from fastfold.cli.options.from_fields import add_field_options
 from fastfold.cli.process import print_line
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.request import RunOptions
-from fastfold.inference.serve.options import DEFAULT_PORT
+from fastfold.products.serve.options import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from fastfold.inference.serve.client import Client, Job
+    from fastfold.products.serve.client import Client, Job
 
 _SUBMIT = """\
 Fold sequences on a server of 'fastfold serve', wait for the answers, and download the results. FASTA files may have
@@ -78,7 +78,7 @@ def run_submit(options: argparse.Namespace) -> int:
         raise ConfigError("no input given: give files, --sequence, or --job with the id of a job")
     if options.out is None and not options.no_wait:
         raise ConfigError("give a folder for the results with --out, or submit only with --no-wait")
-    from fastfold.inference.serve.client import Client, RefusedError, read_templates
+    from fastfold.products.serve.client import Client, RefusedError, read_templates
 
     client = Client(options.server, options.token, say=partial(print_line, quiet=options.quiet))
     settings = parse_settings(options.settings)

@@ -16,10 +16,10 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from fastfold.inference.request import InferRequest
-from fastfold.inference.screen.options import ScreenOptions
-from fastfold.inference.serve import Client
-from fastfold.inference.serve.options import ServeOptions
-from fastfold.inference.serve.server import run_server, serve
+from fastfold.inference.workers.options import ScreenOptions
+from fastfold.products.serve import Client
+from fastfold.products.serve.options import ServeOptions
+from fastfold.products.serve.server import run_server, serve
 from tests.helpers.command_line import CommandLine
 from tests.helpers.forked import fork_command
 from tests.helpers.screens import workers_of
@@ -47,9 +47,7 @@ def test_invalid_options_are_refused_before_anything_is_served(
 
 def test_limits_of_jobs_reach_the_workers(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
     found: list[ScreenOptions] = []
-    monkeypatch.setattr(
-        "fastfold.inference.serve.server.serve", lambda *arguments: found.append(arguments[2])
-    )
+    monkeypatch.setattr("fastfold.products.serve.server.serve", lambda *arguments: found.append(arguments[2]))
     limits = ("--time-limit", "15m", "--memory-limit", "2GiB", "--workers", "3")
     assert cli.run("serve", "--data", cli.folder, *limits).code == 0
     assert found == [ScreenOptions(workers=3, time_limit=900.0, memory_limit=2 * 2**30)]

@@ -16,7 +16,7 @@ from fastfold.cli.commands.service.submit import parse_settings
 from fastfold.errors import ConfigError
 from tests.helpers.command_line import CommandLine
 from tests.helpers.loopback import Request, loopback
-from tests.inference.serve.stub import serving
+from tests.products.serve.stub import serving
 
 TOKEN = "secret-" * 3
 

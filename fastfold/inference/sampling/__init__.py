@@ -1,0 +1,1 @@
+"""Samples of a target: predictions from changed alignments, or with dropout."""

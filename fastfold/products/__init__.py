@@ -1,0 +1,1 @@
+"""Products that are built on folding, a folder each; deleting one leaves the others working."""

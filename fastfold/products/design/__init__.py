@@ -1,0 +1,32 @@
+"""Design of proteins by gradients of the network with respect to the sequence.
+
+Names are loaded on first use, so that the command line's help needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastfold.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from fastfold.products.design.config import DesignConfig
+    from fastfold.products.design.results.program import SequenceProgram
+    from fastfold.products.design.results.table import Design
+    from fastfold.products.design.run import Redesign, run_designs
+    from fastfold.products.design.task import DesignTask, binder, fixed_backbone, hallucination, partial
+
+__all__ = [
+    "Design",
+    "DesignConfig",
+    "DesignTask",
+    "Redesign",
+    "SequenceProgram",
+    "binder",
+    "fixed_backbone",
+    "hallucination",
+    "partial",
+    "run_designs",
+]
+
+__getattr__, __dir__ = lazy_names(__name__)

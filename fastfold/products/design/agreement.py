@@ -1,0 +1,60 @@
+"""Agreement of a design with the backbone or the motif that was given, and closure of rings."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fastfold.products.design.task import DesignTask
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.tm_score import rmsd
+
+BACKBONE = ("backbone_rmsd", "seqid")  #: Figures of designs for a whole backbone
+MOTIF = ("motif_rmsd",)  #: Figures of designs around a motif
+RING = ("ring_gap",)  #: Figures of rings
+
+
+def given_figures(task: DesignTask) -> tuple[str, ...]:
+    """Return the names of the figures that compare designs of a task with its given residues."""
+    if task.reference is None:
+        return ()
+    return MOTIF if task.name == "partial" else BACKBONE
+
+
+def given_agreement(task: DesignTask, positions: np.ndarray, sequence: str) -> dict[str, float]:
+    """Compare a structure and sequence of a task with its given residues; empty for a task without them.
+
+    ``backbone_rmsd`` or ``motif_rmsd`` is the RMSD in Å of the CA atoms of supervised residues, superposed on
+    themselves. ``seqid`` is the share of residues of a known type that have it, kept ones included, as in ColabDesign.
+
+    Args:
+        task: Task of the design.
+        positions: Atoms ``[N, 37, 3]`` in Å.
+        sequence: Letters of all ``N`` residues.
+    """
+    names = given_figures(task)
+    if task.reference is None:
+        return {}
+    ca = rc.atom_order["CA"]
+    points = torch.from_numpy(np.asarray(positions[:, ca], np.float64))
+    true, own = task.reference.aatype.numpy(), rc.sequence_to_aatype(sequence)
+    # A kept residue of unknown type has no atoms in a fold.
+    known = (task.reference.mask[:, ca] > 0.5) & torch.from_numpy(own < rc.restype_num)
+    figures = {names[0]: float(rmsd(points, task.reference.positions[:, ca], known.double()))}
+    if "seqid" in names:
+        typed = true < rc.restype_num
+        figures["seqid"] = float((true == own)[typed].mean()) if typed.any() else 0.0
+    return figures
+
+
+def ring_gap(task: DesignTask, positions: np.ndarray) -> float | None:
+    """Return the largest distance in Å from C of a ring's last residue to N of its first; None without rings.
+
+    ``positions`` are ``[N, 37, 3]`` in Å. A closed ring has 1.33 Å.
+    """
+    if not task.cyclic:
+        return None
+    chains = [np.flatnonzero(task.chain == number) for number in np.unique(task.chain[task.source >= 0])]
+    first, last = [chain[0] for chain in chains], [chain[-1] for chain in chains]
+    gaps = positions[first, rc.atom_order["N"]] - positions[last, rc.atom_order["C"]]
+    return float(np.sqrt(np.square(gaps.astype(np.float64)).sum(-1)).max())

@@ -1,0 +1,165 @@
+"""``DesignConfig``: the settings of an optimisation, for the command line and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
+
+if TYPE_CHECKING:
+    from fastfold.products.design.limits import Limits
+
+PROGRAM_SEQUENCES = 4  #: Default number of another program's sequences for a backbone
+_COUNT: dict[str, Any] = {"bounds": (0, LARGEST), "metavar": "N"}
+
+Optimizer = Literal["sgd", "adam"]
+RecycleMode = Literal["last", "average"]
+"""Passes whose gradient counts: the last, or the mean of all, as in ColabDesign."""
+Start = Literal["gumbel", "random", "wildtype"]
+Flexible = Literal["none", "sidechains", "backbone", "free"]
+"""Parts of the templates of given chains that are left out.
+
+``sidechains``: atoms past CB (ColabDesign's ``rm_target_sc``); ``backbone``: residue types as well (``rm_target_seq``,
+its ``target_flexible``); ``free``: the whole template (``rm_target``).
+"""
+
+
+def parse_counts(text: str, *, least: int, most: int) -> tuple[int, ...]:
+    """Parse ``least`` to ``most`` whole numbers joined by commas, or raise ConfigError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not least <= len(parts) <= most or not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(f"expected {most} whole numbers with commas, found {text!r}")
+    return tuple(map(int, parts))
+
+
+@dataclass(frozen=True)
+class DesignConfig:
+    """Settings of an optimisation; ConfigError for a value out of range.
+
+    Example:
+        >>> from fastfold.products.design import DesignConfig
+        >>> config = DesignConfig(soft_steps=60, temperature_steps=20, hard_steps=5, forbid="C")
+        >>> config.soft_steps + config.temperature_steps + config.hard_steps
+        85
+    """
+
+    #: Steps from logits to their softmax
+    soft_steps: int = option(
+        "--steps",
+        default=300,
+        fields=("soft_steps", "temperature_steps", "hard_steps"),
+        parse=partial(parse_counts, least=3, most=3),
+        metavar="S,T,H",
+        help="steps from logits to softmax, of sharpening, and on residues (default 300,100,10)",
+    )
+    temperature_steps: int = 100  #: Steps in which the softmax sharpens
+    hard_steps: int = 10  #: Steps on the most likely residues
+    #: Rounds of mutations, each the best of ``tries``
+    mutation_steps: int = option(
+        "--mutations",
+        default=0,
+        fields=("mutation_steps", "tries"),
+        parse=partial(parse_counts, least=1, most=2),
+        metavar="N[,TRIES]",
+        help="rounds of mutations at the end, each the best of TRIES (default 0,10)",
+    )
+    tries: int = 10  #: Mutations that a round compares
+    #: ``sgd`` or ``adam``, on gradients of unit length per residue
+    optimizer: Optimizer = option(
+        "--optimizer",
+        default="sgd",
+        choices=get_args(Optimizer),
+        help="default sgd, with gradients of unit length",
+    )
+    #: Step length
+    learning_rate: float = option(
+        "--learning-rate", default=0.1, parse=float, metavar="X", help="default 0.1"
+    )
+    #: Extra passes of the network
+    recycles: int = option("--num-recycles", **_COUNT, default=0, help="extra passes of a step (default 0)")
+    #: Passes whose gradient counts
+    recycle_mode: RecycleMode = option(
+        "--recycle-mode",
+        default="last",
+        choices=get_args(RecycleMode),
+        help="passes whose gradient counts (default last)",
+    )
+    #: True for dropout before the steps on residues
+    dropout: bool = option("--no-dropout", default=True, help="no dropout in any step")
+    #: Networks drawn for a step; None or 0 for all. Steps on residues and mutations use all.
+    networks: int | None = option(
+        "--num-models", **_COUNT, default=1, help="networks drawn for a step (default 1; 0 for all)"
+    )
+    #: First parameters: Gumbel noise, small noise, or the residues of the given structure
+    start: Start = option(
+        "--start", default="gumbel", choices=get_args(Start), help="first sequence (default gumbel)"
+    )
+    #: Weights of losses that differ from the protocol's, by name; texts such as ``rg=0.3`` become a mapping
+    weights: Mapping[str, float] = option(
+        "--loss",
+        default=(),
+        nargs="+",
+        metavar="NAME=WEIGHT",
+        help="weights of losses that differ from the defaults below",
+    )
+    #: Residues never used, such as ``CM``
+    forbid: str = option("--forbid", default="", metavar="LETTERS", help="residues never used, such as CM")
+    #: Limits of the designed chain's composition, such as ``KE<=0.3,W>=0.02``
+    composition: str = option(
+        "--composition",
+        default="",
+        metavar="LIMITS",
+        help="shares of residue types in the designed chain, such as KE<=0.3,W>=0.02: a loss (composition), a rule for "
+        "mutations, and the first criterion of the best sequence",
+    )
+    #: Smallest and largest net charge of the designed chain at pH 7, used alike; None for any
+    charge: tuple[float, float] | None = option(
+        "--charge",
+        default=None,
+        nargs=2,
+        parse=float,
+        metavar=("LOW", "HIGH"),
+        help="net charge of the designed chain at pH 7 (D and E -1, K and R +1, H 0), in the same way",
+    )
+    #: Mean pLDDT (0 to 100) at the end of a stage below which the rest is left out
+    give_up_below: float = option(
+        "--give-up-below",
+        default=0.0,
+        bounds=(0.0, 100.0),
+        metavar="PLDDT",
+        help="end a design whose pLDDT is lower at the end of a stage, and leave it out of the folds (default 0)",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        steps = ("soft_steps", "temperature_steps", "hard_steps", "mutation_steps")
+        for name, least in (*((step, 0) for step in steps), ("tries", 1)):
+            check_whole(name, getattr(self, name), least, LARGEST)
+        if not any(getattr(self, name) for name in steps):
+            raise ConfigError("a design needs at least one step")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"learning_rate: expected a positive number, found {self.learning_rate}")
+        if self.networks == 0:
+            object.__setattr__(self, "networks", None)
+        if not isinstance(self.weights, Mapping):
+            object.__setattr__(self, "weights", dict(map(_weight, self.weights)))
+        _ = self.limits
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the designed chain."""
+        from fastfold.products.design.limits import Limits, parse_shares  # NumPy is slow to import
+
+        return Limits(parse_shares(self.composition), self.charge)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ConfigError(f"--loss: expected NAME=WEIGHT such as rg=0.3, found {text!r}") from None

@@ -1,0 +1,230 @@
+"""Optimisation of a designed sequence: from logits to residues in stages, then mutations.
+
+The stages, their schedules and defaults are those of ColabDesign's ``design_3stage`` and ``design_semigreedy``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
+from fastfold.products.design.agreement import given_agreement
+from fastfold.products.design.config import DesignConfig
+from fastfold.products.design.evaluate import Evaluation, Evaluator
+from fastfold.products.design.task import DesignTask
+
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the schedule, whose stage is ``soft``, ``temperature``, ``hard`` or ``mutate``.
+
+    The network sees the relaxation, and ``rate`` is a factor of the learning rate.
+    """
+
+    stage: str
+    relaxation: Relaxation
+    rate: float
+    recycles: int
+    dropout: bool
+    all_networks: bool
+
+
+def schedule(config: DesignConfig) -> list[Step]:
+    """Return the steps of an optimisation in order."""
+    steps, recycles, dropout = [], config.recycles, config.dropout
+    for i in range(config.soft_steps):
+        share = (i + 1) / config.soft_steps
+        steps.append(Step("soft", Relaxation(soft=share), 1.0, round(recycles * share), dropout, False))
+    for i in range(config.temperature_steps):
+        rest = 1.0 - (i + 1) / config.temperature_steps
+        temperature = 1e-2 + (1.0 - 1e-2) * rest**2
+        relaxation = Relaxation(soft=1.0, temperature=temperature)
+        steps.append(Step("temperature", relaxation, temperature, recycles, dropout, False))
+    hard = Relaxation(soft=1.0, hard=1.0, temperature=1e-2)
+    steps += [Step("hard", hard, 1e-2, recycles, False, True)] * config.hard_steps
+    return steps + [Step("mutate", hard, 0.0, recycles, False, True)] * config.mutation_steps
+
+
+@dataclass
+class DesignState:
+    """Everything that an optimisation resumes from."""
+
+    parameters: Tensor  #: ``[P, 20]`` float32
+    moments: Tensor  #: First and second moments of Adam, ``[2, P, 20]``; zeros for SGD
+    #: Parameters of the best residues so far, ``[P, 20]``; those of the last step if there are none
+    best: Tensor
+    plddt: np.ndarray  #: pLDDT ``[N]`` of the last step, 0 to 100
+    #: Atoms ``[N, 37, 3]`` in Å of the best residues, or of the last step if there are none
+    positions: np.ndarray
+    step: int = 0  #: Number of finished steps
+    best_loss: float = math.inf  #: Loss of the best residues; infinite if no step has used residues
+    best_violation: float = math.inf  #: Residues and charges of them that are outside the limits of the chain
+    log: list[dict[str, Any]] = field(default_factory=list)  #: A row of figures for each step
+    #: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å
+    trace: list[np.ndarray] = field(default_factory=list)
+
+
+def check_start(task: DesignTask, config: DesignConfig) -> None:
+    """Raise ConfigError if a loss selects no residues, or the start is ``wildtype`` without a given structure."""
+    task.check_losses({**task.weights, **config.weights})
+    if config.start == "wildtype" and task.reference is None:
+        raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
+
+
+def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> DesignState:
+    """Return the state before the first step; errors as those of :func:`check_start`."""
+    check_start(evaluator.task, config)
+    task = evaluator.task
+    rng = np.random.default_rng([seed, 0])
+    shape = (task.num_parameters, RESIDUES)
+    x = 0.01 * rng.normal(size=shape)
+    if config.start == "gumbel":
+        x = x + rng.gumbel(size=shape) / Relaxation().alpha
+    if config.start == "wildtype":
+        assert task.reference is not None
+        places = [int(np.flatnonzero(task.source == row)[0]) for row in range(task.num_parameters)]
+        x = np.eye(RESIDUES)[task.reference.aatype[places].numpy()]
+    parameters, count = torch.from_numpy(x).float(), len(task.source)
+    return DesignState(
+        parameters=parameters,
+        moments=torch.zeros(2, *shape),
+        best=parameters,
+        plddt=np.full(count, 50.0, np.float32),
+        positions=np.zeros((count, 37, 3), np.float32),
+    )
+
+
+def optimise(
+    evaluator: Evaluator,
+    config: DesignConfig,
+    seed: int,
+    state: DesignState,
+    on_step: Callable[[DesignState], None] | None = None,
+) -> DesignState:
+    """Run the steps that are left, and return the state, which is changed.
+
+    Every step draws its random numbers from the seed and its number, so that a resumed optimisation equals one that
+    ran through. ``on_step`` is called after each step.
+    """
+    for step in _remaining(config, state):
+        rng = np.random.default_rng([seed, state.step + 1])
+        networks = _draw(rng, len(evaluator.models), None if step.all_networks else config.networks)
+        if step.stage == "mutate":
+            found = _mutate(evaluator, config, step, state, rng)
+        else:
+            found = evaluator(
+                state.parameters,
+                step.relaxation,
+                networks=networks,
+                recycles=step.recycles,
+                seed=int(rng.integers(2**31)),
+                dropout=step.dropout,
+            )
+            assert found.gradient is not None
+            if step.stage == "hard":
+                _keep_best(evaluator, state, found, state.parameters)
+            _descend(state, found.gradient.cpu().float(), config, step.rate)
+        _record(evaluator.task, state, step, found)
+        if on_step is not None:
+            on_step(state)
+    return state
+
+
+def _remaining(config: DesignConfig, state: DesignState) -> Iterator[Step]:
+    steps = schedule(config)
+    while state.step < len(steps):
+        is_new_stage = state.step > 0 and steps[state.step].stage != steps[state.step - 1].stage
+        if is_new_stage and float(np.mean(state.plddt)) < config.give_up_below:
+            state.log[-1]["given_up"] = True
+            return
+        yield steps[state.step]
+
+
+def _draw(rng: np.random.Generator, total: int, count: int | None) -> list[int]:
+    """Draw the numbers of the networks of a step."""
+    if count is None or count >= total:
+        return list(range(total))
+    return sorted(rng.choice(total, count, replace=False).tolist())
+
+
+def _descend(state: DesignState, gradient: Tensor, config: DesignConfig, rate: float) -> None:
+    """Take a step along the gradient, whose length is scaled to the square root of the number of residues."""
+    squared = gradient.square().sum(-1)
+    length = math.sqrt(int((squared > 0).sum())) / (float(squared.sum()) ** 0.5 + 1e-7)
+    update = gradient * length
+    if config.optimizer == "adam":
+        count = state.step + 1
+        first = _BETAS[0] * state.moments[0] + (1 - _BETAS[0]) * update
+        second = _BETAS[1] * state.moments[1] + (1 - _BETAS[1]) * update.square()
+        state.moments = torch.stack([first, second])
+        update = (first / (1 - _BETAS[0] ** count)) / ((second / (1 - _BETAS[1] ** count)).sqrt() + _EPS)
+    state.parameters = state.parameters - config.learning_rate * rate * update
+
+
+def _keep_best(evaluator: Evaluator, state: DesignState, found: Evaluation, parameters: Tensor) -> None:
+    violation = evaluator.violation(parameters)
+    if (violation, found.loss) < (state.best_violation, state.best_loss):
+        state.best_violation, state.best_loss, state.best = violation, found.loss, parameters.clone()
+        state.positions = found.positions
+
+
+def _mutate(
+    evaluator: Evaluator, config: DesignConfig, step: Step, state: DesignState, rng: np.random.Generator
+) -> Evaluation:
+    """Take the best of several mutations, at residues that the network is least sure of.
+
+    Positions are drawn by one minus pLDDT (Anishchenko et al., 2021), residues evenly among those that are allowed
+    and keep the limits of the chain. Without an allowed mutation, the sequence stays.
+    """
+    start = state.best if math.isfinite(state.best_loss) else state.parameters
+    residues = evaluator.logits_of(start).argmax(-1).numpy()
+    source = evaluator.task.source
+    rows = np.arange(len(residues))
+    doubt = np.array([1.0 - state.plddt[source == row].mean() / 100.0 for row in rows]).clip(1e-3)
+    # Residue types [P, 20] that each designed residue may change to.
+    allowed = evaluator.limits.mutations(evaluator.designed(start))[residues] & evaluator.allowed
+    allowed[rows, residues] = False
+    if not allowed.any():
+        allowed[rows, residues] = True
+    doubt = doubt * allowed.any(1)
+    tried: list[tuple[Evaluation, Tensor]] = []
+    for _ in range(config.tries):
+        place = int(rng.choice(len(residues), p=doubt / doubt.sum()))
+        mutant = residues.copy()
+        mutant[place] = int(rng.choice(np.flatnonzero(allowed[place])))
+        parameters = torch.eye(RESIDUES)[torch.from_numpy(mutant)]
+        found = evaluator(parameters, step.relaxation, recycles=step.recycles, gradient=False)
+        tried.append((found, parameters))
+    found, state.parameters = min(tried, key=lambda one: one[0].loss)
+    _keep_best(evaluator, state, found, state.parameters)
+    return found
+
+
+def _record(task: DesignTask, state: DesignState, step: Step, evaluation: Evaluation) -> None:
+    state.step += 1
+    state.plddt = evaluation.plddt
+    if not math.isfinite(state.best_loss):
+        state.positions = evaluation.positions
+    state.trace.append(evaluation.positions[:, 1].astype(np.float32))
+    sequence = decode_sequence(evaluation.logits)
+    figures = given_agreement(task, evaluation.positions, "".join(task.letters(sequence)))
+    about = {"mean_plddt": float(evaluation.plddt.mean()), **figures, "sequence": sequence}
+    state.log.append(
+        {"step": state.step, "stage": step.stage, "loss": evaluation.loss, **evaluation.losses, **about}
+    )
+
+
+def final_parameters(evaluator: Evaluator, state: DesignState) -> str:
+    """Return the letters of the designed residues: the best that were evaluated, or the last ones."""
+    parameters = state.best if math.isfinite(state.best_loss) else state.parameters
+    return decode_sequence(evaluator.logits_of(parameters))

@@ -1,0 +1,131 @@
+"""Figures of a design's folds, under BindCraft's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fastfold.errors import InputError
+from fastfold.inference.output.score_files import read_pae
+from fastfold.inference.report.discover import FoundPrediction
+from fastfold.products.design.agreement import BACKBONE, MOTIF, RING, given_agreement, ring_gap
+from fastfold.products.design.task import DesignTask
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.lddt import count_clashes
+from fastfold.protein.metrics.tm_score import rmsd, superpose
+
+SINGLE = ("pLDDT", "pTM", "pAE", "RMSD", "Clashes")
+INTERFACE = ("i_pTM", "i_pAE", "i_pLDDT", "n_InterfaceResidues")
+BOUND = ("Hotspot_RMSD", "Target_RMSD")
+ALONE = ("Binder_pLDDT", "Binder_pTM", "Binder_pAE", "Binder_RMSD")
+"""Figures of every fold, of those with several chains, of binders with their given chains, and of binders alone."""
+
+_LARGEST_ERROR = 31.0
+_TOUCH = 4.0
+
+Figures = dict[str, float | None]
+
+
+def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray | None) -> Figures:
+    """Return the figures of a fold of a task; None for those that it lacks.
+
+    ``pLDDT`` (of the designed chains), ``i_pLDDT`` (of their residues at the interface), ``pTM`` and ``i_pTM`` are 0
+    to 1. ``pAE`` (within the designed chains) and ``i_pAE`` (between them and other chains, both ways) are divided by
+    31 Å. ``n_InterfaceResidues`` counts residues of designed chains with an atom within 4 Å of another chain.
+    ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.lddt.count_clashes`). Deviations are those of
+    CA in Å: ``RMSD`` from the design ``[N, 37, 3]`` if it is given, ``Hotspot_RMSD`` of the binder from it with the
+    given chains superposed, and ``Target_RMSD`` of the given chains from their file. Figures of given backbones, motifs
+    and rings are those of :mod:`fastfold.products.design.agreement`.
+    """
+    chosen = np.isin(task.chain, task.chain[task.source >= 0])
+    scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
+    figures: Figures = dict.fromkeys((*SINGLE, *INTERFACE, *BOUND, *BACKBONE, *MOTIF, *RING))
+    figures |= {"pLDDT": float(scores[chosen].mean())}
+    figures |= {name: prediction.scores.get(key) for name, key in (("pTM", "ptm"), ("i_pTM", "iptm"))}
+    same = task.chain[:, None] == task.chain[None]
+    if (pae := _aligned_error(prediction, len(chosen))) is not None:
+        figures["pAE"] = float(pae[same & chosen[:, None]].mean())
+        between = ~same & (chosen[:, None] | chosen[None])
+        figures["i_pAE"] = float(pae[between].mean()) if between.any() else None
+    if prediction.structure is None:
+        return figures
+    chains = read_structure(prediction.structure).chains
+    positions = np.concatenate([chain.positions for chain in chains])
+    mask = np.concatenate([chain.mask for chain in chains])
+    chain, index = torch.from_numpy(task.chain), torch.from_numpy(task.residue_index)
+    figures["Clashes"] = float(
+        count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), index, chain)
+    )
+    figures |= given_agreement(task, positions, "".join(one.sequence for one in chains))
+    figures["ring_gap"] = ring_gap(task, positions)
+    if not same.all():
+        near = touching(positions, mask, task.chain) & chosen
+        figures["n_InterfaceResidues"] = float(near.sum())
+        figures["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
+    return figures | _deviations(positions[:, rc.atom_order["CA"]], task, chosen, design)
+
+
+def _deviations(ca: np.ndarray, task: DesignTask, chosen: np.ndarray, design: np.ndarray | None) -> Figures:
+    """Return the deviations of CA atoms ``[N, 3]`` that are defined for a task."""
+    found: Figures = {}
+    points = torch.from_numpy(ca).double()
+    binder = torch.from_numpy(chosen).double()
+    if design is not None:
+        wanted = torch.from_numpy(design[:, rc.atom_order["CA"]]).double()
+        found["RMSD"] = float(rmsd(points, wanted, torch.ones_like(binder)))
+        if task.given is not None:
+            moved = superpose(points, wanted, 1.0 - binder).apply(points)
+            squared = (moved - wanted).square().sum(-1)
+            found["Hotspot_RMSD"] = float(((squared * binder).sum() / binder.sum()).sqrt())
+    if task.given is not None:
+        known = np.isfinite(task.given).all(-1)
+        given = torch.from_numpy(np.nan_to_num(task.given)).double()
+        found["Target_RMSD"] = float(rmsd(points, given, torch.from_numpy(known).double()))
+    return found
+
+
+def alone_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray) -> Figures:
+    """Return the figures of a binder that is folded alone, from its sequence.
+
+    ``Binder_pLDDT``, ``Binder_pTM`` and ``Binder_pAE`` are those of this fold. ``Binder_RMSD`` is its deviation of CA
+    from the binder in the design, whose atoms are ``[L, 37, 3]`` in Å.
+    """
+    figures = fold_figures(prediction, task, design)
+    return {name: figures[name.removeprefix("Binder_")] for name in ALONE}
+
+
+def _aligned_error(prediction: FoundPrediction, residues: int) -> np.ndarray | None:
+    """Return the aligned errors ``[N, N]`` divided by 31 Å; None without their file."""
+    if (path := prediction.files.get("_pae.json")) is None:
+        return None
+    try:
+        return read_pae(path, residues)[0] / _LARGEST_ERROR
+    except InputError:
+        return None
+
+
+def touching(positions: np.ndarray, mask: np.ndarray, chain: np.ndarray) -> np.ndarray:
+    """Return the residues ``[N]`` bool with an atom within 4 Å of another chain.
+
+    Positions are ``[N, 37, 3]`` in Å, the mask ``[N, 37]`` is 1 for present atoms, and chains have numbers ``[N]``.
+    """
+    residue, slot = np.nonzero(mask > 0.5)
+    atoms = positions[residue, slot]
+    found = np.zeros(len(chain), bool)
+    for number in range(len(chain)):
+        others = atoms[chain[residue] != chain[number]]
+        own = positions[number][mask[number] > 0.5]
+        if len(own) and len(others):
+            apart = np.square(own[:, None] - others[None]).sum(-1)
+            found[number] = apart.min() <= _TOUCH**2
+    return found
+
+
+def mean_figure(folds: Sequence[Figures], name: str) -> float | None:
+    """Return the mean of a figure over folds; None if one lacks it or there are no folds."""
+    values = [fold.get(name) for fold in folds]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None

@@ -1,0 +1,230 @@
+"""Table of designs with the figures of their folds, and the filters that each one failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastfold.inference.models import Network, suitable
+from fastfold.inference.output.summary import tab_separated
+from fastfold.inference.report.discover import FoundPrediction, find_predictions
+from fastfold.inference.report.interfaces import parse_condition
+from fastfold.products.design.agreement import BACKBONE, MOTIF, RING
+from fastfold.products.design.limits import Limits, net_charge
+from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.results.filters import FROM_DESIGN, Filter
+from fastfold.products.design.results.folds import Figures, alone_figures, fold_figures, mean_figure
+from fastfold.products.design.task import DesignTask
+from fastfold.protein.geometry import MAX_PEPTIDE_BOND
+
+PASSED = "passed"  #: Verdict of a design that passes all filters
+
+COLUMNS = (
+    "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
+    "rmsd", "backbone_rmsd", "motif_rmsd", "seqid", "ring_gap", "binder_rmsd", "binder_plddt", "target_iptm",
+    "off_iptm", "charge", "chains", "hotspots", "filters", "note",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Design:
+    """A designed sequence.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.inference.config import InferConfig
+        >>> from fastfold.products.design import DesignConfig, hallucination, run_designs
+        >>> steps, fold = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0), InferConfig(num_recycles=0)
+        >>> task = hallucination(12)
+        >>> (design,) = run_designs(task, Path("designs"), config=steps, infer=fold, say=lambda line: None)
+        >>> design.name, design.state.step, design.is_external
+        ('hallucinate_seed_000', 1, False)
+    """
+
+    name: str  #: Name of its record and files
+    task: DesignTask  #: Its task
+    parameters: str  #: Letters of the designed residues, in the order of the task's parameters
+    state: DesignState  #: Final state of the optimisation that made it or its backbone
+    #: Score of the program that made the sequence; None for one of the optimisation
+    score: float | None = None
+    is_external: bool = False  #: True if another program made the sequence
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """Sequence of each chain, given chains included."""
+        return tuple(self.task.letters(self.parameters))
+
+    @property
+    def complexes(self) -> dict[str, DesignTask]:
+        """Task of each fold by the name of its record: its own, a binder alone, further targets, off-targets."""
+        named = {self.name: self.task}
+        if self.task.alone is not None:
+            named[f"{self.name}_alone"] = self.task.alone
+        named |= {f"{self.name}_target_{i}": one for i, one in enumerate(self.task.others, 2)}
+        return named | {f"{self.name}_off_{i}": one for i, one in enumerate(self.task.avoided, 1)}
+
+    @property
+    def records(self) -> str:
+        """FASTA records of its complexes."""
+        return "".join(
+            f">{name}\n{':'.join(task.letters(self.parameters))}\n" for name, task in self.complexes.items()
+        )
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if the optimisation ended early, so that the design is not folded."""
+        return bool(self.state.log and self.state.log[-1].get("given_up"))
+
+    @property
+    def designed(self) -> str:
+        """Sequence of the first designed chain."""
+        return self.sequences[int(self.task.chain[self.task.designed_chain[0]])]
+
+
+def design_rows(
+    designs: Sequence[Design],
+    output: Path,
+    networks: Sequence[Network],
+    filters: Sequence[Filter] = (),
+    limits: Limits | None = None,
+    where: str | None = None,
+) -> list[dict[str, Any]]:
+    """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
+
+    Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains. ``where`` is a condition on
+    :data:`COLUMNS` that designs have to meet as well; a ConfigError tells that it is not understood.
+    """
+    meets = None if where is None else parse_condition(where, COLUMNS)
+    folds: dict[str, list[FoundPrediction]] = {}
+    for one in find_predictions(output):
+        folds.setdefault(one.scores["name"], []).append(one)
+    rows = [_row(design, folds, networks, filters, limits) for design in designs]
+    if meets is not None:
+        for row in rows:
+            failed = [row["filters"]] if row["filters"] not in ("", PASSED) else []
+            if not meets({column: _value(row.get(column)) for column in COLUMNS}):
+                failed.append(f"not {where}")
+            row["filters"] = "; ".join(failed) or PASSED
+    return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -_confidence(row)))
+
+
+def _value(cell: Any) -> float | str | None:
+    """Return a cell as a number where it is one; None for an empty one."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell or None
+
+
+def _confidence(row: Mapping[str, Any]) -> float:
+    if row.get("iptm") and row.get("ptm"):
+        return 80 * float(row["iptm"]) + 20 * float(row["ptm"])
+    return float(row.get("plddt") or 0.0)
+
+
+def _row(
+    design: Design,
+    folds: Mapping[str, Sequence[FoundPrediction]],
+    networks: Sequence[Network],
+    filters: Sequence[Filter],
+    limits: Limits | None,
+) -> dict[str, Any]:
+    state = design.state
+    loss = state.best_loss if math.isfinite(state.best_loss) else state.log[-1]["loss"]
+    row: dict[str, Any] = {
+        "name": design.name,
+        "sequence": ":".join(design.sequences),
+        "steps": state.step,
+        "charge": f"{net_charge(design.designed):+.0f}",
+        "filters": "",
+        "folds": len(folds.get(design.name, ())),
+        **design.task.residue_columns,
+    }
+    if design.is_external:
+        row["program_score"] = "" if design.score is None else f"{design.score:.4f}"
+    else:
+        row |= {"loss": f"{loss:.4f}", "design_plddt": f"{float(state.plddt.mean()):.2f}"}
+    figures = {
+        name: [(one.scores["model"], _figures(design, name, one)) for one in folds.get(name, ())]
+        for name in design.complexes
+    }
+    if figures[design.name]:
+        row |= _cells(folds[design.name][0], figures[design.name][0][1])
+
+    for column, prefix, figure, worst, digits in (
+        ("binder_rmsd", "_alone", "Binder_RMSD", max, 2),
+        ("binder_plddt", "_alone", "Binder_pLDDT", max, 3),
+        ("target_iptm", "_target_", "i_pTM", min, 3),
+        ("off_iptm", "_off_", "i_pTM", max, 3),
+    ):
+        own = [found for name, found in figures.items() if name.startswith(f"{design.name}{prefix}")]
+        means = [mean_figure([one for _, one in found], figure) for found in own]
+        if known := [value for value in means if value is not None]:
+            row[column] = f"{worst(known):.{digits}f}"
+    notes = [] if limits is None else limits.broken(design.designed)
+    if (problem := open_ring(row)) is not None:
+        notes.append(problem)
+    if design.is_given_up:
+        notes.append(f"given up after step {state.step}")
+    if filters:
+        row["filters"] = "; ".join(_failures(design, figures, networks, filters)) or PASSED
+    return row | {"note": "; ".join(notes)}
+
+
+def _figures(design: Design, name: str, fold: FoundPrediction) -> Figures:
+    task, positions = design.complexes[name], design.state.positions
+    if name == f"{design.name}_alone":
+        return alone_figures(fold, task, positions[design.task.designed_chain])
+    return fold_figures(fold, task, positions if name == design.name else None)
+
+
+def _failures(
+    design: Design,
+    figures: Mapping[str, Sequence[tuple[str, Figures]]],
+    networks: Sequence[Network],
+    filters: Sequence[Filter],
+) -> list[str]:
+    """Return the filters that a design fails with any of its targets or off-targets, in words."""
+    found = []
+    for name, folds in figures.items():
+        folding = [network.name for network in suitable(networks, design.complexes[name].target)]
+        by_network = {network: [one for model, one in folds if model == network] for network in folding}
+        is_off = name.startswith(f"{design.name}_off_")
+        rest = name.removeprefix(design.name).strip("_").replace("_", " ")
+        for one in filters:
+            if one.is_off != is_off or (one.figure in FROM_DESIGN and name != design.name):
+                continue
+            if one.is_alone != (rest == "alone"):
+                continue
+            if text := one.failure(by_network):
+                found.append(f"{rest}: {text}" if rest and not one.is_alone else text)
+    return found
+
+
+def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
+    plddt = [float(value) for value in best.scores["plddt"]]
+    found = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
+    columns = (
+        *(("ptm", "pTM", 3), ("iptm", "i_pTM", 3), ("i_pae", "i_pAE", 3), ("rmsd", "RMSD", 2)),
+        *((name, name, 3 if name == "seqid" else 2) for name in (*BACKBONE, *MOTIF, *RING)),
+    )
+    for column, name, digits in columns:
+        if (value := figures[name]) is not None:
+            found[column] = f"{value:.{digits}f}"
+    return found
+
+
+def open_ring(row: Mapping[str, Any]) -> str | None:
+    """Return in words that a row's ring is not closed; None if it is, or for another design."""
+    gap = row.get("ring_gap")
+    if gap is None or float(gap) <= MAX_PEPTIDE_BOND:
+        return None
+    return f"the ring is not closed: {gap} Å from C of its last residue to N of its first"
+
+
+def table_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as tab-separated text with :data:`COLUMNS`."""
+    return tab_separated([COLUMNS, *([row.get(column) for column in COLUMNS] for row in rows)])

@@ -1,0 +1,373 @@
+"""``fastfold design``: optimise sequences, resume them after a stop, and fold each again as any other target."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fastfold.data.queries.read import read_targets
+from fastfold.data.targets import Target
+from fastfold.errors import InputError
+from fastfold.evoformer.inputs import encode_sequence
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
+from fastfold.inference.distributed import DistributedFolder, distributed_folder
+from fastfold.inference.error_messages import is_out_of_memory
+from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
+from fastfold.inference.output.plots import trajectory_png
+from fastfold.inference.prepare import prepare
+from fastfold.inference.progress import RunLog
+from fastfold.inference.report import write_report
+from fastfold.inference.report.interfaces import parse_condition
+from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.runner import Summary, fold_all, open_log
+from fastfold.inference.target_templates import takes_templates
+from fastfold.products.design.config import DesignConfig
+from fastfold.products.design.evaluate import Evaluator
+from fastfold.products.design.joint import SharedEvaluator, plan_design, planned_evaluator
+from fastfold.products.design.optimise import (
+    DesignState,
+    check_start,
+    final_parameters,
+    first_state,
+    optimise,
+    schedule,
+)
+from fastfold.products.design.results.filters import Filter, read_filters
+from fastfold.products.design.results.folds import touching
+from fastfold.products.design.results.program import SequenceProgram
+from fastfold.products.design.results.table import (
+    COLUMNS,
+    PASSED,
+    Design,
+    design_rows,
+    open_ring,
+    table_text,
+)
+from fastfold.products.design.saved import design_identity, film_pdb, load_state, save_state
+from fastfold.products.design.task import DesignTask
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.protein import Protein
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.device import choose_device
+
+SEQUENCES, TABLE, TRAJECTORIES, PROGRAM = "designs.fasta", "designs.tsv", "trajectories", "mpnn"
+"""Files of a results folder that only designs have, and folders of trajectories and of another program's sequences."""
+
+_SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
+"""Steps after which the state of a design is saved and shown; earlier if they take longer."""
+
+
+@dataclass(frozen=True)
+class Redesign:
+    """Sequences of another program for the designed backbones.
+
+    Example:
+        >>> from fastfold.products.design import Redesign, SequenceProgram
+        >>> redesign = Redesign(SequenceProgram("python my_mpnn.py --pdb {pdb} --out {out}"), keep_interface=True)
+        >>> redesign.program.number
+        4
+    """
+
+    program: SequenceProgram  #: The program
+    keep_interface: bool = False  #: True if residues of designed chains within 4 Å of other chains stay
+
+
+def run_designs(
+    task: DesignTask | Callable[[int], DesignTask],
+    output: Path,
+    weights: Sequence[Path] = (),
+    config: DesignConfig | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    predict: Sequence[Path] | None = None,
+    infer: InferConfig | None = None,
+    filters: Path | None = None,
+    redesign: Redesign | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+    where: str | None = None,
+) -> list[Design]:
+    """Design a sequence with each seed, fold all of them again, and write tables and a page.
+
+    Args:
+        task: Residues to design, or a function that returns them for a seed.
+        output: Folder for the results.
+        weights: Weights files or names of networks to design with; none for ``mini``.
+        config: Settings of the optimisation.
+        seeds: One optimisation for each.
+        predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone, and
+            the templates of given chains.
+        infer: Settings of these folds, their seeds included, and device, memory and processes of both.
+        filters: File of filters (:mod:`fastfold.products.design.results.filters`); None for none.
+        redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
+        overwrite: True to start again where the folder has designs with other settings.
+        say: Called with lines about the progress.
+        where: Condition on columns of the table that designs have to meet, such as ``iptm>0.6 and rmsd<2``.
+
+    Returns:
+        The designs in the order of the seeds, each followed by the other program's sequences. The list is empty on
+        all but the first of several processes.
+
+    Raises:
+        ConfigError: Settings contradict the task or the networks, or the folder has designs with other settings.
+        InputError: A structure or a file of filters cannot be used, another program failed, or memory was not enough.
+        WriteError: A result cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.inference.config import InferConfig
+        >>> from fastfold.products.design import DesignConfig, hallucination, run_designs
+        >>> steps, fold = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0), InferConfig(num_recycles=0)
+        >>> task = hallucination(12)
+        >>> (design,) = run_designs(task, Path("designs"), config=steps, infer=fold, say=lambda line: None)
+        >>> [len(sequence) for sequence in design.sequences], Path("designs/designs.fasta").exists()
+        ([12], True)
+    """
+    config, infer = config or DesignConfig(), infer or InferConfig()
+    device = choose_device(infer.device)
+    if where is not None:
+        parse_condition(where, COLUMNS)  # refused before anything is computed
+    with distributed_folder(infer.ranks, device) as distributed:
+        if distributed is not None and not distributed.context.is_rank_zero:
+            distributed.worker_loop()
+            return []
+        tasks = [task(seed) if callable(task) else task for seed in seeds]
+        networks = folding = requested_networks(weights)
+        if predict is not None:  # networks that are open already are shared
+            known = {network.path: network for network in networks}
+            folding = [known.get(network.path, network) for network in requested_networks(predict)]
+        if distributed is not None:
+            check_divisible([*networks, *folding])
+            device = distributed.context.device
+        chosen: list[Filter] = []
+        if filters is not None:
+            chosen = read_filters(filters, tasks[0], networks=len(suitable(folding, tasks[0].target)))
+        for one in tasks:
+            check_start(one, config)
+        run = _DesignRun(output, config, infer, device, distributed, overwrite, say)
+        if not weights:
+            run.say(about_mini(networks[0]))
+        designs = run.design_all(tasks, seeds, networks, redesign)
+        del networks  # those that do not fold are freed
+        return run.finish(designs, folding, chosen, where)
+
+
+@dataclass
+class _DesignRun:
+    output: Path
+    config: DesignConfig
+    infer: InferConfig
+    device: torch.device
+    distributed: DistributedFolder | None
+    overwrite: bool
+    shows: Callable[[str], None]
+    log: RunLog = field(default_factory=RunLog)
+
+    def say(self, line: str) -> None:
+        self.log.append(line)
+        self.shows(line)
+
+    def design_all(
+        self,
+        tasks: Sequence[DesignTask],
+        seeds: Sequence[int],
+        networks: Sequence[Network],
+        redesign: Redesign | None,
+    ) -> list[Design]:
+        """Return the designs, each with the other program's sequences; the networks leave the device."""
+        models = [network.load(self.infer.precision or "fp32").to(self.device) for network in networks]
+        digests = [network.digest for network in networks]
+        evaluator = self._evaluator(tasks[0], models)
+        folder = prepare_output_directory(prepare_output_directory(self.output) / TRAJECTORIES)
+        together = "" if self.distributed is None else f", {self.distributed.ranks} processes"
+        open_log(self.log, self.output, f"{len(tasks):,} designs on {self.device}{together}")
+        designs = []
+        for seed, one in zip(seeds, tasks, strict=True):
+            if one is not evaluator.task:
+                evaluator = self._evaluator(one, models)
+            identity = f"{design_identity(one, self.config, digests)}-{seed}"
+            path = folder / f"{one.name}_seed_{seed:03d}"
+            design = self._design(evaluator, seed, path, identity)
+            designs.append(design)
+            if redesign is not None and not design.is_given_up:
+                designs += self._redesigned(design, redesign, seed)
+        if self.distributed is not None:
+            self.distributed.rest()
+        for model in models:  # they fold one after the other
+            model.to("cpu")
+        return designs
+
+    def finish(
+        self, designs: list[Design], networks: Sequence[Network], filters: Sequence[Filter], where: str | None
+    ) -> list[Design]:
+        """Fold designs again, and write their table and the page; return the designs."""
+        folded = [design for design in designs if not design.is_given_up]
+        sequences = self.output / SEQUENCES
+        write_atomic(sequences, "".join(design.records for design in folded))
+        if folded:
+
+            def fold(request: InferRequest) -> Summary:
+                return fold_all(prepare(request, self.device, networks), self.device, self.distributed)
+
+            for target, why in fold_designs(
+                folded, sequences, networks, self.infer, overwrite=self.overwrite, run=fold
+            ):
+                self.say(f"error: {target}: {why}")
+        rows = design_rows(designs, self.output, networks, filters, self.config.limits, where)
+        write_atomic(self.output / TABLE, table_text(rows))
+        for row in rows:
+            if (problem := open_ring(row)) is not None:
+                self.say(f"{row['name']}: {problem}")
+        if folded:
+            with suppress(InputError):  # nothing to show if all folds failed
+                write_report(self.output, say=self.say)  # the page shows the table's verdicts
+        if filters or where is not None:
+            self.say(
+                f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters"
+            )
+        self.log.append(f"{len(designs)} designed")
+        return designs
+
+    def _evaluator(self, task: DesignTask, models: Sequence[AlphaFold]) -> Evaluator:
+        plans = [plan_design(one, models, self.infer, self.say, self.distributed) for one in task.complexes]
+        if self.distributed is None:
+            return planned_evaluator(task, self.config, plans, models)
+        return SharedEvaluator(task, self.config, plans, models, self.distributed)
+
+    def _design(self, evaluator: Evaluator, seed: int, path: Path, identity: str) -> Design:
+        """Optimise one sequence from its last saved state, and write its trajectory."""
+
+        def file(ending: str) -> Path:
+            return path.with_name(path.name + ending)
+
+        saved = file(".safetensors")
+        if (state := load_state(saved, identity, overwrite=self.overwrite)) is None:
+            state = first_state(evaluator, self.config, seed)
+        elif state.step:
+            self.say(f"{path.name}: continues after step {state.step}")
+        total, saved_at = len(schedule(self.config)), time.monotonic()
+
+        def keep(current: DesignState) -> None:
+            nonlocal saved_at
+            is_due = current.step % _SAVE_STEPS == 0 or time.monotonic() - saved_at > _SAVE_SECONDS
+            if is_due or current.step == total:
+                row = current.log[-1]
+                save_state(saved, current, identity)
+                self.say(
+                    f"{path.name}: step {current.step} of {total} ({row['stage']}), loss {row['loss']:.3f}, "
+                    f"pLDDT {row['mean_plddt']:.1f}"
+                )
+                saved_at = time.monotonic()
+
+        try:
+            optimise(evaluator, self.config, seed, state, keep)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"{path.name}: the memory was not enough for a gradient of {len(evaluator.task.source)} residues; use "
+                "fewer, --precision bf16, or a device with more memory"
+            ) from error
+        save_state(saved, state, identity)
+        design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)
+        names, about = evaluator.task.target.names, evaluator.task.residue_columns
+        write_atomic(file(".jsonl"), "".join(f"{json.dumps(row | about)}\n" for row in state.log))
+        write_atomic(file(".pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain, names))
+        write_atomic(file("_design.pdb"), to_pdb(_structure(design), names=names))
+        if find_spec("matplotlib") is not None:
+            series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
+            write_atomic(file(".png"), trajectory_png(*series, title=path.name))
+        if design.is_given_up:
+            self.say(f"{path.name}: given up after step {state.step}: pLDDT {float(state.plddt.mean()):.1f}")
+        return design
+
+    def _redesigned(self, design: Design, redesign: Redesign, seed: int) -> list[Design]:
+        """Return the other program's sequences for a design, those outside the limits left out."""
+        structure = _structure(design)
+        kept = np.zeros(0, np.int64)
+        if redesign.keep_interface:
+            near = touching(structure.atom_positions, structure.atom_mask, design.task.chain)
+            kept = np.flatnonzero(
+                near & np.isin(design.task.chain, design.task.chain[design.task.source >= 0])
+            )
+        found = redesign.program.sequences(
+            design.task,
+            to_pdb(replace(structure, residue_index=design.task.place + 1)),
+            "".join(design.sequences),
+            kept=kept,
+            folder=prepare_output_directory(self.output / PROGRAM),
+            name=design.name,
+            seed=seed,
+        )
+        made = [
+            Design(f"{design.name}_mpnn_{number}", design.task, parameters, design.state, score, True)
+            for number, (parameters, score) in enumerate(found, 1)
+        ]
+        within = [one for one in made if not self.config.limits.broken(one.designed)]
+        left = len(made) - len(within)
+        out = f", {left} left out because they break --composition or --charge" if left else ""
+        self.say(f"{design.name}: {len(made)} sequences by {redesign.program.command.split()[0]}{out}")
+        return within
+
+
+def _structure(design: Design) -> Protein:
+    """Return the structure of a design, with pLDDT of the last step as B-factors."""
+    aatype = encode_sequence("".join(design.sequences)).argmax(-1).numpy()
+    task = design.task
+    # Residues that the last step has changed lack atoms, which are at the origin.
+    mask = rc.restype_atom37_mask[aatype] * (np.abs(design.state.positions).sum(-1) > 0)
+    b_factors = np.repeat(np.asarray(design.state.plddt)[:, None], mask.shape[1], 1)
+    return Protein(design.state.positions, mask, aatype, task.residue_index, task.chain, b_factors)
+
+
+def fold_designs(
+    designs: Sequence[Design],
+    path: Path,
+    networks: Sequence[Network],
+    config: InferConfig,
+    *,
+    overwrite: bool,
+    run: Callable[[InferRequest], Summary],
+) -> list[tuple[str, str]]:
+    """Fold designs from a FASTA file into its folder; return name and reason of each fold that failed.
+
+    Given chains have their templates if a network takes any, designed ones their sequence alone. ``run`` folds the
+    targets of a request by the networks.
+    """
+    tasks = {name: task for design in designs for name, task in design.complexes.items()}
+
+    def prepared(target: Target, task: DesignTask) -> Target:
+        # An empty alignment, because none is missing. Chains have the sequences of the design, and the task's names.
+        chains = tuple(
+            replace(own, sequence=one.sequence, letters=one.letters)
+            for own, one in zip(task.target.chains, target.chains, strict=True)
+        )
+        target = replace(target, chains=chains, alignments=tuple(([], []) for _ in chains))
+        takers = [one for one in networks if takes_templates(one.info.config, target)]
+        return replace(target, templates=task.template_features) if takers else target
+
+    def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
+        targets, errors = read_targets([path])
+        chosen = [target for target in targets if tasks[target.record].rings == rings]
+        return [prepared(target, tasks[target.record]) for target in chosen], errors
+
+    failed: list[tuple[str, str]] = []
+    for rings in dict.fromkeys(task.rings for task in tasks.values()):
+        kept = {"rings": rings} if isinstance(rings, str) else {"cyclic": rings}
+        settings = replace(config, **kept)
+        options = RunOptions(overwrite=overwrite)
+        weights = [network.path for network in networks]
+        summary = run(InferRequest(partial(read, rings), path.parent, weights, settings, options))
+        failed += summary.failed
+    return failed

@@ -1,0 +1,108 @@
+"""Options of a server: address, limits and groups."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastfold.errors import ConfigError
+from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
+from fastfold.utils.units import parse_bytes
+
+DEFAULT_PORT = 8470  #: Port of a server, unless another is given
+_LIMIT: dict[str, Any] = {"group": "limits", "metavar": "N"}
+_JOBS = (1, 1_000_000)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of a server other than the fold's, explained by comments or their help.
+
+    A ConfigError tells that one is invalid, or that other machines would reach the server without tokens.
+    """
+
+    data: Path  #: Folder of the queue and the results
+    #: Address to listen on; others than the loopback need tokens
+    host: str = option(
+        "--host", default="127.0.0.1", group="access", metavar="ADDRESS", help="default 127.0.0.1"
+    )
+    #: Port; 0 for a free one
+    port: int = option(
+        "--port",
+        default=DEFAULT_PORT,
+        bounds=(0, 65_535),
+        group="access",
+        metavar="N",
+        help=f"0 for a free one (default {DEFAULT_PORT})",
+    )
+    #: File of tokens (:func:`fastfold.products.serve.tokens.read_tokens`); None for one user without token
+    tokens: Path | None = option(
+        "--tokens", default=None, parse=Path, group="access", metavar="FILE", help="users and their tokens"
+    )
+    #: Largest number of jobs of similar length that a worker gets together
+    group: int = option(
+        "--group",
+        default=8,
+        bounds=(1, 1000),
+        group="machine",
+        metavar="N",
+        help="jobs of similar length that a worker gets together (default 8)",
+    )
+    max_jobs: int = option(
+        "--max-jobs", **_LIMIT, default=100, bounds=_JOBS, help="unfinished jobs of a user (default 100)"
+    )
+    max_queue: int = option(
+        "--max-queue",
+        **_LIMIT,
+        default=10_000,
+        bounds=_JOBS,
+        help="unfinished jobs of all users (default 10,000)",
+    )
+    max_residues: int | None = option(
+        "--max-residues",
+        **_LIMIT,
+        default=None,
+        bounds=(1, LARGEST),
+        help="longest target (default: as the memory allows)",
+    )
+    #: Largest number of bytes of a request
+    max_body: int = option(
+        "--max-body",
+        **_LIMIT | {"metavar": "SIZE"},
+        default=64 << 20,
+        parse=parse_bytes,
+        help="largest request (default 64MiB); an alignment counts in full",
+    )
+    body_seconds: float = 30.0  #: Seconds in which a request must have arrived
+    head_seconds: float = 10.0  #: Seconds in which the head of a request must have arrived
+    send_seconds: float = 60.0  #: Seconds in which a client must take a piece of an answer
+    max_connections: int = 200  #: Largest number of connections
+    keep_days: float | None = option(
+        "--keep-days",
+        **_LIMIT,
+        default=None,
+        bounds=(0.0, 100_000.0),
+        help="remove finished jobs after N days (default: keep them)",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_whole("max_connections", self.max_connections, 1, 100_000)
+        try:
+            is_private = is_loopback(self.host)
+        except ValueError:
+            raise ConfigError(
+                f"--host {self.host}: expected an IP address, for example 0.0.0.0 for all of IPv4"
+            ) from None
+        if self.tokens is None and not is_private:
+            raise ConfigError(
+                f"--host {self.host} is reachable from other machines, so requests need tokens: give a file with "
+                "--tokens, or leave out --host to serve this machine only"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address of this machine alone, or ``localhost``; raise ValueError if it is neither."""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,0 +1,122 @@
+"""What the workers of a screen are made of, and where they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastfold.data.targets import Chain, Target
+from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.workers import setup
+from fastfold.inference.workers.job import Worker
+from fastfold.inference.workers.options import ScreenOptions
+from fastfold.utils.units import GIB
+
+TARGETS = [Target(name, (Chain("A", "MKV"),), "", name, ()) for name in ("a", "b")]
+
+
+def _setup(device: str = "cpu", **where: object) -> setup.Setup:
+    return setup.Setup(
+        networks=[],
+        request=InferRequest((), Path("out"), config=InferConfig(device=device)),
+        where=replace(ScreenOptions(), **where),  # type: ignore[arg-type]
+        search=None,
+        say=lambda line: None,
+    )
+
+
+def test_a_fold_has_the_number_and_the_cost_of_its_target() -> None:
+    """Without searches nothing has to come first, and on GPUs the host's memory is not shared out."""
+    jobs = _setup().jobs(TARGETS, [3.0, 5.0], on_cpu=False)
+    assert [(job.id, job.name, job.kind, job.cost) for job in jobs] == [
+        (0, "a", "fold", 3.0),
+        (1, "b", "fold", 5.0),
+    ]
+    assert all(job.smallest == 0 and not job.needs for job in jobs)
+
+
+@pytest.mark.parametrize("gib", [1.0, 2.0])
+def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
+    monkeypatch: pytest.MonkeyPatch, gib: float
+) -> None:
+    monkeypatch.setattr(setup, "worker_bytes", lambda networks, precision: 2 * GIB)
+    monkeypatch.setattr(setup, "resident_bytes", lambda process: 1)
+    with pytest.raises(ConfigError, match=r"an idle worker takes 2\.00 GiB"):
+        _setup(memory_limit=int(gib * GIB)).memory_plan()
+    _setup(memory_limit=2 * GIB + 1).memory_plan()
+    monkeypatch.setattr(setup, "resident_bytes", lambda process: 0)
+    with pytest.raises(ConfigError, match="--memory-limit needs Linux"):
+        _setup(memory_limit=2 * GIB + 1).memory_plan()
+    _setup().memory_plan()
+
+
+def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="--workers 3: each worker needs a separate GPU; available: 2"):
+        _setup("cuda", workers=3).start()
+    with pytest.raises(ConfigError, match="available: 1"):
+        _setup("cuda:1", workers=2).start()
+
+
+def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job() -> None:
+    targets = [
+        Target(name, (Chain("A", "M" * length),), "", name, ())
+        for name, length in (("a", 20), ("b", 40), ("c", 21), ("d", 20))
+    ]
+    batched = _setup()
+    batched = replace(batched, request=replace(batched.request, options=RunOptions(batch=4)))
+    jobs = batched.jobs(targets, [1.0, 2.0, 3.0, 4.0], on_cpu=False)
+    assert [(job.id, job.cost, [one.id for one in job.members]) for job in jobs] == [
+        (4, 8.0, [0, 2, 3]),
+        (1, 2.0, []),
+    ]
+    said: list[str] = []
+    limited = replace(batched, where=ScreenOptions(time_limit=5.0), say=said.append)
+    assert [job.id for job in limited.jobs(targets, [1.0] * 4, on_cpu=False)] == [0, 1, 2, 3]
+    assert said == ["warning: not batched: --time-limit and --memory-limit are limits of single targets"]
+
+
+def test_workers_share_the_threads_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[tuple[Worker, object]]] = []
+    monkeypatch.setattr(setup, "LocalExecutor", lambda workers, limits: started.append(workers))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    for where in ({"workers": 1}, {"workers": 4}, {"workers": 7}, {"workers": 1, "cpus_per_worker": 3}):
+        _setup(**where).start()
+    assert [workers[0][1].threads for workers in started] == [6, 1, 1, 3]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"plots": False}, 0),
+        ({}, 2),
+        ({"relax": "best"}, 4),
+    ],
+)
+def test_workers_that_draw_and_relax_have_their_part_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], expected: int
+) -> None:
+    started: list[list[tuple[Worker, object]]] = []
+    monkeypatch.setattr(setup, "LocalExecutor", lambda workers, limits: started.append(workers))
+    monkeypatch.setattr(setup, "available_cores", lambda: 8)
+    monkeypatch.setattr(setup, "host_available_bytes", lambda: 64 * GIB)
+    wanted = _setup(workers=5)
+    config = replace(wanted.request.config, **settings)
+    wanted = replace(wanted, request=replace(wanted.request, config=config))
+    found = wanted.start()
+    assert found.are_finished == (expected > 0)
+    (workers,) = started
+    assert [worker.kind for worker, _ in workers] == ["fold"] * 5 + ["finish"] * expected
+    assert {worker.memory for worker, _ in workers[:5]} == {64 * GIB - expected * setup.PROCESS_BYTES}
+    assert all(function.leaves_rest == (expected > 0) for _, function in workers[:5])  # type: ignore[attr-defined]
+
+    started.clear()
+    served = replace(wanted, adapt=lambda worker: worker)
+    assert not served.start().are_finished
+    assert len(started[0]) == 5

@@ -1,0 +1,145 @@
+"""Losses of designs under small networks, and their gradients with respect to the sequence."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.execution import current_call
+from fastfold.evoformer.inputs import Relaxation
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.folding.gradients import differentiable
+from fastfold.products.design.evaluate import Evaluator, RecycleMode, uniform_bias
+from fastfold.products.design.task import DesignTask, binder, fixed_backbone, hallucination
+
+SOFT = Relaxation(soft=0.6)
+
+
+def start(task: DesignTask, seed: int = 0) -> torch.Tensor:
+    return torch.randn(task.num_parameters, 20, generator=torch.manual_seed(seed)).double()
+
+
+def check_gradient(evaluator: Evaluator, recycles: int = 0) -> None:
+    """Along a random direction, against a central difference; constant passes before the last."""
+    x, direction = start(evaluator.task), start(evaluator.task, 1)
+    gradient = evaluator(x, SOFT, recycles=recycles).gradient
+    assert gradient is not None
+    step = 1e-6
+
+    def value(sign: float) -> float:
+        return evaluator(x + sign * step * direction, SOFT, recycles=recycles, gradient=False).loss
+
+    assert float((gradient * direction).sum()) == pytest.approx((value(1) - value(-1)) / (2 * step), rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["plddt", "con", "rg", "pae"])
+def test_the_gradient_is_a_finite_difference(monomer: AlphaFold, loss: str) -> None:
+    model = copy.deepcopy(monomer).double()
+    check_gradient(Evaluator(hallucination(12), [model], {loss: 1.0, "seq_ent": 0.1}))
+
+
+def test_the_gradient_of_a_binder_is_a_finite_difference(multimer: AlphaFold, backbone: Path) -> None:
+    model = copy.deepcopy(multimer).double()
+    task = binder(backbone, 6, chains=["A"], hotspots="A3")
+    check_gradient(Evaluator(task, [model], {"plddt": 1.0, "exp_res": 1.0}, hard_profile=False))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_settings_of_gradients_are_undone(monomer: AlphaFold, fails: bool) -> None:
+    model = copy.deepcopy(monomer)
+    state = torch.random.get_rng_state()
+    with contextlib.suppress(ZeroDivisionError), differentiable(model, 200, 3, True):
+        call = current_call()
+        assert call is not None
+        assert call.training
+        assert call.checkpointing
+        assert not call.stop_rotation_gradient
+        assert call.generator is not None
+        assert not any(p.requires_grad for p in model.parameters())
+        with differentiable(model, 200, 3, True):
+            pass
+        assert not any(p.requires_grad for p in model.parameters()), "another call still runs"
+        _ = 1 / (0 if fails else 1)
+    assert current_call() is None
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_network_is_left_as_it_was(monomer: AlphaFold) -> None:
+    model = copy.deepcopy(monomer)
+    evaluator = Evaluator(hallucination(12), [model], {"con": 1.0})
+    evaluator(start(evaluator.task), SOFT, dropout=True)
+    assert model.structure_module.stop_rotation_gradient
+    assert not model.training
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_dropout_follows_its_seed(monomer: AlphaFold) -> None:
+    evaluator = Evaluator(hallucination(12), [monomer], {"con": 1.0})
+    x = start(evaluator.task)
+    found = [evaluator(x, SOFT, dropout=True, seed=seed, gradient=False).loss for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("mode", ["last", "average"])
+def test_passes_add_up(monomer: AlphaFold, mode: RecycleMode) -> None:
+    """The losses are those of the last pass, the averaged gradient is the mean of the passes' gradients."""
+    model = copy.deepcopy(monomer).double()
+    evaluator = Evaluator(hallucination(12), [model], {"con": 1.0}, recycle_mode=mode)
+    x = start(evaluator.task)
+    found = evaluator(x, SOFT, recycles=1)
+    last = Evaluator(hallucination(12), [model], {"con": 1.0})
+    single = [last(x, SOFT, recycles=n) for n in (0, 1)]
+    assert found.loss == pytest.approx(single[1].loss, rel=1e-12)
+    first, second = (one.gradient for one in single)
+    assert first is not None
+    assert second is not None
+    wanted = second if mode == "last" else (first + second) / 2
+    torch.testing.assert_close(found.gradient, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_networks_are_averaged(monomer: AlphaFold) -> None:
+    other = copy.deepcopy(monomer)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(1.1)
+    task = hallucination(12)
+    both = Evaluator(task, [monomer, other], {"con": 1.0})
+    x = start(task)
+    found = [both(x, SOFT, networks=n) for n in (None, [0], [1])]
+    assert found[0].loss == pytest.approx((found[1].loss + found[2].loss) / 2)
+    gradients = [one.gradient for one in found]
+    assert all(g is not None for g in gradients)
+    torch.testing.assert_close(gradients[0], (gradients[1] + gradients[2]) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_losses_and_networks_that_do_not_fit_are_refused(monomer: AlphaFold, backbone: Path) -> None:
+    with pytest.raises(ConfigError, match="hallucinate has no loss 'rmsd'; it has NC, clashes, con"):
+        Evaluator(hallucination(12), [monomer], {"rmsd": 1.0})
+    with pytest.raises(ConfigError, match="takes single chains; design hallucinate"):
+        Evaluator(hallucination(12, copies=2), [monomer], {"con": 1.0})
+    with pytest.raises(ConfigError, match="takes single chains; design binder"):
+        Evaluator(binder(backbone, 8), [monomer], {"i_con": 1.0})
+    for weights in ({"con": 0.0}, {"con": float("nan")}):
+        with pytest.raises(ConfigError, match="expected losses with finite weights, not all 0"):
+            Evaluator(hallucination(12), [monomer], weights)
+    without = copy.deepcopy(monomer)
+    del without.heads["predicted_aligned_error"]
+    with pytest.raises(ConfigError, match="predicts no aligned error"):
+        Evaluator(fixed_backbone(backbone, chain="A"), [without], {"dgram_cce": 1.0, "pae": 0.1})
+
+
+def test_forbidden_residues() -> None:
+    bias = uniform_bias("cM")
+    assert bias is not None
+    assert torch.nonzero(bias < -1e5).flatten().tolist() == [4, 12]
+    assert uniform_bias("") is None
+    with pytest.raises(ConfigError, match="found 'J'"):
+        uniform_bias("CJ")
+    with pytest.raises(ConfigError, match="all residues are forbidden"):
+        uniform_bias("ACDEFGHIKLMNPQRSTVWY")

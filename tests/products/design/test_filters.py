@@ -1,0 +1,170 @@
+"""Filters of designs: files, thresholds, and figures of folds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfold.errors import ConfigError, InputError
+from fastfold.inference.models import requested_networks
+from fastfold.inference.report.discover import find_predictions
+from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.results.filters import Filter, read_filters
+from fastfold.products.design.results.folds import alone_figures, fold_figures, mean_figure, touching
+from fastfold.products.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
+from fastfold.products.design.task import binder, hallucination
+from tests.helpers.results import helix_prediction
+
+
+def write(folder: Path, content: Any, name: str = "filters.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def entry(threshold: Any, higher: Any = True) -> dict[str, Any]:
+    return {"threshold": threshold, "higher": higher}
+
+
+def test_filters_are_bindcrafts(tmp_path: Path) -> None:
+    given = {
+        "Average_pLDDT": entry(0.8),
+        "2_i_pAE": entry(0.35, False),
+        "Average_dG": entry(None, False),
+        "Average_n_InterfaceResidues": entry(7),
+    }
+    wanted = [
+        Filter("pLDDT", None, 0.8, True),
+        Filter("i_pAE", 2, 0.35, False),
+        Filter("n_InterfaceResidues", None, 7.0, True),
+    ]
+    assert read_filters(write(tmp_path, given), hallucination(10, copies=2), networks=2) == wanted
+    text = "Average_pLDDT: {threshold: 0.8, higher: true}\n"
+    assert read_filters(write(tmp_path, text, "f.yaml"), hallucination(10), networks=1) == wanted[:1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"Average_dG": entry(0), "Average_PLDDT": entry(1)}, "unknown filters: Average_dG, Average_PLDDT"),
+        ({"pLDDT": entry(0.8)}, "unknown filters: pLDDT"),
+        ({"3_pLDDT": entry(0.8)}, "3_pLDDT needs 3 networks that fold the designs, found 2"),
+        ({"Average_i_pTM": entry(0.5)}, "Average_i_pTM needs designs of several chains"),
+        ({"1_Binder_RMSD": entry(3.5)}, "1_Binder_RMSD belongs to the protocol binder"),
+        ({"Average_Off_i_pTM": entry(3.5)}, "Average_Off_i_pTM needs off-targets"),
+        ({"Average_pLDDT": 0.8}, "expected threshold and higher, found 0.8"),
+        ({"Average_pLDDT": entry("high")}, "expected a number as threshold"),
+        ({"Average_pLDDT": entry(0.8, "yes")}, "true or false as higher"),
+        ("[", "is not plain YAML"),
+        ("[]", "expected filters such as"),
+    ],
+)
+def test_unusable_filters_are_refused(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_filters(write(tmp_path, content), hallucination(10), networks=2)
+
+
+def test_a_failure_names_value_and_threshold() -> None:
+    folds = {"m1": [{"pLDDT": 0.9}, {"pLDDT": 0.7}], "m2": [{"pLDDT": 0.2}], "m3": []}
+    assert Filter("pLDDT", 1, 0.8, True).failure(folds) == ""
+    assert Filter("pLDDT", None, 0.6, True).failure(folds) == ""
+    assert Filter("pLDDT", 2, 0.5, True).failure(folds) == "2_pLDDT 0.2 < 0.5"
+    assert Filter("pLDDT", 1, 0.75, False).failure(folds) == "1_pLDDT 0.8 > 0.75"
+    assert Filter("pLDDT", 3, 0.5, True).failure(folds) == "3_pLDDT is missing"
+    assert Filter("i_pTM", None, 0.5, True).failure(folds) == "Average_i_pTM is missing"
+    assert mean_figure([{"a": 1.0}, {"a": None}], "a") is None
+
+
+def test_figures_of_a_fold(tmp_path: Path, backbone: Path) -> None:
+    """The binder is the second helix; its design is the fold, moved."""
+    made = helix_prediction("x", 14, 10)
+    made.save(tmp_path / "out", rank=1, plots=False)
+    (found,) = find_predictions(tmp_path / "out")
+    task = binder(backbone, 10, chains=["A"])
+    figures = fold_figures(found, task, made.atom_positions + 5.0)
+    assert figures["pLDDT"] == pytest.approx(made.plddt[14:].mean() / 100, abs=1e-3)
+    assert (figures["pTM"], figures["i_pTM"]) == (0.71, 0.62)
+    assert made.pae is not None
+    between = np.concatenate([made.pae[:14, 14:].ravel(), made.pae[14:, :14].ravel()])
+    assert figures["i_pAE"] == pytest.approx(between.mean() / 31, abs=1e-3)
+    assert figures["pAE"] == pytest.approx(made.pae[14:, 14:].mean() / 31, abs=1e-3)
+    assert [figures[name] for name in ("RMSD", "Hotspot_RMSD", "Target_RMSD")] == pytest.approx(
+        [0, 0, 0], abs=1e-2
+    )
+    moved_by_5 = made.atom_positions + 0.0
+    moved_by_5[14:] += np.array([3.0, 4.0, 0.0])
+    moved = fold_figures(found, task, moved_by_5)
+    assert moved["Hotspot_RMSD"] == pytest.approx(5, abs=1e-2)
+    assert 1 < moved["RMSD"] < 5
+    assert moved["Target_RMSD"] == pytest.approx(0, abs=1e-2)
+
+
+def test_a_binder_is_compared_with_itself_alone(tmp_path: Path, backbone: Path) -> None:
+    """Alone it is a helix; in the design its second half has moved."""
+    made = helix_prediction("x", 10)
+    made.save(tmp_path / "out", rank=1, plots=False)
+    (found,) = find_predictions(tmp_path / "out")
+    alone = binder(backbone, 10, chains=["A"]).alone
+    assert alone is not None
+    figures = alone_figures(found, alone, made.atom_positions + 5.0)
+    assert figures["Binder_pLDDT"] == pytest.approx(made.plddt.mean() / 100, abs=1e-3)
+    assert made.pae is not None
+    assert figures["Binder_pAE"] == pytest.approx(made.pae.mean() / 31, abs=1e-3)
+    assert figures["Binder_RMSD"] == pytest.approx(0, abs=1e-2)
+    bent = made.atom_positions + 0.0
+    bent[5:] += 10.0
+    assert alone_figures(found, alone, bent)["Binder_RMSD"] > 3
+    assert hallucination(10).alone is None
+
+
+def test_residues_touch_within_four_angstroms() -> None:
+    positions, mask = np.zeros((3, 37, 3)), np.zeros((3, 37))
+    mask[:, 1] = 1
+    positions[:, 1, 0] = [0.0, 4.0, 8.1]
+    assert touching(positions, mask, np.array([0, 1, 0])).tolist() == [True, True, False]
+    assert not touching(positions, mask, np.zeros(3, int)).any()
+
+
+def test_rows_name_failed_filters_and_passing_designs_come_first(tmp_path: Path) -> None:
+    task = hallucination(10)
+
+    def design(name: str, **log: Any) -> Design:
+        found = helix_prediction(name, 10)
+        if not log:
+            found.save(tmp_path, rank=1, plots=False)
+        state = DesignState(
+            parameters=None,  # type: ignore[arg-type]
+            step=3,
+            moments=None,  # type: ignore[arg-type]
+            best=None,  # type: ignore[arg-type]
+            best_loss=1.5,
+            best_violation=0.0,
+            plddt=np.full(10, 60.0),
+            positions=found.atom_positions,
+            log=[{"loss": 2.0, **log}],
+            trace=[],
+        )
+        return Design(name, task, found.sequences[0], state)
+
+    (network,) = requested_networks([])
+    network.name = "model_1_multimer_v3"  # that of the folds
+    designs = [design("low", given_up=True), design("high")]
+    rows = design_rows(designs, tmp_path, [network], [Filter("pLDDT", None, 0.5, True)])
+    assert [(row["name"], row["filters"]) for row in rows] == [
+        ("high", PASSED),
+        ("low", "Average_pLDDT is missing"),
+    ]
+    assert rows[1]["note"] == "given up after step 3"
+    for where, wanted in (("plddt>10 and charge<99", PASSED), ("plddt<10", "not plddt<10")):
+        (met,) = design_rows(designs[1:], tmp_path, [network], where=where)
+        assert met["filters"] == wanted
+    with pytest.raises(ConfigError, match="no column 'pldt'; did you mean plddt"):
+        design_rows(designs, tmp_path, [network], where="pldt>10")
+    assert rows[0]["loss"] == "1.5000"
+    lines = table_text(rows).splitlines()
+    assert lines[0].split("\t") == list(COLUMNS)
+    assert all(line.count("\t") == len(COLUMNS) - 1 for line in lines)

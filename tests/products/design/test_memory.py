@@ -1,0 +1,54 @@
+"""Designs are planned before they run: what does not fit is refused, and what fits runs by its plan."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastfold.errors import InputError
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.gradients import GradientPolicy
+from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
+from fastfold.products.design.config import DesignConfig
+from fastfold.products.design.evaluate import design_gradients
+from fastfold.products.design.joint import plan_design
+from fastfold.products.design.run import run_designs
+from fastfold.products.design.task import hallucination
+
+
+@pytest.mark.slow
+def test_short_designs_are_planned_only_within_a_budget(monomer: AlphaFold) -> None:
+    models = [copy.deepcopy(monomer)]
+    assert plan_design(hallucination(40), models, InferConfig(device="cpu"), print) is None
+    plan = plan_design(hallucination(40), models, InferConfig(device="cpu", memory_budget="8GiB"), print)
+    assert plan is not None
+    run = design_gradients(hallucination(40), plan, torch.device("cpu"))
+    assert run.policy is plan.policy
+    assert not run.policy.recompute
+    assert run.saved is None
+
+
+@pytest.mark.long
+def test_a_design_that_does_not_fit_is_refused_before_it_runs(tmp_path: Path) -> None:
+    infer = InferConfig(device="cpu", memory_budget="100MiB")
+    config = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0)
+    with pytest.raises(
+        InputError, match=r"hallucinate.*gradient of 12 residues needs .* found 0.10 GiB; use a"
+    ):
+        run_designs(hallucination(12), tmp_path, config=config, infer=infer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_with_inputs_on_the_host_has_room_for_whole_ones() -> None:
+    plan = GradientPlan(
+        GradientPolicy(True, host=100), peak=1, parts={}, seconds=1.0, forward_seconds=1.0, offload_from=30
+    )
+    run = gradient_run(plan, 40, torch.device("cpu"))
+    assert run.saved is not None
+    assert run.saved.stays(("saved", -1, 0), 14)
+    assert not run.saved.stays(("saved", -1, 1), 130)
+    assert run.saved.stays(("saved", -1, 2), 131)

