@@ -29,6 +29,7 @@ def test_the_usual_additions_have_a_recipe() -> None:
         "a head with its loss",
         "a score",
         "an option",
+        "a product",
         "a dataset layout",
         "a weight format",
         "a kind of parallelism",

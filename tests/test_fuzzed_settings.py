@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.cli.options.config_file import expand_config
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import FastFoldError
 from fastfold.inference.restraints import read_restraints
 from fastfold.products.design.results.filters import read_filters
 from fastfold.products.design.task import hallucination
+from fastfold.utils.command_line.config_file import expand_config
 
 TARGET = target_from_sequence("MKTAYIAKQR:GSHM", "dimer")
 ACTIONS = [

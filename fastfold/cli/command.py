@@ -7,20 +7,21 @@ import contextlib
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from fastfold._version import __version__
 from fastfold.cli.commands.completion import add_completion_command
-from fastfold.cli.options.hints import CommandParser
+from fastfold.cli.hints import CommandParser
 from fastfold.cli.process import (
     Termination,
     exit_with,
     open_standard_streams,
     orderly_termination,
     prepare_environment,
-    silence_stdout,
 )
 from fastfold.errors import ConfigError, FastFoldError
+from fastfold.inference.command_line.printing import silence_stdout
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.progress import wrapped
 
@@ -121,29 +122,39 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-_MODULES = {
-    "infer": "infer",
-    "ensemble": "ensemble",
-    "embed": "embed",
-    "screen": "screen",
-    "score": "score",
-    "mutate": "mutate",
-    "design": "design",
-    "search": "resources.search",
-    "serve": "service.serve",
-    "submit": "service.submit",
-    "train": "train",
-    "data": "train",
-    "relax": "relax",
-    "plan": "plan",
-    "report": "report",
-    "verify": "verify",
-    "environment": "verify",
-    "weights": "resources.weights",
-    "databases": "resources.databases",
-    "cite": "report",
+COMMANDS = {
+    "infer": "fastfold.cli.commands.infer",
+    "ensemble": "fastfold.products.ensemble.command",
+    "embed": "fastfold.products.embed.command",
+    "screen": "fastfold.products.screen.command",
+    "score": "fastfold.products.score.command",
+    "mutate": "fastfold.products.mutate.command",
+    "design": "fastfold.products.design.command",
+    "search": "fastfold.cli.commands.resources.search",
+    "serve": "fastfold.products.serve.commands.serve",
+    "submit": "fastfold.products.serve.commands.submit",
+    "train": "fastfold.cli.commands.train",
+    "data": "fastfold.cli.commands.train",
+    "relax": "fastfold.cli.commands.relax",
+    "plan": "fastfold.cli.commands.plan",
+    "report": "fastfold.cli.commands.report",
+    "verify": "fastfold.products.verify.command",
+    "environment": "fastfold.products.verify.command",
+    "weights": "fastfold.cli.commands.resources.weights",
+    "databases": "fastfold.cli.commands.resources.databases",
+    "cite": "fastfold.cli.commands.report",
 }
-"""Modules of the commands, in the order of the help; each has a function ``add_<name>_command``."""
+"""Modules of the commands, in the order of the help; each has a function ``add_<name>_command``.
+
+A command is left out if its product's folder is absent."""
+
+
+def _commands() -> list[str]:
+    """Return the names of the commands whose modules are there."""
+    folder = Path(__file__).parents[2]
+    return [
+        name for name, module in COMMANDS.items() if (folder / f"{module.replace('.', '/')}.py").is_file()
+    ]
 
 
 def _parser(called: str = "") -> argparse.ArgumentParser:
@@ -155,9 +166,9 @@ def _parser(called: str = "") -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in [called] if called in _MODULES else _MODULES:
-        add_command = pkgutil.resolve_name(f"fastfold.cli.commands.{_MODULES[name]}:add_{name}_command")
-        add_command(commands)
-    if called not in _MODULES:
+    names = _commands()
+    for name in [called] if called in names else names:
+        pkgutil.resolve_name(f"{COMMANDS[name]}:add_{name}_command")(commands)
+    if called not in names:
         add_completion_command(commands, parser)
     return parser

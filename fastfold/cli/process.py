@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
-import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-from fastfold._version import __version__
-from fastfold.inference.progress import wrapped
-
-if TYPE_CHECKING:
-    from fastfold.inference.runner import Summary
+from typing import NoReturn
 
 
 def prepare_environment() -> None:
@@ -59,64 +50,6 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def is_first_process() -> bool:
-    """Return True in the process that prints, of several that torchrun started or of one."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def announce(options: argparse.Namespace) -> None:
-    """Print the first line of a command before PyTorch is loaded, unless it is quiet or another process prints."""
-    if options.quiet or not is_first_process():
-        return
-    line = f"fastfold {__version__}, results go to {options.out}"
-    with contextlib.suppress(OSError):
-        print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
-
-
-def print_line(line: str, *, quiet: bool = False) -> None:
-    """Print a line for the user on the standard error at once, unless it is quiet."""
-    if not quiet:
-        print(line, file=sys.stderr, flush=True)
-
-
-def print_summary(summary: Summary, out: Path, *, done: str = "folded", table: str = "") -> int:
-    """Print the result of a run in one line, where targets are ``done``; return the exit code.
-
-    Of several processes that fold together, only the first one prints. A file ``table`` of the folder is named in a
-    second line if there are predictions.
-    """
-    if not is_first_process():
-        return 0
-    from fastfold.inference.report.write import NAME as PAGE
-
-    where = ""
-    if summary.folded or summary.skipped:
-        where = f"; open {out / PAGE}" if (out / PAGE).is_file() else f"; results in {out}"
-    try:
-        print(summary.counts(done) + where, flush=True)
-        if table and summary.predictions:
-            print(f"Table: {out / table}", flush=True)
-    except OSError:  # closed pipe or full disk: the results are written anyway
-        silence_stdout()
-    return 1 if summary.failed else 0
-
-
-@contextlib.contextmanager
-def imports_without_collection() -> Iterator[None]:
-    """Import modules inside without garbage collection, and leave their objects out of later ones.
-
-    Modules live until the end, so that searches for garbage among them are in vain.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
-
-
 def exit_with(run: Callable[[], int]) -> NoReturn:
     """Call a function and end the process with the code that it returns, without freeing modules and tensors.
 
@@ -135,11 +68,6 @@ def exit_with(run: Callable[[], int]) -> NoReturn:
     atexit.register(leave)  # the first handler runs last
     codes.append(run())
     sys.exit(codes[0])
-
-
-def silence_stdout() -> None:
-    """Discard further output after its reader has closed, so that Python does not complain at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Termination(KeyboardInterrupt):

@@ -1,12 +1,14 @@
-"""Imports of a package: names loaded on first use (PEP 562), so that it is fast, and old paths of moved modules."""
+"""Imports of a package: names loaded on first use (PEP 562), without garbage collection, and by old paths."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -73,3 +75,19 @@ class _NewPath(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._own_spec  # the import system has written the old path's
+
+
+@contextlib.contextmanager
+def imports_without_collection() -> Iterator[None]:
+    """Import modules inside without garbage collection, and leave their objects out of later ones.
+
+    Modules live until the end, so that searches for garbage among them are in vain.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()

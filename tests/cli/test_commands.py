@@ -13,11 +13,11 @@ from fastfold.cli.commands import (
     relax,
     report,
     train,
-    verify,
 )
 from fastfold.cli.commands.resources import search, weights
-from fastfold.cli.commands.service import serve, submit
-from fastfold.inference import verify as comparing
+from fastfold.products import verify as comparing
+from fastfold.products.serve.commands import serve, submit
+from fastfold.products.verify import command as verify
 from tests.helpers.command_line import CommandLine
 
 
@@ -76,7 +76,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("module", COMMANDS, ids=lambda m: m.__name__)
 def test_every_command_adds_itself_under_its_own_name(module: ModuleType) -> None:
-    name = module.__name__.rpartition(".")[2]
+    name = module.__name__.removesuffix(".command").rpartition(".")[2]
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command")
     getattr(module, f"add_{name}_command")(commands)

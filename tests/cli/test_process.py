@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from fastfold.cli import main
-from fastfold.cli.process import Termination, imports_without_collection, orderly_termination
+from fastfold.cli.process import Termination, orderly_termination
+from fastfold.utils.lazy import imports_without_collection
 from tests.conftest import REPOSITORY
 from tests.helpers.results import helix_prediction
 

@@ -6,15 +6,11 @@ import argparse
 from typing import Any
 
 from fastfold.cli.commands.resources.search import search_alone
-from fastfold.cli.options.fold import add_fold_options, add_inputs, infer_request
-from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import (
-    announce,
-    imports_without_collection,
-    is_first_process,
-    print_summary,
-)
 from fastfold.errors import ConfigError
+from fastfold.inference.command_line.fold_options import add_fold_options, add_inputs, infer_request
+from fastfold.inference.command_line.printing import announce, is_first_process, print_summary
+from fastfold.utils.command_line.help_all import finish_command
+from fastfold.utils.lazy import imports_without_collection
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.process import print_line
 from fastfold.errors import ConfigError
+from fastfold.inference.command_line.printing import print_line
 
 PLAN = """\
 How to split a training step over many GPUs: every combination of data, pipeline and dynamic axial parallelism (or the

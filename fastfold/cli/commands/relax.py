@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.from_fields import add_field_options, from_options
-from fastfold.cli.process import print_line
 from fastfold.errors import ConfigError, FastFoldError, OutputError, PlaceError, WriteError
+from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.relax.config import RelaxConfig
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
 
 _RELAX = """\
 Relax the protein chains of PDB and mmCIF files (.gz too), and of folders of them, as AlphaFold does: hydrogens and

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.process import print_line
+from fastfold.inference.command_line.printing import print_line
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES
 
 _SCORES = (

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.options.fold import add_inputs, found_databases
-from fastfold.cli.options.from_fields import add_field_options, from_options
-from fastfold.cli.options.help_all import finish_command
-from fastfold.cli.process import print_line
 from fastfold.data.search.settings import HmmerSettings, SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
+from fastfold.inference.command_line.fold_options import add_inputs, found_databases
+from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.command_line.help_all import finish_command
 
 _SEARCH = """\
 Search sequence databases for relatives of every chain of the inputs (FASTA, A3M, CSV, folders of these, or -), by

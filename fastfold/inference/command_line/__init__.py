@@ -1,0 +1,1 @@
+"""Options and printed lines that all commands that fold share."""

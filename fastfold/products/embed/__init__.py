@@ -1,0 +1,1 @@
+"""Embeddings: representations of targets for other programs."""

@@ -1,0 +1,162 @@
+"""``fastfold submit``: fold on a server of ``fastfold serve``."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastfold.errors import ConfigError, InputError
+from fastfold.inference.command_line.fold_options import add_inputs
+from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.request import RunOptions
+from fastfold.products.serve.options import DEFAULT_PORT
+from fastfold.utils.command_line.from_fields import add_field_options
+
+if TYPE_CHECKING:
+    from fastfold.products.serve.client import Client, Job
+
+_SUBMIT = """\
+Fold sequences on a server of 'fastfold serve', wait for the answers, and download the results. FASTA files may have
+several records, each a job; an A3M file is a target with its alignment. Run with --no-wait to submit only, and with
+--job ID to wait for jobs and download them later.
+
+  fastfold submit protein.fasta --server http://127.0.0.1:8470 --out results
+  fastfold submit --sequence MKTAYIAKQR --out results
+  fastfold submit protein.a3m --server https://fold.example.org --set num_recycles=6 seeds=0-4 --out results
+"""
+
+_EPILOG = """\
+The token is that of --token, or of the environment variable FASTFOLD_TOKEN, which other users of this machine cannot
+see. exit code: 0 all jobs folded; 1 at least one failed or was refused; 2 wrong use of the command.
+"""
+
+
+def add_submit_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    submit = commands.add_parser(
+        "submit",
+        help="fold on a server of fastfold serve",
+        usage="fastfold submit [INPUT ...] [--server URL] [--out DIR] [options]",
+        description=_SUBMIT,
+        epilog=_EPILOG,
+    )
+    add_inputs(submit, "FASTA, A3M or CSV files")
+    submit.add_argument("--sequence", metavar="LETTERS", help="a sequence; ':' joins chains")
+    submit.add_argument("--job", nargs="+", default=[], metavar="ID", help="jobs that were submitted before")
+    submit.add_argument(
+        "--server",
+        default=f"http://127.0.0.1:{DEFAULT_PORT}",
+        metavar="URL",
+        help=f"default http://127.0.0.1:{DEFAULT_PORT}",
+    )
+    submit.add_argument("--token", metavar="TEXT", help="token of the user (default: FASTFOLD_TOKEN)")
+    submit.add_argument("--out", type=Path, metavar="DIR", help="folder for the results, one for each job")
+    add_field_options({"targets": submit}, RunOptions)
+    submit.add_argument(
+        "--templates", nargs="+", type=Path, default=[], metavar="FILE", help="mmCIF or PDB files to send"
+    )
+    submit.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="settings",
+        help="settings of the fold: num_recycles=6 seeds=0-4 relax=best",
+    )
+    submit.add_argument("--priority", type=int, default=0, metavar="N", help="-10 to 10 (default 0)")
+    submit.add_argument("--no-wait", action="store_true", help="print the jobs' ids and end")
+    submit.add_argument("--quiet", action="store_true", help="print only the results")
+    submit.set_defaults(run=run_submit)
+
+
+def run_submit(options: argparse.Namespace) -> int:
+    """Run the subcommand; return the exit code, or raise FastFoldError."""
+    if not (options.inputs or options.sequence or options.job):
+        raise ConfigError("no input given: give files, --sequence, or --job with the id of a job")
+    if options.out is None and not options.no_wait:
+        raise ConfigError("give a folder for the results with --out, or submit only with --no-wait")
+    from fastfold.products.serve.client import Client, RefusedError, read_templates
+
+    client = Client(options.server, options.token, say=partial(print_line, quiet=options.quiet))
+    settings = parse_settings(options.settings)
+    templates = read_templates(options.templates)
+    jobs, failed = [client.job(job) for job in options.job], 0
+    for given in _inputs(options):
+        try:
+            jobs.append(
+                client.submit(**given, templates=templates, settings=settings, priority=options.priority)
+            )
+        except RefusedError as error:
+            failed += 1
+            print_line(f"error: {given.get('name') or 'the sequence'}: {error}")
+    if options.no_wait:
+        for job in jobs:
+            print(f"{job['id']}\t{job['name']}")
+        return int(bool(failed))
+    for job in jobs:
+        failed += not _fetch(client, job, options)
+    return int(bool(failed))
+
+
+def _fetch(client: Client, job: Job, options: argparse.Namespace) -> bool:
+    """Wait for a job and download its files; return False if it was not folded."""
+    from fastfold.data.targets import safe_stem
+
+    show = partial(print_line, quiet=options.quiet)
+    if job["state"] == "queued" and job["position"]:
+        show(f"{job['name']}: {job['position']} jobs precede it")
+    found = client.wait(job["id"], show)
+    if found["state"] != "done":
+        print_line(f"error: {found['text']}")
+        return False
+    folder = options.out / f"{safe_stem(found['name'])}_{found['id'][:8]}"
+    client.download(found, folder)
+    print(f"{found['name']}: {found['text']}; results in {folder}")
+    return True
+
+
+def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the arguments of a submission for each target, or raise InputError."""
+    found: list[dict[str, Any]] = [{"sequence": options.sequence}] if options.sequence else []
+    if not options.inputs:
+        return found
+    from fastfold.data.queries.read import read_targets
+    from fastfold.utils.text_files import read_text_bytes
+
+    alignments = [path for path in options.inputs if path.name.removesuffix(".gz").endswith(".a3m")]
+    for path in alignments:
+        text = read_text_bytes(path, limit=1 << 30).decode("utf-8", "replace")
+        found.append({"a3m": text, "name": path.name.removesuffix(".gz").removesuffix(".a3m")})
+    others = [path for path in options.inputs if path not in alignments]
+    targets, errors = read_targets(others, complex_=options.complex)
+    if errors:
+        raise errors[0]
+    for target in targets:
+        letters = ":".join(chain.letters or chain.sequence for chain in target.chains)
+        found.append({"sequence": letters, "name": target.record})
+    return found
+
+
+def parse_settings(texts: list[str]) -> dict[str, Any]:
+    """Parse settings ``name=value``, JSON, a range of seeds such as ``0-4``, or text; or raise ConfigError."""
+    from fastfold.inference.setting_values import parse_max_msa, parse_seeds
+    from fastfold.utils.foreign_text import parse_json
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            raise ConfigError(f"--set {text[:60]}: expected NAME=VALUE, for example num_recycles=6")
+        if name == "seeds":
+            found[name] = list(parse_seeds(value))
+        elif name == "max_msa":
+            found[name] = list(parse_max_msa(value))
+        else:
+            try:
+                found[name] = parse_json(value, "--set")
+            except InputError:
+                found[name] = value
+    return found

@@ -1,0 +1,1 @@
+"""Options of commands: from fields of dataclasses, from a file, and in two lengths of help."""

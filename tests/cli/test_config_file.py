@@ -1,0 +1,114 @@
+"""Options in a file are those of the command, and the command's own come first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fastfold.cli.command import _parser
+from fastfold.utils.command_line import help_all
+from fastfold.utils.command_line.config_file import config_text, expand_config
+from tests.helpers.command_line import CommandLine
+
+COMMAND = (
+    *("infer", "x.fasta", "--out", "r", "--weights", "multimer", "a.npz", "--seeds", "0-4", "--templates"),
+    *(
+        "--num-recycles",
+        "3",
+        "--no-plots",
+        "--max-template-date",
+        "2021-01-02",
+        "--recycle-tolerance",
+        "0.25",
+    ),
+    *("--relax", "--complex", "--msa-server", "https://example.org", "--api-key-value", "secret"),
+)
+
+
+def test_printed_options_are_read_back(cli: CommandLine) -> None:
+    printed = cli.run(*COMMAND, "--print-config")
+    assert (printed.code, printed.err) == (0, "")
+    assert "secret" not in printed.out
+    values = yaml.safe_load(printed.out)
+    assert values["weights"] == ["multimer", "a.npz"]
+    assert (values["templates"], values["no-plots"], values["relax"]) == (True, True, "best")
+    path = cli.folder / "c.yaml"
+    path.write_text(printed.out)
+    again = cli.run("infer", "--config", path, "--print-config")
+    assert (again.code, again.out) == (0, printed.out), again.err
+    own = vars(_parser().parse_args(["infer", "--config", str(path), "--api-key-value", "secret"]))
+    plain = vars(_parser().parse_args(list(COMMAND)))
+    assert own | {"config": None} == plain
+
+
+def test_options_of_the_command_replace_those_of_the_file(cli: CommandLine) -> None:
+    path = cli.folder / "c.yaml"
+    path.write_text("out: a\nweights: [one, two]\nnum_recycles: 3\ncomplex: false\nquiet:\n")
+    command = ["infer", "x.fasta", f"--config={path}", "--weights", "three", "--num-recycle=1"]
+    options = _parser().parse_args(command)
+    assert (options.out, options.weights, options.num_recycles) == (Path("a"), [Path("three")], 1)
+    assert (options.inputs, options.complex, options.quiet) == ([Path("x.fasta")], False, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num-recycels: 3", "no option 'num-recycels'; did you mean num-recycles?"),
+        ("a: [", "c.yaml:1: is not plain YAML"),
+        ("- a", "expected lines such as 'num-recycles: 3', found list"),
+        ("complex: 3", "complex: expected true or false, found 3"),
+        ("weights: []", "weights: expected a number, a text or a list of them, found []"),
+        ("seeds: {a: 1}", "seeds: expected a number, a text or a list of them"),
+        ("num-recycles: three", "argument --num-recycles"),
+        ("config: other.yaml", "no option 'config'"),
+    ],
+)
+def test_a_wrong_file_is_wrong_use(cli: CommandLine, text: str, expected: str) -> None:
+    path = cli.folder / "c.yaml"
+    path.write_text(text)
+    done = cli.run("infer", "x.fasta", "--out", "r", "--config", path)
+    assert done.code == 2
+    assert expected in done.err
+    assert done.err.startswith("usage: fastfold infer")
+    missing = cli.run("infer", "x.fasta", "--config", cli.folder / "none.yaml")
+    assert "none.yaml: no such file; check the name" in missing.err
+
+
+@pytest.mark.parametrize(
+    ("command", "listing"),
+    [
+        (("infer", "x.fasta"), "fastfold infer --help-all"),
+        (("design", "hallucinate"), "fastfold design --help"),
+    ],
+)
+def test_an_unknown_option_names_the_help_of_its_command(
+    cli: CommandLine, command: tuple[str, ...], listing: str
+) -> None:
+    path = cli.folder / "c.yaml"
+    path.write_text("zzzqq: 3\n")
+    done = cli.run(*command, "--out", "r", "--config", path)
+    assert f"no option 'zzzqq'; {listing} lists them" in done.err
+
+
+def test_arguments_without_a_file_stay() -> None:
+    assert expand_config(["a", "--out", "b"], [], help_command="fastfold --help") == ["a", "--out", "b"]
+    assert config_text(_parser().parse_args([]), []) == ""
+
+
+@pytest.mark.parametrize("command", ["infer", "screen", "search"])
+def test_rare_options_are_in_the_full_help_alone(cli: CommandLine, command: str) -> None:
+    short, full = (cli.run(command, flag) for flag in ("--help", "--help-all"))
+    assert (short.code, full.code) == (0, 0)
+    assert "--help-all" in short.out
+    assert "--api-key-header" in full.out
+    assert "--api-key-header" not in short.out
+    (commands,) = (
+        action for action in _parser()._actions if action.dest == "==SUPPRESS==" and action.choices
+    )
+    parser = commands.choices[command]  # type: ignore[call-overload,index]
+    for action in parser._actions:
+        name = max(action.option_strings, key=len, default="")
+        assert (name in short.out) == (not help_all.is_rare(action)), name
+        assert name in full.out
