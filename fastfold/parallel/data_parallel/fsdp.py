@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm import async_ops
@@ -43,6 +45,38 @@ def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
     for x in tensors_in(output):
         if x.requires_grad:
             x.register_hook(refuse)
+
+
+class _ShardsAsInputs(torch.autograd.Function):
+    """Identity whose graph also leads to sharded parameters, which FSDP2 leaves out of it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, *shards: Tensor) -> Tensor:
+        ctx.made_by, ctx.count = output.grad_fn, len(shards)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Refuse a pass that only asks for gradients of shards, such as ``torch.autograd.grad(loss, parameters)``."""
+        if not torch._C._will_engine_execute_node(ctx.made_by):
+            raise ConfigError(
+                "torch.autograd.grad() gives no gradients of parameters that zero=3 shards: call backward(), which "
+                "leaves them in .grad, or use zero=0, 1 or 2"
+            )
+        return (gradient, *[None] * ctx.count)
+
+
+def _lead_to_shards(shards: Sequence[nn.Parameter], _: nn.Module, __: Any, output: Any) -> Any:
+    """Make :func:`torch.autograd.grad` of a module's output refuse its shards by name."""
+    # Hooks of a parameter would run once more, without a gradient.
+    own = [
+        p for p in shards if p.requires_grad and not p._backward_hooks and not p._post_accumulate_grad_hooks
+    ]
+
+    def lead(x: Tensor) -> Tensor:
+        return _ShardsAsInputs.apply(x, *own) if x.grad_fn is not None else x
+
+    return tree_map_only(Tensor, lead, output)
 
 
 def _shard_group(mesh: ParallelMesh) -> Group:
@@ -117,6 +151,10 @@ class FullySharded(ReducedGradients):
                     part.set_force_sum_reduction_for_comms(True)
             module.register_forward_hook(_refuse_second_derivatives)
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if self._group.size > 1:
+            lead = partial(_lead_to_shards, list(parameters.values()))
+            # Before the hooks that FSDP2 and a plan put on outputs, whose order counts.
+            module.register_forward_hook(torch.compiler.disable(lead), prepend=True)
         cut = {name: [*shard_groups.get(name, ()), _shard_group(mesh)] for name in parameters}
         super().__init__(parameters, ShardNorms(cut, mesh.group("pp")))
         # Includes frozen parameters and those with a second name.
