@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.data_parallel.buckets import broadcast_tensors
 from fastfold.parallel.data_parallel.units import listed_modules
-from fastfold.parallel.paths import joined
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.utils.module_structure import joined
 
 Initialise = Callable[[nn.Module], None]
 """Function that fills parameters and buffers of one module, as for :meth:`torch.nn.Module.apply`."""
@@ -30,6 +32,24 @@ def is_without_data(model: nn.Module) -> bool:
     return True in kinds
 
 
+def start_alike(model: nn.Module, mesh: ParallelMesh, initialise: Initialise | None) -> MetaStart | None:
+    """Give every rank the first rank's weights, or return what will fill a model without data.
+
+    Raises:
+        ConfigError: Only some parameters have data.
+    """
+    if is_without_data(model) and initialise is not None:
+        return MetaStart(model, initialise, torch.device(mesh.device_type))
+    groups = [group for axis in ("pp", "dp", "sp", "dap", "tp") if (group := mesh.group(axis)).size > 1]
+    for module in model.modules() if groups else ():
+        for name, buffer in module.named_buffers(recurse=False):
+            if 0 in buffer.stride():  # an expanded element, which cannot be copied into
+                setattr(module, name, buffer.contiguous())
+    for group in groups:
+        broadcast_tensors((*model.parameters(), *model.buffers()), group)
+    return None
+
+
 class MetaStart:
     """Values of a model without data, made in the order of ``model.apply(initialise)``.
 
@@ -43,8 +63,10 @@ class MetaStart:
         self._plain, self._initialise, self._device = copy.deepcopy(model), initialise, device
         self._modules = dict(model.named_modules())
 
-    def fill(self, load: Callable[[dict[str, Tensor]], object]) -> None:
-        """Pass all values on, some at a time, which draws no numbers of the initialisation.
+    def fill(self, parallel: nn.Module) -> None:
+        """Load all values into the model under its plan, some at a time.
+
+        That draws no numbers of the initialisation.
 
         Raises:
             ConfigError: ``initialise`` left a tensor without values.
@@ -52,7 +74,7 @@ class MetaStart:
         devices = [self._device] if self._device.type == "cuda" else []
         for values in self.values():
             with torch.random.fork_rng(devices):
-                load(values)
+                parallel.load_state_dict(values, strict=False)
 
     def values(self) -> Iterator[dict[str, Tensor]]:
         """Yield the parameters of each block, and last those outside of blocks, by the plain model's names.

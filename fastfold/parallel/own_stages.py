@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.paths import is_inside, joined, tied_names
+from fastfold.utils.module_structure import is_inside, joined
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 """Function that splits a model into a number of stages, which compose to it."""
@@ -158,16 +158,14 @@ def _find_shared(
     model: nn.Module, stages: Sequence[nn.Module], paths: Mapping[int, str], group: Group
 ) -> list[SharedParameter]:
     """Return this rank's parameters that other ranks copy; the owner has its first name in the model."""
-    names = {id(model.get_parameter(alike[0])): alike[0] for alike in tied_names(model)}
     shared: list[SharedParameter] = []
     for name, parameter in model.named_parameters():
         numbers = [i for i, stage in enumerate(stages) if any(p is parameter for p in stage.parameters())]
         holders = list(dict.fromkeys(number % group.size for number in numbers))
         if len(holders) < 2 or not parameter.requires_grad:
             continue
-        first = names.get(id(parameter), name)
         for number in reversed(numbers):
-            if any(is_inside(first, path) for path in _find_paths(stages[number], paths).values()):
+            if any(is_inside(name, path) for path in _find_paths(stages[number], paths).values()):
                 holders.insert(0, number % group.size)
         holders = list(dict.fromkeys(holders))
         if group.rank in holders:

@@ -1,15 +1,54 @@
-"""Structure of a module: a description that processes can compare, and exchange of parts."""
+"""Structure of a module: paths, a description that processes can compare, copies, and exchange of parts.
+
+Paths of modules and names of their tensors are written as ``blocks.0`` and ``blocks.0.weight``.
+"""
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
+
+
+def is_inside(name: str, path: str) -> bool:
+    """Return True if a name is a path, or belongs to the module there; the empty path contains all."""
+    return not path or name == path or name.startswith(f"{path}.")
+
+
+def joined(path: str, name: str) -> str:
+    """Return the name of a tensor or module of the module at a path."""
+    return f"{path}.{name}" if path and name else path or name
+
+
+def below(path: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the values of the module at a path, by their names inside it."""
+    return {name[len(path) :].removeprefix("."): x for name, x in values.items() if is_inside(name, path)}
+
+
+def replace_at(model: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:
+    """Replace a submodule or parameter of a model."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, value)
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [alike for alike in names.values() if len(alike) > 1]
 
 
 def module_structure(module: nn.Module) -> dict[str, str]:
@@ -77,6 +116,48 @@ def exchange_modules(model: M, make: Callable[[nn.Module], nn.Module]) -> M:
         if made[module] is not module:
             made[model].set_submodule(path, made[module])
     return cast(M, made[model])
+
+
+def detached_copy(tree: T, memo: dict[int, Any] | None = None) -> T:
+    """Copy a module, or arguments whose tensors have an autograd history.
+
+    ``memo`` has replacements of objects by their ids, as of :func:`copy.deepcopy`.
+    """
+    with _Detached():
+        return copy.deepcopy(tree, memo)
+
+
+def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Copy a module with parameters that have a shape and no memory; tied ones stay tied.
+
+    ``memo`` has replacements of objects by their ids, as of :func:`copy.deepcopy`.
+    """
+    own = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in layer.parameters()}
+    return detached_copy(layer, own if memo is None else own | memo)
+
+
+def fake(x: Tensor) -> Tensor:
+    """Return a tensor on the host of the same shape, strides and dtype; without data inside a ``FakeTensorMode``."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+
+
+def fakes(module: nn.Module, mode: FakeTensorMode, make: Callable[[Tensor], Tensor] = fake) -> dict[int, Any]:
+    """Return parameters and buffers without data in place of a module's, by the ids of those."""
+    with mode:
+        buffers: dict[int, Any] = {id(x): make(x.detach()) for x in module.buffers()}
+        return buffers | {id(p): nn.Parameter(make(p.detach()), p.requires_grad) for p in module.parameters()}
+
+
+def fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Copy a module with parameters and buffers without data."""
+    return detached_copy(model, fakes(model, mode))
+
+
+class _Detached(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not isinstance(args[0], nn.Parameter):
+            return args[1].setdefault(id(args[0]), args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

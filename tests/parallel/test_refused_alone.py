@@ -15,10 +15,10 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan, init_distributed, parallelize
 from fastfold.parallel.checks.plan import check_tied_layers
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.paths import tied_names
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.sequence_parallel.attention import ring_attention
 from fastfold.parallel.tensor_parallel.layers import ParallelMLP
+from fastfold.utils.module_structure import tied_names
 
 
 def test_a_gpu_is_named_when_processes_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +143,8 @@ def test_one_parameter_of_which_one_place_is_cut_is_refused() -> None:
 
 def test_a_parameter_that_is_cut_in_all_its_places_or_none_is_accepted() -> None:
     assert tied_names(_Tied()) == [["mlp.0.weight", "head.weight"]]
-    check_tied_layers(_Tied(), ["mlp", "head"])
-    check_tied_layers(_Tied(), [])
+    check_tied_layers(tied_names(_Tied()), ["mlp", "head"])
+    check_tied_layers(tied_names(_Tied()), [])
 
 
 @pytest.mark.parametrize("plan", [{"dp": 2}, {"pp": 2}])

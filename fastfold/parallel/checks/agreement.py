@@ -47,7 +47,8 @@ def compare_inputs(module: nn.Module, group: Group) -> None:
                 "together: give them the same inputs"
             )
 
-    module.register_forward_pre_hook(torch.compiler.disable(compare), with_kwargs=True)
+    # Before comparisons that exchange numbers which depend on the inputs.
+    module.register_forward_pre_hook(torch.compiler.disable(compare), prepend=True, with_kwargs=True)
 
 
 class StepAgreement:

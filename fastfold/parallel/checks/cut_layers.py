@@ -20,11 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.checks.agreement import compare_inputs
+from fastfold.parallel.checks.rounding import is_close
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comparison import detached_copy, is_close, without_data
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.own_stages import OwnStages
-from fastfold.parallel.paths import below, is_inside, joined, replace_at
 from fastfold.parallel.tensor_parallel.layers import (
     ParallelAttention,
     ParallelEmbedding,
@@ -33,7 +32,7 @@ from fastfold.parallel.tensor_parallel.layers import (
 )
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
 from fastfold.parallel.tensor_parallel.plain_layers import check_alike
-from fastfold.utils.module_structure import tensors_in
+from fastfold.utils.module_structure import below, detached_copy, is_inside, joined, tensors_in, without_data
 
 Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
 
@@ -59,11 +58,11 @@ def watch_first_calls(
     if mesh.plan.tp_mode != "1d":
         return
     for name, part in own.called:
-        compare_inputs(part, group)
         # A stage that is cut as a whole has no module around it to compare.
         inside = {path: cut for path, cut in below(name, cuts).items() if path}
         if is_compared:
             compare_first_calls(part, {p: x for p, x in below(name, plain).items() if p}, inside, mesh)
+        compare_inputs(part, group)
         check_alike(part, group, inside)
 
 
@@ -139,7 +138,7 @@ class _Comparison:
             for name, shard in self._cuts.items():
                 layer = shard(cut.get_submodule(name), self._mesh)
                 if name:
-                    replace_at(cut, name, layer)
+                    cut.set_submodule(name, layer)
                 else:
                     cut = layer
             expected = self._run(plain, args, kwargs)

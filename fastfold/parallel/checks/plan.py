@@ -2,67 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.paths import is_inside, tied_names
+from fastfold.parallel.arguments import Arguments
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.utils.module_structure import is_inside
 
 
-def check_plan(
-    model: nn.Module, plan: ParallelPlan, stages: object | None, sequence: object | None, dap: object | None
+def check_arguments(
+    model: nn.Module, asked: Arguments, dap: object | None, policy: MixedPrecisionPolicy
 ) -> None:
     """Refuse a plan that does not match a model.
 
-    The model is not parallel yet; the other arguments are those of :func:`fastfold.parallel.parallelize`.
+    The model is not parallel yet; ``dap`` and the policy are arguments of :func:`fastfold.parallel.parallelize`.
 
     Raises:
         ConfigError: An argument is missing, or the model does not support an axis; the message names it.
     """
-    kind = type(model).__name__
-    tied = next(iter(tied_names(model)), None)
+    plan, kind, tied = asked.plan, type(model).__name__, asked.tied
     if plan.dap > 1 and dap is None:
         raise ConfigError(
             f"dap={plan.dap} needs to know how {kind} is sharded: give dap=, for an AlphaFold network "
             "fastfold.parallel.alphafold.shard; for other models use sp or tp"
         )
-    if plan.sp > 1 and sequence is None:
+    if plan.sp > 1 and asked.spread is None:
         raise ConfigError(
             f"sp={plan.sp} needs to know where {kind} combines positions of the sequence: give sequence="
         )
-    if plan.pp > 1 and stages is None:
+    if plan.pp > 1 and asked.split is None:
         raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
     if plan.pp > 1 and plan.zero > 1:
         raise ConfigError(
             f"zero={plan.zero} with pp={plan.pp}: a pipeline adds up the gradients of its microbatches, which stage "
             f"{plan.zero} would reduce after each one; use zero=1"
         )
-    if plan.tp_mode != "1d" and tied is not None and plan.tp > 1:
+    if plan.tp_mode != "1d" and tied and plan.tp > 1:
         raise ConfigError(
-            f"tp={plan.tp_mode} cuts {' and '.join(tied)} differently, so they cannot be one parameter"
+            f"tp={plan.tp_mode} cuts {' and '.join(tied[0])} differently, so they cannot be one parameter"
         )
+    check_tied_layers(tied, asked.cuts)
     _check_batch_norm(model, plan)
+    check_precision(model, policy)
 
 
-def check_tied_layers(model: nn.Module, shard_fns: Iterable[str]) -> None:
+def check_tied_layers(tied: Sequence[Sequence[str]], paths: Iterable[str]) -> None:
     """Refuse a tied parameter that is cut in some of its places, which would untie it.
 
-    ``shard_fns`` are the paths of the layers that are cut.
+    ``tied`` has the names of each such parameter, and ``paths`` those of the layers that are cut.
 
     Raises:
         ConfigError: A tied parameter is cut in part; the message names two of its places.
     """
-    for names in tied_names(model):
-        cut = [name for name in names if any(is_inside(name, path) for path in shard_fns)]
+    for names in tied:
+        cut = [name for name in names if any(is_inside(name, path) for path in paths)]
         whole = [name for name in names if name not in cut]
         if cut and whole:
             raise ConfigError(
                 f"{whole[0]} and {cut[0]} are one parameter, but layers= cuts only {cut[0]}; cut both, or neither"
+            )
+
+
+def check_precision(model: nn.Module, policy: MixedPrecisionPolicy) -> None:
+    """Refuse a policy that the ZeRO stages would apply differently.
+
+    Raises:
+        ConfigError: ``reduce_dtype`` is not the dtype of every parameter, or ``output_dtype`` is set.
+    """
+    if policy.param_dtype is None:
+        return
+    if policy.output_dtype is not None:
+        raise ConfigError(
+            f"mp_policy: expected no output_dtype, found {policy.output_dtype}; convert the model's result"
+        )
+    for name, p in model.named_parameters():
+        if p.is_floating_point() and p.dtype != policy.reduce_dtype:
+            raise ConfigError(
+                f"mp_policy: expected reduce_dtype {p.dtype}, the dtype of {name}, found {policy.reduce_dtype}; "
+                "parameters and optimizer states keep this dtype, so convert the model before parallelize(), for "
+                "example model.float()"
             )
 
 

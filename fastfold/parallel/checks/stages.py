@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.comparison import fake, fake_copy, without_data
 from fastfold.parallel.own_stages import Split
-from fastfold.utils.module_structure import tensors_in
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.utils.module_structure import fake, fake_copy, tensors_in, without_data
 
 _PASSED_ON = ("aten::detach", "aten::alias", "aten::clone", "aten::lift_fresh")
 """Operators whose result is their input."""
@@ -34,6 +34,11 @@ _REMEDY = (
     "stages= must return modules whose composition is the model; wrap what runs between its layers into a module of "
     "the stage, or pass compare_first=False to parallelize() if the difference is intended"
 )
+
+
+def compare_stages(model: nn.Module, split: Split | None, plan: ParallelPlan) -> StageComparison | None:
+    """Return the comparison of a pipeline's stages with the plain model; None if there is nothing to compare."""
+    return None if split is None or plan.pp == 1 or plan.dap > 1 else StageComparison(model, split, plan.pp)
 
 
 class StageComparison:

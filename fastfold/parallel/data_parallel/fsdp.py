@@ -28,8 +28,7 @@ from fastfold.parallel.data_parallel.units import (
     listed_modules,
 )
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.paths import replace_at, tied_names
-from fastfold.utils.module_structure import tensors_in
+from fastfold.utils.module_structure import replace_at, tensors_in, tied_names
 
 
 def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:

@@ -17,8 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.paths import below, is_inside, joined, replace_at
-from fastfold.utils.module_structure import shallow_copy
+from fastfold.utils.module_structure import below, is_inside, joined, replace_at, shallow_copy
 
 ShardFn = Callable[[nn.Module, ParallelMesh], nn.Module]
 """Function that creates this rank's part of a plain layer; its result has a method ``to_plain``."""

@@ -13,29 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._pytree import tree_map_only
 
-from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.units import gathered_alone, listed_modules
-
-
-def check_precision(model: nn.Module, policy: MixedPrecisionPolicy) -> None:
-    """Refuse a policy that the ZeRO stages would apply differently.
-
-    Raises:
-        ConfigError: ``reduce_dtype`` is not the dtype of every parameter, or ``output_dtype`` is set.
-    """
-    if policy.param_dtype is None:
-        return
-    if policy.output_dtype is not None:
-        raise ConfigError(
-            f"mp_policy: expected no output_dtype, found {policy.output_dtype}; convert the model's result"
-        )
-    for name, p in model.named_parameters():
-        if p.is_floating_point() and p.dtype != policy.reduce_dtype:
-            raise ConfigError(
-                f"mp_policy: expected reduce_dtype {p.dtype}, the dtype of {name}, found {policy.reduce_dtype}; "
-                "parameters and optimizer states keep this dtype, so convert the model before parallelize(), for "
-                "example model.float()"
-            )
 
 
 def compute_in(module: nn.Module, policy: MixedPrecisionPolicy) -> None:

@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.paths import is_inside
-from fastfold.utils.module_structure import tensors_in
+from fastfold.utils.module_structure import is_inside, tensors_in
 
 
 def listed_modules(module: nn.Module) -> list[nn.Module]:

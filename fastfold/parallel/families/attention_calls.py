@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.families.call_trace import trace_call
+from fastfold.parallel.families.call_trace import CallTrace
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
 
 
-def spread_attention(model: nn.Module) -> Callable[[nn.Module, Group], SequenceParallel]:
+def spread_attention(trace: CallTrace) -> Callable[[nn.Module, Group], SequenceParallel]:
     """Return the function that applies sequence parallelism to the modules that call attention.
 
     A model with an argument ``position_ids`` gets those of this rank's part, if the caller gives none.
@@ -23,10 +23,10 @@ def spread_attention(model: nn.Module) -> Callable[[nn.Module, Group], SequenceP
     Raises:
         ConfigError: No module calls PyTorch's attention.
     """
-    kinds = tuple(dict.fromkeys(trace_call(model, "sequence").attention.values()))
+    kinds = tuple(dict.fromkeys(trace.attention.values()))
     if not kinds:
         raise ConfigError(
-            f'sequence="auto": {type(model).__name__} does not call torch.nn.functional.scaled_dot_product_attention; '
+            f'sequence="auto": {trace.name} does not call torch.nn.functional.scaled_dot_product_attention; '
             'models of transformers do with attn_implementation="sdpa"'
         )
 

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.comparison import without_data
 from fastfold.parallel.families.call_trace import CallTrace, trace_call
-from fastfold.parallel.paths import is_inside, joined
 from fastfold.parallel.pipeline import split_blocks
-from fastfold.utils.module_structure import copy_level, tensors_in
+from fastfold.utils.module_structure import copy_level, is_inside, joined, without_data
 
 _REMEDY = "give stages= as a function (fastfold.parallel.pipeline), or use dp, zero or tp instead of pp"
 
@@ -98,7 +96,7 @@ def _check_blocks(model: nn.Module, blocks: str, trace: CallTrace) -> None:
     for path in paths:
         output = trace.outputs[path]
         first = output[0] if isinstance(output, tuple) and output else output
-        if not isinstance(first, Tensor) or len(list(tensors_in(output))) != 1:
+        if not isinstance(first, Tensor) or trace.sizes[path] != 1:
             raise ConfigError(f'stages="auto": {path} returns other than one tensor; {_REMEDY}')
     owner = blocks
     while owner:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.comparison import fake, fake_copy
+from fastfold.utils.module_structure import fake, fake_copy, tensors_in
 
 _ATTENTION = (scaled_dot_product_attention, multi_head_attention_forward)
 
@@ -24,8 +24,10 @@ _ATTENTION = (scaled_dot_product_attention, multi_head_attention_forward)
 class CallTrace:
     """Record of one call."""
 
+    name: str  #: Class of the model
     called: list[str] = field(default_factory=list)  #: Paths of modules in the order of their calls
     outputs: dict[str, Any] = field(default_factory=dict)  #: Last result of each module, without data
+    sizes: dict[str, int] = field(default_factory=dict)  #: Number of tensors in each result
     attention: dict[str, type[nn.Module]] = field(
         default_factory=dict
     )  #: Innermost modules that call attention
@@ -45,7 +47,7 @@ def trace_call(model: nn.Module, wanted: str) -> CallTrace:
     if not isinstance(inputs, Mapping):
         inputs = {"input_ids": torch.ones(1, 4, dtype=torch.int64)}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    copied, trace, stack = fake_copy(model, mode), CallTrace(), list[str]()
+    copied, trace, stack = fake_copy(model, mode), CallTrace(type(model).__name__), list[str]()
     for path, module in copied.named_modules():
         module.register_forward_pre_hook(partial(_enter, trace, stack, path))
         module.register_forward_hook(partial(_leave, trace, stack, path))
@@ -67,7 +69,7 @@ def _enter(trace: CallTrace, stack: list[str], path: str, *_: Any) -> None:
 
 def _leave(trace: CallTrace, stack: list[str], path: str, _: nn.Module, __: Any, output: Any) -> None:
     stack.pop()
-    trace.outputs[path] = output
+    trace.outputs[path], trace.sizes[path] = output, len(list(tensors_in(output)))
 
 
 def _note_attention(trace: CallTrace, stack: list[str], model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Layers that tensor parallelism cuts in a model that does not name them: ``layers="auto"``.
+"""Layers that tensor parallelism cuts: by patterns of paths, or found in the model by ``layers="auto"``.
 
 A model's ``tp_plan`` is used if it has one, as most families of transformers do. Otherwise the layers come from
 structure: attention with a number of heads, and pairs of linear layers. Both are compared with the plain layers at
@@ -7,24 +7,28 @@ their first call.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, suggest
 from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.data_parallel.full_state import ShardFn
 from fastfold.parallel.families.linear_kinds import cut_linear, features, is_linear, is_transposed
 from fastfold.parallel.families.own_heads import OwnHeads, SummedGradients
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.paths import joined, tied_names
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.tensor_parallel.layers import ParallelEmbedding
 from fastfold.parallel.tensor_parallel.layout import Partition
 from fastfold.parallel.tensor_parallel.linear import Role
+from fastfold.utils.module_structure import is_inside, joined
+
+Layers = Mapping[str, ShardFn] | Literal["auto"] | None
+"""Argument ``layers`` of :func:`fastfold.parallel.parallelize`."""
 
 _GATHERED = "colwise_gather_output"
 _STYLES = (
@@ -40,15 +44,56 @@ _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
 _REMEDY = "give layers={pattern: function}, or use dp, zero or pp instead of tp"
 
 
-def find_layers(model: nn.Module, plan: ParallelPlan) -> dict[str, ShardFn]:
-    """Return the functions that cut a model's layers, by path.
+def find_cuts(
+    model: nn.Module, plan: ParallelPlan, layers: Layers, tied: Sequence[Sequence[str]]
+) -> dict[str, ShardFn]:
+    """Return the functions of replaced layers, by path; the outermost matching module wins.
+
+    ``tied`` has the names of each parameter that has several.
+
+    Raises:
+        ConfigError: ``layers`` lacks layers, or has a pattern of none.
+    """
+    if plan.tp == 1:
+        return {}
+    if not layers:
+        raise ConfigError(
+            f"tp={plan.tp} needs to know which layers of {type(model).__name__} are cut: give "
+            'layers={pattern: function}, or layers="auto" for a model of transformers'
+        )
+    if isinstance(layers, str):
+        layers = find_layers(model, plan, tied)
+    paths = [path for path, _ in model.named_modules() if path]
+    cuts: dict[str, ShardFn] = {}
+    for pattern, shard_fn in layers.items():
+        matching = fnmatch.filter(paths, pattern)
+        if not matching:
+            hint = suggest(pattern, paths, cutoff=0.0)
+            raise ConfigError(f"layers=: no module of {type(model).__name__} is called {pattern}; {hint}")
+        for path in matching:  # outer modules precede their children
+            if not any(is_inside(path, outer) for outer in cuts if outer != path):
+                cuts[path] = shard_fn
+    if plan.tp_mode != "1d":
+        left = [
+            name for name, _ in model.named_parameters() if not any(is_inside(name, path) for path in cuts)
+        ]
+        if left:
+            raise ConfigError(
+                f"tp={plan.tp_mode} splits batch and features, so every layer has to be replaced; layers= lacks "
+                f"{', '.join(left[:3])}{' ...' if len(left) > 3 else ''}"
+            )
+    return cuts
+
+
+def find_layers(model: nn.Module, plan: ParallelPlan, tied: Sequence[Sequence[str]]) -> dict[str, ShardFn]:
+    """Return the functions that cut a model's layers, by path; see :func:`find_cuts`.
 
     Raises:
         ConfigError: The plan is not 1d, or no layer can be cut; the message names the reason.
     """
     if plan.tp_mode != "1d":
         raise ConfigError(f'layers="auto" finds the layers of tp_mode 1d, found {plan.tp_mode}: {_REMEDY}')
-    cuts: dict[str, ShardFn] = {}
+    of_tied, cuts = _cut_tied(model, tied), dict[str, ShardFn]()
     for path, part, styles in _declared(model):
         cuts |= {joined(path, name): cut for name, cut in _of_styles(part, styles).items()}
     cuts = cuts or _of_structure(model)
@@ -57,7 +102,7 @@ def find_layers(model: nn.Module, plan: ParallelPlan) -> dict[str, ShardFn]:
             f'layers="auto": {type(model).__name__} has no tp_plan, no attention with a number of heads next to its '
             f"linear layers, and no pairs of linear layers: {_REMEDY}"
         )
-    return cuts | _tied_to(model, cuts)
+    return cuts | {path: cut for path, cut in of_tied.items() if path not in cuts}
 
 
 @dataclass(frozen=True)
@@ -216,14 +261,14 @@ def _attention_of_structure(module: nn.Module, linear: list[str]) -> OwnHeads | 
 # ---- tied embeddings ---------------------------------------------------------------------------------------
 
 
-def _tied_to(model: nn.Module, cuts: Mapping[str, ShardFn]) -> dict[str, ShardFn]:
+def _cut_tied(model: nn.Module, tied: Sequence[Sequence[str]]) -> dict[str, ShardFn]:
     """Return the functions for an embedding and the output layer that is tied to it, which are cut alike."""
-    more: dict[str, ShardFn] = {}
-    for names in tied_names(model):
+    cuts: dict[str, ShardFn] = {}
+    for names in tied:
         layers: dict[str, Any] = {name.rpartition(".")[0]: None for name in names}
         layers = {path: model.get_submodule(path) for path in layers}
         kinds = {type(layer) for layer in layers.values()}
         if kinds == {nn.Embedding, nn.Linear} and all(layer.weight is not None for layer in layers.values()):
             for path, layer in layers.items():
-                more[path] = _cut_table if type(layer) is nn.Embedding else _cut_scores
-    return {path: cut for path, cut in more.items() if path not in cuts}
+                cuts[path] = _cut_table if type(layer) is nn.Embedding else _cut_scores
+    return cuts

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm.groups import Communication
-from fastfold.parallel.comparison import fake, fake_copy, without_data
 from fastfold.parallel.data_parallel.units import checkpointable_blocks
 from fastfold.parallel.own_stages import Split
 from fastfold.parallel.plan import ParallelPlan
@@ -28,7 +27,7 @@ from fastfold.parallel.planner.gpu_kernels import gpu_kernels
 from fastfold.parallel.planner.hardware import ACCELERATORS, GENERAL, Rates, rates
 from fastfold.parallel.planner.search import seconds_text
 from fastfold.parallel.planner.workload import Repeat, Workload, divisors
-from fastfold.utils.module_structure import tensors_in
+from fastfold.utils.module_structure import fake, fake_copy, tensors_in, without_data
 from fastfold.utils.units import GIB
 
 _ASSUMED_GPU = "h100"

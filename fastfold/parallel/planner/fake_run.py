@@ -25,9 +25,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.cost import OPERATOR_COSTS, OperatorCost
 from fastfold.parallel.comm.groups import Communication
-from fastfold.parallel.comparison import fakes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.utils.module_structure import fakes
 
 
 class Operation(NamedTuple):

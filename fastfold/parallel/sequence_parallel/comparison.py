@@ -24,16 +24,16 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastfold.errors import ConfigError, first_line
+from fastfold.parallel.checks.rounding import is_close, without_small_weights
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comparison import detached_copy, is_close, without_small_weights
 from fastfold.parallel.sequence_parallel.operators import (
     OperatorLog,
     OutputLog,
     RepeatableCall,
     kind_name,
 )
-from fastfold.utils.module_structure import tensors_in
+from fastfold.utils.module_structure import detached_copy, tensors_in
 
 MAX_POSITIONS = 16384  #: Number of positions of all ranks in a comparison; longer sequences are shortened
 

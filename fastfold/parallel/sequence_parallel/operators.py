@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastfold.parallel.comparison import is_close
+from fastfold.parallel.checks.rounding import is_close
 
 _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "bernoulli"}) | frozenset(
     {"bernoulli_", "uniform_", "normal_", "exponential_", "log_normal_", "cauchy_"}

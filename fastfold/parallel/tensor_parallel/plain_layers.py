@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.paths import is_inside
+from fastfold.utils.module_structure import is_inside
 
 _HOOKS = {
     "_forward_pre_hooks": "a forward pre-hook",

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, parallelize
-from fastfold.parallel.checks.cut_layers import without_data
 from fastfold.parallel.tensor_parallel import ParallelLinear
+from fastfold.utils.module_structure import without_data
 from tests.helpers.spawn_ranks import launch
 
 WIDTH = 4

@@ -11,7 +11,8 @@ from torch.func import functional_call
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from fastfold.errors import ConfigError
 from fastfold.parallel import parallelize
-from fastfold.parallel.data_parallel.precision import check_precision, compute_in
+from fastfold.parallel.checks.plan import check_precision
+from fastfold.parallel.data_parallel.precision import compute_in
 from tests.helpers.spawn_ranks import launch
 
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

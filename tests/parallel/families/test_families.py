@@ -19,6 +19,7 @@ from fastfold.parallel.families.call_trace import trace_call
 from fastfold.parallel.families.tensor_layers import find_layers
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.planner.fake_run import fake_mesh
+from fastfold.utils.module_structure import tied_names
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.families.plain_models import (
     LENGTH,
@@ -137,7 +138,7 @@ def test_dropout_of_own_heads_leaves_the_stream_alike() -> None:
 
 
 def test_layers_of_a_model_without_a_plan_are_found_by_structure() -> None:
-    found = find_layers(TiedModel(), ParallelPlan(tp=2))
+    found = find_layers(TiedModel(), ParallelPlan(tp=2), tied_names(TiedModel()))
     blocks = [f"h.{i}.{name}" for i in range(3) for name in ("attn", "mlp.c_fc", "mlp.c_proj")]
     assert list(found) == [*blocks, "wte", "lm_head"]
     assert found["h.0.attn"] == own_heads.OwnHeads(
@@ -147,7 +148,7 @@ def test_layers_of_a_model_without_a_plan_are_found_by_structure() -> None:
 
 def test_own_heads_have_the_sizes_of_a_rank_and_become_plain_again() -> None:
     plain = JointAttention(3, 0.0)
-    cut = find_layers(TiedModel(), ParallelPlan(tp=2))["h.0.attn"]
+    cut = find_layers(TiedModel(), ParallelPlan(tp=2), tied_names(TiedModel()))["h.0.attn"]
     with fake_mesh(ParallelPlan(tp=2), rank=1) as mesh:
         own: Any = cut(copy.deepcopy(plain), mesh)
     assert (own.num_heads, own.split_size, own.head_dim) == (1, 4, 4)
@@ -220,7 +221,7 @@ class _Valued(TiedModel):
 )
 def test_layers_that_are_not_known_are_refused(model: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message + ".*give layers="):
-        find_layers(model(), ParallelPlan(tp=2))
+        find_layers(model(), ParallelPlan(tp=2), [])
 
 
 @pytest.mark.parametrize(
@@ -244,4 +245,4 @@ def test_a_model_without_attention_is_refused() -> None:
             return {"logits": self.wte(input_ids)}
 
     with pytest.raises(ConfigError, match=r"Plain does not call torch\.nn\.functional\.scaled_dot"):
-        spread_attention(Plain())
+        spread_attention(trace_call(Plain(), "sequence"))

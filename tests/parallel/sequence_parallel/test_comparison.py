@@ -15,11 +15,12 @@ from torch.nn import functional as F
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
+from fastfold.parallel.checks.rounding import is_close, without_small_weights
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comparison import detached_copy, is_close, without_small_weights
 from fastfold.parallel.sequence_parallel import comparison
 from fastfold.parallel.sequence_parallel.comparison import SequenceComparison
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
+from fastfold.utils.module_structure import detached_copy
 from tests.helpers.spawn_ranks import launch
 
 X = torch.randn(2, 7, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
