@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer
@@ -13,10 +13,11 @@ from fastfold.parallel import started_processes
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.planner.hardware import ACCELERATORS, accelerator
 from fastfold.parallel.planner.search import best_plans, overrides, step_text
+from fastfold.parallel.planner.workload import Workload
 from fastfold.training.config import TrainConfig
 
 
-def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
+def choose_plan(config: TrainConfig, tree: ConfigDict) -> tuple[TrainConfig, str]:
     """Return a configuration with the fastest plan for ``parallel.auto``, and one line that describes it.
 
     It is equal on every process. Call before the process group is initialised, because plans are traced with simulated
@@ -38,7 +39,7 @@ def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
     )
 
 
-def workload_of(config: TrainConfig, tree: Any) -> Any:
+def workload_of(config: TrainConfig, tree: ConfigDict) -> Workload:
     """Return the workload of one optimisation step, the planner's input."""
     if is_multimer(tree):
         trunk = tree.model.embeddings_and_evoformer

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import cast
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
@@ -25,7 +26,7 @@ from fastfold.training.config import MemoryConfig, TrainConfig
 from fastfold.training.lora import add_lora, freeze
 
 
-def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
+def plain_network(config: TrainConfig, tree: ConfigDict) -> AlphaFold:
     """Build the network to train with its initial weights, on the CPU.
 
     Raises:
@@ -44,7 +45,7 @@ def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
     return model
 
 
-def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -> Parallel:
+def build_network(config: TrainConfig, tree: ConfigDict, context: DistributedContext) -> Parallel:
     """Build the network to train under the run's plan, on its device and in training mode.
 
     Raises:

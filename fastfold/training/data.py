@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.data.features.coevolution import Coevolution, analyse_subset
 from fastfold.data.features.raw import msa_features
@@ -86,7 +86,7 @@ class MakeSample:
     """
 
     reader: EntryReader
-    tree: Any
+    tree: ConfigDict
     settings: SampleSettings
     seed: int
     distillation_rows: int | None = None
@@ -148,7 +148,7 @@ def entry_reader(config: DataConfig) -> EntryReader:
     return EntryReader(cache, config.distillation_min_plddt, templates, packed)
 
 
-def check_templates(config: DataConfig, tree: Any) -> None:
+def check_templates(config: DataConfig, tree: ConfigDict) -> None:
     """Refuse templates for a network without template embedders.
 
     Raises:
@@ -162,7 +162,7 @@ def check_templates(config: DataConfig, tree: Any) -> None:
         )
 
 
-def takes_templates(tree: Any) -> bool:
+def takes_templates(tree: ConfigDict) -> bool:
     """Return True if the network of a configuration tree reads templates."""
     return bool(tree.model.embeddings_and_evoformer.template.enabled)
 
@@ -199,7 +199,7 @@ def sample_settings(config: DataConfig) -> SampleSettings:
 def make_loader(
     source: SampleSource,
     config: DataConfig,
-    tree: Any,
+    tree: ConfigDict,
     seed: int,
     context: DistributedContext,
     replay: Iterable[int],

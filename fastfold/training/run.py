@@ -11,9 +11,10 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
+from ml_collections import ConfigDict
 from omegaconf import DictConfig, OmegaConf
 
 from fastfold._version import __version__
@@ -145,7 +146,7 @@ class _Run:
         self,
         config: TrainConfig,
         settings: DictConfig,
-        tree: Any,
+        tree: ConfigDict,
         source: SampleSource,
         context: DistributedContext,
         loggers: Sequence[Logger],

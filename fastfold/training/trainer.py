@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.data.loading.loader import SampleLoader, merge_states
@@ -95,7 +96,7 @@ class Trainer:
     def __init__(
         self,
         parallel: Parallel,
-        tree: Any,
+        tree: ConfigDict,
         config: TrainConfig,
         loader: SampleLoader,
         context: DistributedContext,
@@ -269,7 +270,7 @@ class Trainer:
             rest = {"samples": pending.samples, "skipped": progress.skipped, "seconds": progress.seconds}
             self.hooks.log(pending.step, numbers | {key: float(value) for key, value in rest.items()})
 
-    def _sample(self, sample: Mapping[str, np.ndarray], recycles: int, tree: Any) -> dict[str, Tensor]:
+    def _sample(self, sample: Mapping[str, np.ndarray], recycles: int, tree: ConfigDict) -> dict[str, Tensor]:
         """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``.
 
         The losses have the weights of ``tree``.

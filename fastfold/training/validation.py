@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.data.features.pipeline import FeatureSampler, sampler_from_merged, sampler_from_raw
@@ -98,7 +99,7 @@ def score_entry(
     model: AlphaFold,
     name: str,
     data: EntryData,
-    tree: Any,
+    tree: ConfigDict,
     recycles: int,
     *,
     templates: Templates | None = None,
@@ -128,7 +129,7 @@ def score_chain(
     name: str,
     chain: ChainStructure,
     alignments: Sequence[Msa],
-    tree: Any,
+    tree: ConfigDict,
     recycles: int,
     *,
     templates: Templates | None = None,

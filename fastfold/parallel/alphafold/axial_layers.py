@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.evoformer.execution import LayerSizes, columns
@@ -41,7 +42,7 @@ class GatheredBias(RegatheringLayer):
     dropout: Any
 
     @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
+    def workspace(cls, config: ConfigDict, sizes: LayerSizes, elements: int) -> int:
         """Return the bytes of the attention, or those of its bias while it is gathered."""
         gathered = gather_bytes(config.num_head, sizes.residues, sizes.own, sizes.element_size)
         of_layer: int = super().workspace(config, sizes, elements)  # type: ignore[misc]
@@ -165,7 +166,7 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         return out
 
     @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int, passing: int = 4) -> int:
+    def workspace(cls, config: ConfigDict, sizes: LayerSizes, elements: int, passing: int = 4) -> int:
         """Return the bytes with left sides that pass in turn: this rank's, the one in use, and two in transit."""
         return super().workspace(config, sizes, elements, passing)
 

@@ -89,7 +89,7 @@ def alphafold_workload(
 
 
 def input_gradient_workload(
-    config: Any,
+    config: ConfigDict,
     *,
     residues: int,
     score: Callable[[dict[str, Any]], Tensor],
@@ -166,7 +166,7 @@ def _check(precision: str, recycles: int, **sizes: int) -> None:
         raise ConfigError(f"precision: expected bf16 or fp32, found {precision!r}")
 
 
-def alphafold_stacks(config: Any) -> dict[str, Repeat]:
+def alphafold_stacks(config: ConfigDict) -> dict[str, Repeat]:
     """Return the modules of :func:`one_block_config` that a network repeats, each with its number."""
     trunk = config.model.embeddings_and_evoformer
     stacks = {
@@ -181,7 +181,7 @@ def alphafold_stacks(config: Any) -> dict[str, Repeat]:
     return stacks
 
 
-def one_block_config(config: Any) -> Any:
+def one_block_config(config: ConfigDict) -> ConfigDict:
     """Return the network's configuration with one block per stack and one layer of the structure module."""
     small = config.copy_and_resolve_references()
     trunk = small.model.embeddings_and_evoformer
@@ -192,7 +192,7 @@ def one_block_config(config: Any) -> Any:
     return small
 
 
-def dummy_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:
+def dummy_features(config: ConfigDict, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:
     """Create features of the right shapes, batch size 1, for one cycle, with AlphaFold's keys.
 
     The first axis of each tensor is the cycle. ``msa`` counts rows without templates.
