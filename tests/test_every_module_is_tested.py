@@ -88,7 +88,7 @@ def modules_named_by(source: str) -> set[str]:
 @pytest.mark.long
 def test_every_module_is_named_by_a_test() -> None:
     """A file below ``tests`` names a module if it imports the module or something from it, be it through the package
-    that gives the name out; if it reaches into the module through an imported package (``kernels.softmax``); or if it
+    that gives the name out; if it reaches into the module through an imported package (``kernels.pair_bias``); or if it
     has the dotted path as a string, as ``monkeypatch.setattr`` and ``importlib`` take it. Prose does not count, nor
     does a name of the same spelling elsewhere."""
     files = [path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__)]

@@ -92,18 +92,6 @@ def _residual_update(n: int) -> Case:
     return Case("residual_update", f"N={n}", n, make, frozenset({"dropout"}), 0, 3 * u, 0, 2 * u)
 
 
-def _softmax(n: int) -> Case:
-    rows = max(1, min(n, 2**28 // (HEADS * n * n)))
-
-    def make(device: torch.device, dtype: torch.dtype) -> Inputs:
-        m = _Maker(device, dtype)
-        return {"scores": m.randn(rows, HEADS, n, n), "bias": m.randn(HEADS, n, n), "mask": m.mask(rows, n)}
-
-    s = rows * HEADS * n * n
-    masks = frozenset({"mask"})
-    return Case("softmax", f"N={n}, {rows} rows", n, make, masks, 0, 2 * s + s / rows, 0, 3 * s + s / rows)
-
-
 def _attention(rows: int, n: int, heads: int, shape: str, operator: str) -> Case:
     def make(device: torch.device, dtype: torch.dtype) -> Inputs:
         m = _Maker(device, dtype)
@@ -186,7 +174,6 @@ def cases(sizes: Iterable[int] = SIZES, alignments: Iterable[tuple[int, int]] = 
             _outer_product_mean(128, n, f"128 x {n}"),
             _pair_bias(n),
             _residual_update(n),
-            _softmax(n),
         ]
     for rows, n in alignments:
         shape = f"{rows} x {n}"

@@ -76,7 +76,6 @@ def _part(case: Case, sample: Tensor) -> _Part:
         "transition": (reference.transition, ("x",)),
         "row_transition": (reference.transition, ("x",)),
         "residual_update": (reference.residual_update, ("x", "residual")),
-        "softmax": (reference.softmax, ("scores", "mask")),
         "triangle_attention": (reference.attention, ("q", "k", "v", "mask")),
         "row_attention": (reference.attention, ("q", "k", "v", "mask")),
     }

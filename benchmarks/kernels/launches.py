@@ -115,7 +115,6 @@ def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[st
     norm, product = (leaf(c), leaf(c)), leaf(c, residues, residues)
     factors = kernels.FactorParams(*norm, leaf(2 * c, c), leaf(2 * c), leaf(2 * c, c), leaf(2 * c))
     update = kernels.UpdateParams(*norm, leaf(c), leaf(c), leaf(c, c), leaf(c), leaf(c, c), leaf(c))
-    softmax = {"scores": leaf(depth, 4, residues, residues), "bias": leaf(4, residues, residues)}
     residual = {"x": z, "residual": leaf(residues, residues, c), "bias": leaf(c)}
     yield "residual_update", lambda: _backward(kernels.residual_update(**residual), residual.values())
     yield ("triangle_factors", lambda: _backward(kernels.triangle_factors(z, mask, factors), (z, *factors)))
@@ -123,7 +122,6 @@ def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[st
         "triangle_update",
         lambda: _backward(kernels.triangle_update(product, z, update), (product, z, *update)),
     )
-    yield "softmax", lambda: _backward(kernels.softmax(**softmax), softmax.values())
 
 
 def _layers(

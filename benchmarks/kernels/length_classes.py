@@ -57,7 +57,7 @@ PRODUCTS_PER_SCORE |= {"_fwd": 2, "_bwd_q": 3, "_bwd_kv": 4, "_bwd_b": 2}
 """Multiply-adds of each channel for a score in attention's kernels, ours and the rival's."""
 
 
-WITHOUT_PRODUCTS = ("attention_ungate", "layer_norm", "residual_update", "softmax")
+WITHOUT_PRODUCTS = ("attention_ungate", "layer_norm", "residual_update")
 """Kernels that multiply no matrices."""
 
 

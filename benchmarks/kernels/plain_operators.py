@@ -20,7 +20,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """Compute :func:`fastfold.kernels.softmax`."""
+    """Compute the weights ``[*, R, H, Nq, Nk]`` of attention."""
     if bias is not None:
         scores = scores + bias.unsqueeze(-4)
     if mask is not None:

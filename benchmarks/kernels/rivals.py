@@ -63,6 +63,12 @@ def _flex(device: torch.device) -> Operator:
     return function
 
 
+def _fused_softmax() -> Operator:
+    """Return attention around the softmax of FastFold's first release, for PyTorch with Triton."""
+    function: Operator = importlib.import_module("benchmarks.kernels.fused_softmax").attention
+    return function
+
+
 def _trifast() -> Operator:
     triangle_attention = importlib.import_module("trifast").triangle_attention
 
@@ -115,7 +121,6 @@ def _transition(x: Tensor, **layers: Tensor) -> Tensor:
 
 _OURS: dict[str, Operator] = {
     "layer_norm": kernels.layer_norm,
-    "softmax": kernels.softmax,
     "triangle_attention": kernels.attention,
     "row_attention": kernels.attention,
     "triangle_multiplication": _multiplication(kernels.triangle_multiplication),
@@ -132,7 +137,9 @@ _PLAIN: dict[str, Operator] = {
 } | {"triangle_multiplication": _multiplication(plain.triangle_multiplication)}
 
 _PACKAGES: dict[str, tuple[tuple[str, str, Callable[[], Operator]], ...]] = {
+    "row_attention": (("fused_softmax", "triton", _fused_softmax),),
     "triangle_attention": (
+        ("fused_softmax", "triton", _fused_softmax),
         ("trifast", "trifast", _trifast),
         ("cuequivariance", "cuequivariance_torch", _cuequivariance_attention),
     ),

@@ -30,7 +30,6 @@ _OPERATORS = (
     "row_transition",
     "pair_bias",
     "residual_update",
-    "softmax",
 )
 _SIZES = (1024, 384, 2048, 256, 4096, 512, 768, 3072)
 

@@ -31,8 +31,6 @@ from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 from fastfold.kernels.ops.residual_update.triton_bwd import update_backward
 from fastfold.kernels.ops.residual_update.triton_fwd import write_update
-from fastfold.kernels.ops.softmax.triton_bwd import softmax_backward
-from fastfold.kernels.ops.softmax.triton_fwd import softmax_forward
 from fastfold.kernels.ops.transition import triton_bwd as transition_bwd
 from fastfold.kernels.ops.transition import triton_fwd as transition_fwd
 from fastfold.kernels.ops.transition.eager import TransitionParams
@@ -210,16 +208,6 @@ def _residual_update_forward(new: NewTensor, c: int) -> None:
     write_update(x, UpdateOperands(x, x, new(c), x, x))
 
 
-def _softmax_backward(new: NewTensor, keys: int) -> None:
-    out = new(2, 16, 16, 16, keys)
-    softmax_backward(out, out, out[:, :, 0, 0], out, need_bias=True)
-
-
-def _softmax_forward(new: NewTensor, keys: int) -> None:
-    scores = new(2, 16, 16, 16, keys)
-    softmax_forward(scores, scores, scores[:, 0], scores[:, :, 0, 0])
-
-
 def _pair_bias_parameters(new: NewTensor, c: int) -> PairBiasParams:
     """Return parameters with heads that fill their block."""
     norm = new(c, dtype=torch.float32)
@@ -357,8 +345,6 @@ def all_variants() -> tuple[KernelVariant, ...]:
         *recorded_variants(_pair_bias_forward, "c", WIDTHS),
         *recorded_variants(_residual_update_backward, "c", ROW_WIDTHS),
         *recorded_variants(_residual_update_forward, "c", ROW_WIDTHS),
-        *recorded_variants(_softmax_backward, "keys", ROW_WIDTHS),
-        *recorded_variants(_softmax_forward, "keys", ROW_WIDTHS),
         *recorded_variants(_transition_backward, "C", WIDTHS),
         *recorded_variants(_transition_forward, "C", WIDTHS),
         *recorded_variants(_factors_backward, "C", WIDTHS),

@@ -12,7 +12,6 @@ from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.outer_product_mean.op import OuterProductRows, outer_product_mean
 from fastfold.kernels.ops.pair_bias.op import pair_bias
 from fastfold.kernels.ops.residual_update.op import residual_update
-from fastfold.kernels.ops.softmax.op import softmax
 from fastfold.kernels.ops.transition.eager import TransitionParams
 from fastfold.kernels.ops.transition.op import transition
 from fastfold.kernels.ops.triangle_multiplication.halves_op import triangle_factors, triangle_update
@@ -34,7 +33,6 @@ __all__ = [
     "pair_bias",
     "reference",
     "residual_update",
-    "softmax",
     "transition",
     "triangle_factors",
     "triangle_multiplication",

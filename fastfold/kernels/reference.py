@@ -11,7 +11,6 @@ from fastfold.kernels.ops.layer_norm.op import layer_norm_definition as layer_no
 from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition as outer_product_mean
 from fastfold.kernels.ops.pair_bias.op import pair_bias_definition as pair_bias
 from fastfold.kernels.ops.residual_update.op import residual_update_definition as residual_update
-from fastfold.kernels.ops.softmax.op import softmax_definition as softmax
 from fastfold.kernels.ops.transition.op import transition_definition as transition
 from fastfold.kernels.ops.triangle_multiplication.halves_op import (
     triangle_factors_definition as triangle_factors,
@@ -30,7 +29,6 @@ __all__ = [
     "outer_product_mean",
     "pair_bias",
     "residual_update",
-    "softmax",
     "transition",
     "triangle_factors",
     "triangle_multiplication",

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from fastfold.evoformer.config import model_config
+from fastfold.kernels import reference
 from fastfold.kernels.common.tuning import LaunchConfig
+from tests.helpers.kernel_checks import check_against_definition
 
 
 @pytest.fixture
@@ -86,10 +88,10 @@ def test_what_fails_is_noted_and_ours_is_not_forgiven(
     kernels, kernel_runs = load("run"), load("runs")
 
     def measure() -> Any:
-        yield kernel_runs.Row("softmax", "N=1", 1, "forward", name, 1.0)
+        yield kernel_runs.Row("pair_bias", "N=1", 1, "forward", name, 1.0)
         raise ValueError("no | such\nshape")
 
-    planned = [kernel_runs.Run("softmax", "N=1", 1, name, 0, measure)]
+    planned = [kernel_runs.Run("pair_bias", "N=1", 1, name, 0, measure)]
     monkeypatch.setattr(kernels, "runs", lambda *_: planned)
     code = kernels.main(["--device", "cpu", "--sizes", "8", "--out", str(tmp_path)])
     assert code == (name == "fastfold")
@@ -116,6 +118,20 @@ def test_eager_operators_are_the_same_operators(load: Any) -> None:
             torch.testing.assert_close(
                 other.function(**inputs), expected, rtol=1e-4, atol=1e-4, msg=other.name
             )
+
+
+@pytest.mark.parametrize("keys", [5, 129])
+def test_the_fused_softmax_gives_attention_and_its_gradients(
+    load: Any, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the definition in float64, with a masked row, chunks of two rows, and queries past a block."""
+    monkeypatch.setattr(load("fused_softmax"), "_PROGRAMS", 8)
+    torch.manual_seed(keys)
+    inputs = {name: torch.randn(7, keys, 2, 8).double() for name in "qkv"}
+    inputs |= {"bias": torch.randn(2, keys, keys).double(), "mask": (torch.rand(7, keys) > 0.3).double()}
+    inputs["mask"][0] = 0
+    attention = load("fused_softmax").attention
+    check_against_definition(attention, reference.attention, inputs, torch.float32, {"mask"})
 
 
 def test_the_block_is_the_official_one(load: Any) -> None:

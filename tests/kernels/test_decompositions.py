@@ -58,7 +58,6 @@ _CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "pair_bias": ((_PAIR, [_random(_C), _random(_C), _random(2, _C)]), {}),
     "residual_update": ((_PAIR, _PAIR + 1, _random(_C), _PAIR * 2, _DROPOUT), {}),
-    "softmax": ((_random(3, 2, _N, _N), _random(2, _N, _N), _MASK[:3]), {}),
     "transition": (
         (
             *(_PAIR, _PAIR + 1, False),

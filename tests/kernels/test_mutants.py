@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels import reference
 from fastfold.kernels.common.backend import interpreted
 from tests.helpers.forced_blocks import WHOLE, force_blocks
 from tests.helpers.kernel_checks import DEVICE, check_against_definition
-from tests.kernels.test_operators import NAMES, Case, case_of
+from tests.kernels.test_operators import NAMES, case_of
 
 BESIDE = 2**15
 """Elements of NaN before and behind an input: more than any block that hangs over."""
@@ -64,34 +63,6 @@ MUTANTS = [
         "b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_x,",
         "b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_channel[None, :] & (o_row >= 0)[:, None],",
         "tail of rows",
-    ),
-    Mutant(
-        "softmax",
-        "softmax.triton_fwd",
-        "tl.where((b_mask != 0)[None, :], b_logits, _MASKED_LOGIT)",
-        "b_logits",
-        "mask",
-    ),
-    Mutant(
-        "softmax",
-        "softmax.triton_fwd",
-        'tl.where(m_key[None, :], b_logits, -float("inf"))',
-        "b_logits",
-        "tail of keys",
-    ),
-    Mutant(
-        "softmax",
-        "softmax.triton_fwd",
-        "b_logits += tl.load(p_tile + o_key[None, :], mask=m_tile, other=0.0).to(tl.float32)",
-        "b_logits += 0.0",
-        "bias",
-    ),
-    Mutant(
-        "softmax",
-        "softmax.triton_bwd",
-        "tl.where((b_mask != 0)[None, :], b_grad, 0.0)",
-        "b_grad",
-        "mask, backward",
     ),
     Mutant(
         "pair_bias",
@@ -293,17 +264,7 @@ MUTANTS = [
 
 
 def test_no_mutant_is_lost() -> None:
-    assert len({(m.operator, m.what) for m in MUTANTS}) == len(MUTANTS) == 35
-
-
-def _case(operator: str) -> Case:
-    if operator != "softmax":
-        return case_of(operator, 5)
-    torch.manual_seed(0)
-    mask = (torch.rand(3, 5) > 0.3).double()
-    mask[0] = 0
-    inputs = {"scores": torch.randn(3, 2, 5, 5), "bias": torch.randn(2, 5, 5), "mask": mask}
-    return Case(kernels.softmax, reference.softmax, inputs, frozenset({"mask"}))
+    assert len({(m.operator, m.what) for m in MUTANTS}) == len(MUTANTS) == 31
 
 
 def _among_nan(x: Any) -> Any:
@@ -316,7 +277,7 @@ def _among_nan(x: Any) -> Any:
 
 def _compare(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=32, BH=64, BO=64, BI=8, BJ=8, BK=WHOLE)
-    case = _case(operator)
+    case = case_of(operator, 5)
     function = functools.partial(case.operator, backend="triton")
     inputs = {k: _among_nan(x) for k, x in case.inputs.items()}
     check_against_definition(function, case.definition, inputs, torch.float32, case.constants)
@@ -357,7 +318,7 @@ def _exchange(
 
 
 @pytest.mark.skipif(not interpreted(), reason="mutants are for the interpreter: on a GPU they may hang it")
-@pytest.mark.parametrize("operator", [*NAMES, "softmax"])
+@pytest.mark.parametrize("operator", NAMES)
 def test_what_lies_beside_the_inputs_is_not_read(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _compare(operator, monkeypatch)
 

@@ -11,22 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.kernels import reference
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.ops.softmax.op import softmax
 from tests.helpers.forced_blocks import WHOLE, force_all_blocks
 from tests.helpers.kernel_checks import BACKENDS, check_against_definition
-from tests.kernels.test_operators import NAMES, Case, case_of
-
-
-def _case(operator: str, n: int) -> Case:
-    if operator != "softmax":
-        return case_of(operator, n)
-    torch.manual_seed(n)
-    inputs: dict[str, Any] = {"scores": torch.randn(2, 2, n, n), "bias": torch.randn(2, n, n)}
-    inputs["mask"] = (torch.rand(2, n) > 0.3).double()
-    constants = frozenset({"mask"})
-    return Case(softmax, reference.softmax, {k: x.double() for k, x in inputs.items()}, constants)
+from tests.kernels.test_operators import NAMES, case_of
 
 
 def _force(monkeypatch: pytest.MonkeyPatch, **others: int) -> None:
@@ -37,13 +25,13 @@ def _force(monkeypatch: pytest.MonkeyPatch, **others: int) -> None:
 
 def _check(operator: str, n: int, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _force(monkeypatch)
-    case = _case(operator, n)
+    case = case_of(operator, n)
     function = functools.partial(case.operator, backend=backend)
     check_against_definition(function, case.definition, case.inputs, torch.float32, case.constants)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("operator", [*NAMES, "softmax"])
+@pytest.mark.parametrize("operator", NAMES)
 def test_lengths_that_are_no_multiple_of_a_block(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than a multiple of 16, 32 and 64, and as many pairs as make several blocks and a rest."""
     _check(operator, 65, "triton", monkeypatch)
@@ -51,7 +39,7 @@ def test_lengths_that_are_no_multiple_of_a_block(operator: str, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("operator", [*NAMES, "softmax"])
+@pytest.mark.parametrize("operator", NAMES)
 def test_a_thousand_residues(operator: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _check(operator, 1000, backend, monkeypatch)
 
@@ -92,12 +80,12 @@ class _Recorder:
 
 @pytest.mark.long
 @pytest.mark.skipif(not interpreted(), reason="looks at launches in the interpreter")
-@pytest.mark.parametrize("operator", [*NAMES, "softmax"])
+@pytest.mark.parametrize("operator", NAMES)
 def test_kernels_are_compiled_once_for_all_lengths(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A length that differs in nothing but itself finds everything compiled."""
     # The interpreter computes whole blocks, however few queries and keys there are.
     _force(monkeypatch, **({"BQ": 32, "BK": 32} if "attention" in operator else {}))
-    case = _case(operator, 2)
+    case = case_of(operator, 2)
     check_against_definition(  # loads the modules of the kernels
         functools.partial(case.operator, backend="triton"),
         case.definition,
@@ -113,7 +101,7 @@ def test_kernels_are_compiled_once_for_all_lengths(operator: str, monkeypatch: p
                     monkeypatch.setattr(module, name, _Recorder(x, keys[name]))
 
     def run(n: int) -> None:
-        case = _case(operator, n)
+        case = case_of(operator, n)
         inputs = {
             k: x.float().requires_grad_(k not in case.constants) if isinstance(x, Tensor) else x
             for k, x in case.inputs.items()

@@ -1,1 +1,0 @@
-"""Softmax of scores with bias and mask."""
