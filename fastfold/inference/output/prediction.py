@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
+import io
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,18 +18,17 @@ import numpy as np
 
 from fastfold._version import __version__
 from fastfold.data.targets import safe_stem
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.config import OutputFormat
 from fastfold.inference.output import score_files
-from fastfold.inference.output.file_names import file_name, prediction_key, sample_label
+from fastfold.inference.output.file_names import COLABFOLD_SCORES, file_name, prediction_key, sample_label
 from fastfold.inference.output.plots import confidence_png
-from fastfold.inference.output.prediction_files import prediction_files, prediction_scores
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
-from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.labels import AuthorNames, default_names, residue_ranges, shifted_numbers
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
-from fastfold.protein.protein import Protein, convert_arrays
+from fastfold.protein.protein import Protein, check_writable, convert_arrays
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.transliteration import to_ascii
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 MAX_CIF_PAE_RESIDUES = 400
 """Longest targets in residues whose mmCIF files have the aligned errors by default; 6 MB a file."""
+
+_log = logging.getLogger(__name__)
 
 
 def multimer_confidence(ptm: float, iptm: float) -> float:
@@ -51,6 +55,13 @@ def prediction_title(name: str, model_name: str) -> str:
     """Return the title of a prediction's files and plots, in printable ASCII."""
     title = to_ascii(f"Predicted structure of {name[:100]} by {model_name[:100]}")
     return re.sub(r"[^ -~]", "?", title)
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return a NumPy archive, the same bytes for the same arrays."""
+    file = io.BytesIO()
+    np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+    return file.getvalue()
 
 
 class Recycle(NamedTuple):
@@ -312,7 +323,34 @@ class Prediction:
         pLDDT has two decimals, all others four, absent scores are None. Values that are not finite do not raise here,
         but in :meth:`save`.
         """
-        return prediction_scores(self)
+        ranges = self.residue_ranges
+        is_whole = ranges == [[[1, len(sequence)]] for sequence in self.sequences]
+        labels = score_files.residue_labels(self.author_names, self.protein)
+        scored = self.given_structure
+        return {
+            "schema_version": score_files.SCHEMA_VERSION,
+            "name": self.name,
+            "model": self.model_name,
+            "is_multimer": self.is_multimer,
+            "seed": int(self.seed),
+            **({} if self.sample is None else {"sample": dict(self.sample)}),
+            "num_recycles": int(self.num_recycles),
+            "chain_ids": list(self.author_names.chain_ids),
+            "sequences": list(self.sequences),
+            **({} if is_whole else {"residue_ranges": ranges}),
+            **({} if labels is None else {"residue_labels": labels}),
+            "mean_plddt": score_files.rounded(self.mean_plddt, 2),
+            "ptm": score_files.rounded(self.ptm, 4),
+            "iptm": score_files.rounded(self.iptm, 4),
+            "ranking_confidence": score_files.rounded(self.ranking_confidence, 4),
+            "max_pae": score_files.rounded(self.max_pae, 4),
+            "interfaces": score_files.rounded_tree(self.interface_scores, 4),
+            "geometry": self.structure_check.to_dict(),
+            **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
+            **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
+            **({} if scored is None else {"given_structure": score_files.rounded_tree(dict(scored), 4)}),
+            "plddt": score_files.rounded(self.plddt, 2),
+        }
 
     def save(
         self,
@@ -387,7 +425,55 @@ class Prediction:
         Raises:
             OutputError: A value is not finite, or the structure has no atoms.
         """
-        return prediction_files(self, plots=plots, output_format=output_format)
+        self._check_finite()
+        contents: dict[str, str | bytes] = {}
+        try:
+            contents[".pdb"] = self.to_pdb()
+        except PdbLimitError as error:
+            _log.warning("%s: no PDB file is written: %s", self.name[:100], error)
+        contents[".cif"] = self.to_mmcif()
+        contents["_scores.json"] = score_files.lines_json(self.scores())
+        if self.pae is not None and self.max_pae is not None:
+            contents["_pae.json"] = score_files.pae_json(self.pae, self.max_pae)
+        if output_format == "colabfold":
+            contents[COLABFOLD_SCORES] = score_files.colabfold_json(
+                self.plddt, pae=self.pae, ptm=self.ptm, iptm=self.iptm
+            )
+        if plots:
+            contents[".png"] = confidence_png(**self.plot_arguments())
+        for kind, arrays in (
+            ("representations", self.representations),
+            ("distogram", self.distogram),
+        ):
+            if arrays is not None:
+                contents[f"_{kind}.npz"] = _npz(arrays)
+        for number, recycle in enumerate(self.recycles):
+            with contextlib.suppress(PdbLimitError):
+                contents[f"_r{number}.pdb"] = to_pdb(self.with_atoms(*recycle), names=self.names)
+        return contents
+
+    def _check_finite(self) -> None:
+        """Refuse values that are not finite or out of range, also of residues without atoms."""
+        check_writable(self.protein)
+        values = {
+            "pLDDT": self.plddt,
+            "PAE": self.pae,
+            "max PAE": self.max_pae,
+            "pTM": self.ptm,
+            "ipTM": self.iptm,
+        }
+        for label, value in values.items():
+            if value is not None and not np.isfinite(value).all():
+                raise OutputError(
+                    f"{label} of {self.name[:100]} is not finite: the prediction failed and is not written; "
+                    "try --precision fp32 and check the weights"
+                )
+        pae, limit = self.pae, 1.001 * (self.max_pae or 0)
+        if pae is not None and not (pae.min() >= 0 and pae.max() <= limit):
+            raise OutputError(
+                f"PAE of {self.name[:100]} ranges over {pae.min():.2f}..{pae.max():.2f} Å, outside of "
+                f"0..{self.max_pae} Å: it does not come from this network's error bins and is not written"
+            )
 
     def plot_arguments(self) -> dict[str, Any]:
         """Return the arguments of :func:`fastfold.inference.output.plots.confidence_png` for the plot."""

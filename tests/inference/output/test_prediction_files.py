@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from fastfold.errors import OutputError
-from fastfold.inference.output.prediction_files import prediction_files, prediction_scores
 from tests.helpers.results import helix_prediction
 
 
 def test_the_scores_file_has_the_scores_of_the_prediction() -> None:
     prediction = helix_prediction("t", 12)
-    contents = prediction_files(prediction, plots=False, output_format="fastfold")
-    assert contents == prediction.files(plots=False)
-    scores = prediction_scores(prediction)
+    contents = prediction.files(plots=False)
+    scores = prediction.scores()
     assert json.loads(contents["_scores.json"]) == json.loads(json.dumps(scores))
     assert (
         scores["geometry"]["ramachandran_outliers"]
@@ -29,6 +27,6 @@ def test_aligned_errors_out_of_range_are_refused() -> None:
     prediction = helix_prediction("t", 12)
     assert prediction.pae is not None
     with pytest.raises(OutputError, match="PAE of t ranges over"):
-        prediction_files(replace(prediction, pae=prediction.pae + 40), plots=False, output_format="fastfold")
+        replace(prediction, pae=prediction.pae + 40).files(plots=False)
     with pytest.raises(OutputError, match="pTM of t is not finite"):
-        prediction_files(replace(prediction, ptm=np.nan), plots=False, output_format="fastfold")
+        replace(prediction, ptm=np.nan).files(plots=False)
