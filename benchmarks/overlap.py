@@ -25,7 +25,8 @@ from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.planner.fake_run import fake_mesh, operator_cost
+from fastfold.parallel.planner.fake_run import fake_mesh
+from fastfold.parallel.planner.recorder import operator_cost
 
 
 @dataclass

@@ -12,7 +12,8 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning.planner import FOLDING_POLICY
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.alphafold.workload import alphafold_workload, dummy_features, one_block_config
-from fastfold.parallel.planner.fake_run import Recorder, fake_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
+from fastfold.parallel.planner.recorder import Recorder
 
 _C_Z, _BYTES = 128, 4
 # Number of blocks that a fold's policy cuts the pair of 2,000 residues into; it would not cut short ones at all.

@@ -26,7 +26,7 @@ from fastfold.inference.planning.block_layers import evoformer_layers
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
-from fastfold.parallel.planner.fake_run import Recorder
+from fastfold.parallel.planner.recorder import Recorder
 
 MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
 N, C_Z, ROWS = 509, 128, 128

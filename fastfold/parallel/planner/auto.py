@@ -22,9 +22,9 @@ from fastfold.parallel.own_stages import Split
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.batch_traces import BatchTraces
 from fastfold.parallel.planner.cost_model import Cost, step_cost
-from fastfold.parallel.planner.fake_run import Part, Recorder, Region, Trace
 from fastfold.parallel.planner.gpu_kernels import gpu_kernels
 from fastfold.parallel.planner.hardware import ACCELERATORS, GENERAL, Rates, rates
+from fastfold.parallel.planner.recorder import Part, Recorder, Region, Trace
 from fastfold.parallel.planner.search import seconds_text
 from fastfold.parallel.planner.workload import Repeat, Workload, divisors
 from fastfold.utils.module_structure import fake, fake_copy, tensors_in, without_data

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fastfold.parallel.planner.fake_run import Part, Trace
+from fastfold.parallel.planner.recorder import Part, Trace
 
 
 @dataclass

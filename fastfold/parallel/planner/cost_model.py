@@ -32,8 +32,9 @@ from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import axes, groups
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import Operation, Part, Trace, fake_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.planner.hardware import Rates
+from fastfold.parallel.planner.recorder import Operation, Part, Trace
 from fastfold.parallel.planner.workload import Workload
 
 

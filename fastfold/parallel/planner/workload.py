@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import Trace, fake_mesh, trace
+from fastfold.parallel.planner.fake_run import fake_mesh, trace
+from fastfold.parallel.planner.recorder import Trace
 
 Layouts = Callable[[int], Iterator[ParallelPlan]]
 """Plans that split one sample over a number of ranks, by ``sp``, ``dap`` and ``tp`` only."""

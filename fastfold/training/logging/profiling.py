@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, supported_activi
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.errors import OutputError
-from fastfold.parallel.planner.fake_run import operator_cost
+from fastfold.parallel.planner.recorder import operator_cost
 from fastfold.utils.atomic_files import prepare_output_directory, replacing
 
 _BEFORE = 2  #: Steps to skip before profiling, because the first ones load libraries

@@ -21,8 +21,8 @@ from fastfold.parallel.families.block_stages import block_stages
 from fastfold.parallel.pipeline import split_blocks
 from fastfold.parallel.planner.auto import Choice, _micro_batches, _pipelines, _traced, _workload, choose_plan
 from fastfold.parallel.planner.cost_model import _exchanged, _expected_exchanges, exchange_seconds, step_cost
-from fastfold.parallel.planner.fake_run import Recorder
 from fastfold.parallel.planner.hardware import GENERAL, Rates, rates
+from fastfold.parallel.planner.recorder import Recorder
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import largest_differences

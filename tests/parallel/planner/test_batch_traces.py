@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from fastfold.parallel.planner.batch_traces import BatchTraces
-from fastfold.parallel.planner.fake_run import Recorder, Trace
+from fastfold.parallel.planner.recorder import Recorder, Trace
 
 
 def gpt_trace(rows: int) -> Trace:

@@ -21,8 +21,9 @@ from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.cost_model import compute_seconds, exchange_seconds, step_cost
-from fastfold.parallel.planner.fake_run import Operation, Part, fake_mesh, trace
+from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.hardware import TRAINING, Rates, accelerator, rates
+from fastfold.parallel.planner.recorder import Operation, Part
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 from tests.helpers import named_operators
 

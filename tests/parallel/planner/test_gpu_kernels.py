@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastfold.parallel.planner.fake_run import Recorder
 from fastfold.parallel.planner.gpu_kernels import gpu_kernels
+from fastfold.parallel.planner.recorder import Recorder
 
 HEADS, TOKENS, CHANNELS = 4, 64, 8
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from benchmarks.published_models import PUBLISHED, SOURCES, WITHIN, PublishedModel, _workload, predict
 from fastfold.parallel import ParallelPlan
 from fastfold.parallel.planner.cost_model import compute_seconds
-from fastfold.parallel.planner.fake_run import Operation, Part, Recorder
 from fastfold.parallel.planner.hardware import GENERAL, rates
+from fastfold.parallel.planner.recorder import Operation, Part, Recorder
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda of: f"{of.name}-{of.gpus}")

@@ -18,8 +18,9 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner import workload
 from fastfold.parallel.planner.cost_model import step_cost
-from fastfold.parallel.planner.fake_run import Trace, trace
+from fastfold.parallel.planner.fake_run import trace
 from fastfold.parallel.planner.hardware import TRAINING, rates
+from fastfold.parallel.planner.recorder import Trace
 from fastfold.parallel.planner.search import candidates, overrides, plan_table
 from fastfold.parallel.planner.workload import Workload, standard_layouts
 
