@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Block, LayerSizes
+from fastfold.evoformer.execution import Block
 from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
@@ -109,11 +109,6 @@ def bias_for_blocks(attention: Attention, bias: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return bias.contiguous()
     return kernels.attention_bias(bias, attention.query.out_features // attention.heads)
-
-
-def bias_bytes(heads: int, sizes: LayerSizes) -> int:
-    """Return the bytes of the result of :func:`bias_for_blocks`; its rows are padded to a multiple of 16."""
-    return heads * sizes.residues * -(-sizes.residues // 16) * 16 * sizes.element_size
 
 
 class GlobalAttention(nn.Module):

@@ -265,18 +265,6 @@ def _take(x: Tensor, dim: int, index: slice) -> Tensor:
     return x.narrow(dim, index.start, index.stop - index.start)
 
 
-@dataclass(frozen=True)
-class LayerSizes:
-    """Sizes of the tensors that a rank's layers read."""
-
-    sequences: int  #: Rows of the MSA
-    residues: int  #: N
-    own: int  #: Residues of the rank's shard; N on one rank
-    c_m: int  #: MSA channels
-    c_z: int  #: Pair channels
-    element_size: int  #: Bytes per element of the trunk
-
-
 @dataclass(frozen=True, eq=False)
 class CallSettings:
     """Settings of one call of a network, which other threads that call the same network do not see."""
@@ -388,19 +376,6 @@ class PolicyModule(nn.Module):
     def policy(self, policy: ExecutionPolicy) -> None:
         """Set the module's own policy."""
         self._policy = policy
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of a pass in place without gradients, in addition to its input.
-
-        Buffers of operators for a part of a block are not included.
-        """
-        return 0
-
-    @classmethod
-    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of a pass's matrix products."""
-        return 0.0
 
 
 def policies_of(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import LayerSizes, LazyRows, PolicyModule
+from fastfold.evoformer.execution import LazyRows, PolicyModule
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
@@ -119,11 +119,6 @@ class PredictedAlignedErrorHead(PairHead):
 
         logits = self.on_demand(rows, pair)
         return {"logits": rows(slice(None)) if logits is None else logits, "breaks": breaks}
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of a block's logits, probabilities, and terms of sums over them, in float32."""
-        return 3 * 4 * elements
 
 
 def _exactly(linear: Linear, x: Tensor) -> Tensor:

@@ -10,13 +10,11 @@ from fastfold import kernels
 from fastfold.evoformer.attention import (
     Attention,
     GlobalAttention,
-    bias_bytes,
     bias_for_blocks,
     self_attention,
 )
-from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
-from fastfold.kernels.ops.gated_attention.op import gated_attention_flops
 
 
 class MSARowAttention(PolicyModule):
@@ -52,16 +50,6 @@ class MSARowAttention(PolicyModule):
 
         return self.policy.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout(msa))
 
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of the bias."""
-        return bias_bytes(config.num_head, sizes)
-
-    @classmethod
-    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of attention within rows."""
-        return sum(gated_attention_flops(*shape))
-
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
         return kernels.pair_bias(
@@ -94,12 +82,6 @@ class MSAColumnAttention(PolicyModule):
 
         return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
 
-    @classmethod
-    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of attention within columns."""
-        rows, columns, channels = shape
-        return sum(gated_attention_flops(columns, rows, channels))
-
 
 class MSAColumnGlobalAttention(PolicyModule):
     """Global column attention of the extra MSA stack (supplement Algorithm 19), as a residual update.
@@ -128,8 +110,3 @@ class MSAColumnGlobalAttention(PolicyModule):
             return block.add(self.attention(self.norm(block.x.transpose(-3, -2)), mask).transpose(-3, -2))
 
         return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of a block's normalised input, keys and values, gated values, and output."""
-        return 4 * sizes.element_size * elements

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.kernels.ops.outer_product_mean.op import outer_product_flops
 
 
 class OuterProductMean(PolicyModule):
@@ -53,28 +52,6 @@ class OuterProductMean(PolicyModule):
             return self.left(self.norm(columns)).transpose(-3, -2)
 
         return self.in_blocks(updates, left, pair, msa_mask)
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int, passing: int = 0) -> int:
-        """Return the bytes of the right side with its mask, and of a part of the MSA or a block of rows.
-
-        ``passing`` left sides of other ranks exist at a time.
-        """
-        n, depth, e = sizes.residues, sizes.sequences, sizes.element_size
-        sequence = n * sizes.c_m
-        side, mask = depth * config.num_outer_channel * sizes.own * e, 4 * depth * sizes.own
-        # A part of the MSA is normalised, then projected.
-        part = min(elements, depth * sequence) * e + side * min(depth, elements // sequence) // depth
-        # For each row: its column of the MSA normalised, its left side and mask, and the float32 norm of each pair.
-        row = depth * sizes.c_m * e + (side + mask) / n + 8 * n
-        return side + mask + max(part, passing * side + int(row * elements / (n * sizes.c_z)))
-
-    @classmethod
-    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of both sides, their products, and the projection of these."""
-        c = config.num_outer_channel
-        sides = 4.0 * sizes.sequences * sizes.residues * sizes.c_m * c
-        return sides + sum(outer_product_flops(sizes.sequences, shape[0] * shape[1], c, shape[2]))
 
     def recorded(
         self, left: Tensor, right: Tensor, pair: Tensor, left_mask: Tensor, right_mask: Tensor

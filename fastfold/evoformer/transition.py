@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.kernels.ops.transition.op import transition_flops
 
 
 class Transition(PolicyModule):
@@ -45,9 +44,3 @@ class Transition(PolicyModule):
             return kernels.transition(block.x, parameters, residual=block.x, out=block.out)
 
         return self.policy.apply_residual(x, add_transition, dim=-3)
-
-    @classmethod
-    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of both layers."""
-        rows, columns, channels = shape
-        return transition_flops(rows * columns, channels, channels * config.num_intermediate_factor)

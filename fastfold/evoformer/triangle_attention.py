@@ -7,10 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, bias_bytes, bias_for_blocks, self_attention
-from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
+from fastfold.evoformer.attention import Attention, bias_for_blocks, self_attention
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
-from fastfold.kernels.ops.gated_attention.op import gated_attention_flops
 
 
 class TriangleAttention(PolicyModule):
@@ -53,16 +52,6 @@ class TriangleAttention(PolicyModule):
 
         dim = -3 if self.starting else -2
         return self.policy.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout(pair))
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of the bias and of its transposed or aligned copy."""
-        return 2 * bias_bytes(config.num_head, sizes)
-
-    @classmethod
-    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of attention within rows."""
-        return sum(gated_attention_flops(*shape))
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, for attention along its rows."""

@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Block, LayerSizes, PolicyModule
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
-from fastfold.kernels.ops.triangle_multiplication.op import triangle_flops
 
 
 class TriangleMultiplication(PolicyModule):
@@ -59,12 +58,6 @@ class TriangleMultiplication(PolicyModule):
             )
 
         return self.policy.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout(pair))
-
-    @classmethod
-    def flops(cls, config: Any, sizes: LayerSizes, shape: tuple[int, int, int]) -> float:
-        """Return the operations of projections and products."""
-        rows, columns, channels = shape
-        return sum(triangle_flops(rows * columns, columns, channels, config.num_intermediate_channel))
 
     def kernel_parameters(self) -> kernels.TriangleParams:
         """Return the parameters of :func:`fastfold.kernels.triangle_multiplication`."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fastfold.data.features import coevolution
 from fastfold.evoformer.embedders.relative_position import ChainRelativePosition, RelativePosition
-from fastfold.evoformer.execution import LayerSizes, PolicyModule, is_training
+from fastfold.evoformer.execution import PolicyModule, is_training
 from fastfold.evoformer.primitives import LayerNorm, Linear, dropout, one_hot_linear
 from fastfold.protein.all_atom import pseudo_beta
 
@@ -34,10 +34,6 @@ def distogram_bins(positions: Tensor, config: Any, rows: slice = slice(None)) ->
     bins = torch.bucketize(squared, edges)
     outside = (squared >= 1e8) | (squared == edges[bins.clamp(max=config.num_bins - 1)])
     return torch.where(outside, 0, bins)
-
-
-_CLASSES = 40
-"""Bytes per pair of residues of the int64 classes of its distance and position, with intermediate values."""
 
 
 class SequenceConvolution(nn.Module):
@@ -146,12 +142,6 @@ class InputEmbedder(PolicyModule):
         target = self._target(features)
         msa = self._msa(features, target, previous, first_sequence)
         return msa, self._pair(features, target, previous, first_row)
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of the terms of a block of the pair, and of the classes of its pairs."""
-        terms = 7 if "max_relative_chain" in config else 5
-        return elements * terms * sizes.element_size + elements // sizes.c_z * _CLASSES
 
     def _target(self, features: dict[str, Tensor]) -> Tensor:
         """Return the features ``[*, N, c_target]`` of single residues."""

@@ -13,11 +13,10 @@ from fastfold.evoformer.embedders.templates import (
     backbone_mask,
     backbone_vectors,
     distance_one_hot,
-    one_hot_bytes,
     outer,
 )
 from fastfold.evoformer.evoformer import TemplatePairStack
-from fastfold.evoformer.execution import Block, LayerSizes, PairRows, PolicyModule
+from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
 
@@ -85,13 +84,6 @@ class MultimerTemplateEmbedder(PolicyModule):
         self._add(target, total, count)
         del total
         return target.restore()
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of a block's features: distances, directions, terms and the query's pair."""
-        bins, c_t = config.dgram_features.num_bins, config.num_channels
-        exact, terms = 4 * (bins + 6), sizes.element_size * (sizes.c_z + 3 * c_t)
-        return elements // sizes.c_z * max(one_hot_bytes(bins), exact + terms)
 
     def _add(self, target: PairRows, total: Tensor, count: int) -> None:
         """Add the mean of all templates to the pair."""

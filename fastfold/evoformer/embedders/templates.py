@@ -12,7 +12,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders.input import distogram_bins
 from fastfold.evoformer.evoformer import TemplatePairStack
-from fastfold.evoformer.execution import Block, LayerSizes, PairRows, PolicyModule, is_training
+from fastfold.evoformer.execution import Block, PairRows, PolicyModule, is_training
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
@@ -38,11 +38,6 @@ def distance_one_hot(positions: Tensor, config: Any, rows: slice) -> Tensor:
     """Return one-hot distance bins ``[*, rows, N, num_bins]`` of ``positions [*, N, 3]`` in Å."""
     bins = distogram_bins(positions, config, rows)
     return F.one_hot(bins, config.num_bins + 1)[..., 1:].to(positions.dtype)
-
-
-def one_hot_bytes(bins: int) -> int:
-    """Return the bytes per pair of residues of :func:`distance_one_hot`, with its int64 classes."""
-    return 8 * (bins + 2) + 4 * bins
 
 
 def backbone_mask(mask: Tensor) -> Tensor:
@@ -157,17 +152,6 @@ class TemplateEmbedder(PolicyModule):
             del template
         del scores, weights
         return target.restore()
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of a block: of features, of attention logits, or of a template's part of the attention."""
-        bins, attention, e = config.dgram_features.num_bins, config.attention, sizes.element_size
-        # The features are joined and masked while the embeddings of the block before are still there.
-        embedded = e * config.template_pair_stack.triangle_attention_ending_node.value_dim
-        features = max(one_hot_bytes(bins), e * (bins + 5 + 2 * (bins + 49))) + embedded
-        logits = 4 * (3 * attention.key_dim + 2 * attention.num_head)
-        attended = 2 * e * (attention.value_dim + sizes.c_z)
-        return elements // sizes.c_z * max(features, logits, attended)
 
     def _logits_dtype(self, target: PairRows) -> torch.dtype:
         return torch.promote_types(target.pair.dtype, torch.float32)

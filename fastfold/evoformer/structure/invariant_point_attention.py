@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import LayerSizes, LazyRows, PolicyModule, rows_of
+from fastfold.evoformer.execution import LazyRows, PolicyModule, rows_of
 from fastfold.evoformer.primitives import Linear
 from fastfold.protein.rigid import Rigid
 
-_TERMS = 9
-"""Tensors ``[*, H, N, N]`` of float32 that exist at a time: logits, their terms, and differences of points."""
 _SMALL = 2**21  #: Elements of all differences of points that are formed at once
 
 
@@ -119,12 +117,6 @@ class InvariantPointAttention(PolicyModule):
         pair_mask = mask[..., rows, None] * mask[..., None, :]
         weight = F.softplus(self.point_weights) * math.sqrt(1.0 / (3 * self.p_qk * 9.0 / 2.0))
         return PairTerms(pair, bias, 1e5 * (1.0 - pair_mask).unsqueeze(-3), (0.5 * weight)[:, None, None])
-
-    @classmethod
-    def workspace(cls, config: Any, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of a block's normalised pair, its mask, and its float32 copy or the terms of its logits."""
-        copied = sizes.c_z if sizes.element_size < 4 else 0
-        return elements // sizes.c_z * 4 * (sizes.c_z + 2 + max(copied, _TERMS * config.num_head))
 
     def _update(
         self,

@@ -1,14 +1,14 @@
 """Memory of every step of a fold, and the candidates for running it.
 
-Layers declare their bytes (:meth:`~fastfold.evoformer.execution.PolicyModule.workspace`); this module adds the tensors
-that are resident while they run. ``U``, the size of the pair tensor, dominates for long targets. If several ranks share
+Those of single layers are in :mod:`~fastfold.inference.planning.layer_costs`; this module adds the tensors that are
+resident while they run. ``U``, the size of the pair tensor, dominates for long targets. If several ranks share
 a target, each holds a shard, and in addition its messages (:mod:`fastfold.parallel.axial.shards`). Tensors are
 offloaded to the host's memory, then to a disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -17,15 +17,15 @@ import numpy as np
 
 from fastfold.data.features.transforms import Alignment, Draw, cluster_features
 from fastfold.evoformer.config import ensemble_size, is_multimer
-from fastfold.evoformer.embedders.input import InputEmbedder
-from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
-from fastfold.evoformer.embedders.templates import TemplateEmbedder
-from fastfold.evoformer.evoformer import is_enabled
-from fastfold.evoformer.execution import LayerSizes, PolicyModule
-from fastfold.evoformer.heads import PredictedAlignedErrorHead
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
-from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
-from fastfold.inference.planning.block_layers import evoformer_layers
+from fastfold.inference.planning.layer_costs import (
+    LayerSizes,
+    aligned_error_bytes,
+    embedding_bytes,
+    evoformer_costs,
+    point_attention_bytes,
+    template_bytes,
+)
 from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
@@ -167,7 +167,7 @@ class Fold:
 
     def layer_sizes(self, rows: int, c_m: int, c_z: int) -> LayerSizes:
         """Return the sizes of layers that read ``rows`` of an MSA of ``c_m`` channels and a pair of ``c_z``."""
-        return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size)
+        return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size, self.ranks)
 
 
 @cache
@@ -221,8 +221,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         # Copies of each pass's inputs, and the pair that it returns. The graph keeps its memory, so the heads use
         # memory in addition to it.
         block = min(fold.own * row["heads"], max(fold.max_block, row["heads"]))
-        logits = PredictedAlignedErrorHead.workspace(heads.predicted_aligned_error, layers, block)
-        always += members * features + 2 * shard + exact_logits + logits
+        always += members * features + 2 * shard + exact_logits + aligned_error_bytes(block)
 
     def cut(name: str, resident: int, workspace: Workspace) -> Operator:
         gaps = 0
@@ -239,7 +238,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         ]
         return Operator(name, resident, tuple(candidates), "rows")
 
-    found = [cut("embedding", always + msa + features, partial(InputEmbedder.workspace, c, layers))]
+    found = [cut("embedding", always + msa + features, partial(embedding_bytes, c, layers))]
     masks = (fold.extra + msa_rows) * n * e
     in_stack = always + msa + extra + masks + fold.clusters * n * rest
     if ranks > 1:
@@ -249,13 +248,13 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
             for blocks in RESHARD_BLOCKS
         ]
         found.append(Operator("exchange", in_stack, tuple(exchanges), "blocks of channels"))
-    found += [cut(name, in_stack, workspace) for name, workspace in _stack_workspaces(config, fold).items()]
+    found += [cut(name, in_stack, workspace) for name, workspace in _stack_bytes(config, fold).items()]
     found.append(_multiplication(config, fold, steps, in_stack, room))
     if fold.templates:
         found.append(_templates(config, fold, steps, always + msa + extra_features, room))
     structure = heads.structure_module
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
-    attention = partial(InvariantPointAttention.workspace, structure, layers)
+    attention = partial(point_attention_bytes, structure, layers)
     found.append(cut("structure module", trunk_done, attention))
     if "distogram_descent" in structure:
         exact_logits += descent_bytes(fold.own, n, heads.distogram.num_bins)
@@ -263,38 +262,28 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     def scores(elements: int) -> int:
         # One rank owns the rows of a block and sends a copy of them to each other rank.
         copies = 4 * (ranks + 2) * elements if ranks > 1 else 0
-        logits = PredictedAlignedErrorHead.workspace(heads.predicted_aligned_error, layers, elements)
-        return exact_logits + logits + copies
+        return exact_logits + aligned_error_bytes(elements) + copies
 
     found.append(cut("heads", trunk_done, scores))
     return found
 
 
-def _stack_workspaces(config: Any, fold: Fold) -> dict[str, Workspace]:
+def _stack_bytes(config: Any, fold: Fold) -> dict[str, Workspace]:
     """Return the bytes of the steps of blocks that run in blocks of rows, by their names in plans."""
     c = config.model.embeddings_and_evoformer
-    layers: dict[str, list[Workspace]] = {}
-    variants: dict[Any, Any] = {}
-    if fold.ranks > 1:  # layers of several processes are slow to import
-        from fastfold.parallel.alphafold.dap import AXIAL_VARIANTS
+    extra = fold.layer_sizes(fold.extra, c.extra_msa_channel, c.pair_channel)
+    main = fold.layer_sizes(fold.clusters + fold.templates, c.msa_channel, c.pair_channel)
+    layers = [
+        *evoformer_costs(c.evoformer, extra, global_column=True),
+        *evoformer_costs(c.evoformer, main),
+    ]
 
-        variants = dict(AXIAL_VARIANTS)
-    for rows, channels, is_extra in (
-        (fold.extra, c.extra_msa_channel, True),
-        (fold.clusters + fold.templates, c.msa_channel, False),
-    ):
-        sizes = fold.layer_sizes(rows, channels, c.pair_channel)
-        for one in evoformer_layers(c.evoformer, global_column=is_extra):
-            layer = variants.get(one.layer, one.layer)
-            assert issubclass(layer, PolicyModule)
-            own = layers.setdefault(layer.operator, [])
-            if is_enabled(one.node):
-                own.append(partial(layer.workspace, one.node, sizes))
+    def largest(step: str, elements: int) -> int:
+        return max(one.nbytes(elements) for one in layers if one.step == step)
 
-    def largest(workspaces: Sequence[Workspace], elements: int) -> int:
-        return max((workspace(elements) for workspace in workspaces), default=0)
-
-    return {name: partial(largest, found) for name, found in layers.items() if name in IN_ROWS}
+    return {
+        step: partial(largest, step) for step in dict.fromkeys(one.step for one in layers) if step in IN_ROWS
+    }
 
 
 def channel_groups(channels: int, ranks: int = 1) -> list[int]:
@@ -367,8 +356,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     one = pairs * c * e
     sizes = fold.layer_sizes(count, c, config.model.embeddings_and_evoformer.pair_channel)
     shard = pairs * sizes.c_z * e
-    embedder = MultimerTemplateEmbedder if multimer else TemplateEmbedder
-    block = embedder.workspace(template, sizes, min(TEMPLATE_BLOCK, pairs * sizes.c_z))
+    block = template_bytes(template, sizes, min(TEMPLATE_BLOCK, pairs * sizes.c_z), multimer=multimer)
     # In addition to the current template: the sum of the earlier ones, or their scores, and the kept ones.
     scores = 0 if multimer else 4 * count * template.attention.num_head * pairs
     kept = {1: one if multimer else (count - 1) * one + scores}

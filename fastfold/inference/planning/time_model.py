@@ -18,9 +18,7 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.evoformer.config import is_multimer
-from fastfold.evoformer.execution import LayerSizes
-from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.inference.planning.block_layers import PlannedLayer, evoformer_layers, pair_layers
+from fastfold.inference.planning.layer_costs import MULTIPLICATION, LayerCost, evoformer_costs, pair_costs
 from fastfold.kernels.ops.transition.op import transition_flops
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.block_sizes import measure_blocks
@@ -92,11 +90,12 @@ class Costs:
         blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block
         both = blocks + extra_blocks
         sizes = fold.layer_sizes(fold.clusters + fold.templates, c.msa_channel, c_z)
-        in_block = _block_flops(evoformer_layers(c.evoformer), sizes)
+        layers = evoformer_costs(c.evoformer, sizes)
+        in_block = _flops_by_step(layers)
         sizes = fold.layer_sizes(fold.extra, c.extra_msa_channel, c_z)
-        in_extra = _block_flops(evoformer_layers(c.evoformer, global_column=True), sizes)
-        steps = Counter(one.step for one in evoformer_layers(c.evoformer))
-        del steps[TriangleMultiplication.operator]
+        in_extra = _flops_by_step(evoformer_costs(c.evoformer, sizes, global_column=True))
+        steps = Counter(one.step for one in layers)
+        del steps[MULTIPLICATION]
         structure = config.model.heads.structure_module
         points = structure.num_layer * pairs * (structure.num_head * (4 * c_z + 400) + 8 * c_z)
         work = {
@@ -113,7 +112,7 @@ class Costs:
         }
         c_t = template_channels(config)
         sizes = fold.layer_sizes(fold.templates, c_t, c_t)
-        in_template = _block_flops(pair_layers(c.template.template_pair_stack), sizes)
+        in_template = _flops_by_step(pair_costs(c.template.template_pair_stack, sizes))
         template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
         template_blocks *= fold.templates
 
@@ -141,7 +140,7 @@ class Costs:
         return StepTimes(
             {name: max(flops / rate, moved.get(name, 0.0)) for name, flops in work.items()},
             {name: count * self.per_block for name, count in runs.items()},
-            products(both, c_z, in_block[TriangleMultiplication.operator]),
+            products(both, c_z, in_block[MULTIPLICATION]),
             products(template_blocks, c_t, sum(in_template.values())),
             own_pairs * c_z * fold.element_size / self.bandwidth,
             4 * both * self.per_block if fold.ranks > 1 else 0.0,
@@ -157,10 +156,10 @@ def template_channels(config: Any) -> int:
     )
 
 
-def _block_flops(layers: Sequence[PlannedLayer], sizes: LayerSizes) -> Mapping[str, float]:
+def _flops_by_step(layers: Sequence[LayerCost]) -> Mapping[str, float]:
     flops: defaultdict[str, float] = defaultdict(float)
     for one in layers:
-        flops[one.step] += one.flops(sizes)
+        flops[one.step] += one.flops
     return flops
 
 

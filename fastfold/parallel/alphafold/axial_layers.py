@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from ml_collections import ConfigDict
 from torch import Tensor
 
-from fastfold.evoformer.execution import LayerSizes, columns
+from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
@@ -30,7 +29,7 @@ from fastfold.parallel.alphafold.triangle_shard import (
     TriangleOfTerms,
 )
 from fastfold.parallel.axial.projections import Projections
-from fastfold.parallel.axial.shards import AxialShards, gather_bytes
+from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.async_ops import shards_in_turn
 
 
@@ -40,13 +39,6 @@ class GatheredBias(RegatheringLayer):
     norm: Any
     attention: Any
     dropout: Any
-
-    @classmethod
-    def workspace(cls, config: ConfigDict, sizes: LayerSizes, elements: int) -> int:
-        """Return the bytes of the attention, or those of its bias while it is gathered."""
-        gathered = gather_bytes(config.num_head, sizes.residues, sizes.own, sizes.element_size)
-        of_layer: int = super().workspace(config, sizes, elements)  # type: ignore[misc]
-        return max(of_layer, gathered)
 
     def attend(
         self, x: Tensor, mask: Tensor, bias: Tensor, again: Regather | None, begun: Sequence[Tensor] = ()
@@ -164,11 +156,6 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         gathers = (None, again) if rows else (again, None)
         out: Tensor = RegatheredOuterProduct.apply(left, right, pair, masks, gathers, *parameters)
         return out
-
-    @classmethod
-    def workspace(cls, config: ConfigDict, sizes: LayerSizes, elements: int, passing: int = 4) -> int:
-        """Return the bytes with left sides that pass in turn: this rank's, the one in use, and two in transit."""
-        return super().workspace(config, sizes, elements, passing)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Compute :meth:`forward` without gradients, and without gathering the whole left projection.

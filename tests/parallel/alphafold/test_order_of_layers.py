@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_iter
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairStack
-from fastfold.inference.planning.block_layers import evoformer_layers
 from fastfold.parallel.alphafold import axial_parallel, grid_parallel, training_block
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
@@ -107,11 +106,3 @@ def test_template_blocks_on_shards_keep_the_order_of_layers(
     assert plain[0] == f"triangle_{'attention_starting' if attention_first else 'multiplication_outgoing'}"
     with fake_mesh(plan) as mesh:
         assert _order(_sharded(stack(), mesh), *inputs(plan.dap)) == plain
-
-
-@pytest.mark.parametrize("global_column", [False, True])
-def test_plans_count_the_layers_of_a_block(global_column: bool) -> None:
-    config = model_config("model_1").model.embeddings_and_evoformer.evoformer
-    block = EvoformerBlock(config, C_M, C_Z, global_column=global_column)
-    planned = [one.layer for one in evoformer_layers(config, global_column=global_column)]
-    assert planned == [type(layer) for layer in block.children()]

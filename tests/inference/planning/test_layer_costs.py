@@ -1,4 +1,4 @@
-"""Bytes and operations that layers declare for plans: those of a simulated device and of a trace."""
+"""Bytes and operations that plans count for layers: those of a simulated device and of a trace."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from fastfold.evoformer.embedders.input import InputEmbedder
 from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
 from fastfold.evoformer.embedders.templates import TemplateEmbedder
 from fastfold.evoformer.evoformer import EvoformerBlock, TemplatePairStack
-from fastfold.evoformer.execution import ExecutionPolicy, LayerSizes, PolicyModule, set_policy
+from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule, set_policy
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
-from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.evoformer.transition import Transition
-from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.inference.planning.block_layers import evoformer_layers
+from fastfold.inference.planning.layer_costs import (
+    MULTIPLICATION,
+    LayerSizes,
+    embedding_bytes,
+    evoformer_costs,
+    point_attention_bytes,
+    template_bytes,
+)
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
@@ -53,40 +58,40 @@ def taken(build: Callable[[], tuple[PolicyModule, Sequence[Any]]], elements: int
 
 
 def _layer_and_inputs(
-    block: EvoformerBlock, number: int, sequences: int, residues: int, c_m: int, dtype: torch.dtype
+    block: EvoformerBlock, name: str, sequences: int, residues: int, c_m: int, dtype: torch.dtype
 ) -> tuple[PolicyModule, Sequence[Any]]:
-    """Return a layer of a block by its number, and empty inputs for it."""
-    layer = list(block.children())[number]
+    """Return a layer of a block by its name, and empty inputs for it."""
+    layer = block.get_submodule(name)
     assert isinstance(layer, PolicyModule)
     msa = torch.empty(sequences, residues, c_m, dtype=dtype)
     pair = torch.empty(residues, residues, C_Z, dtype=dtype)
     msa_mask, pair_mask = msa[..., 0].clone(), pair[..., 0].clone()
     if isinstance(layer, (MSARowAttention, OuterProductMean)):
         return layer, (msa, pair, msa_mask)
-    x, mask = (msa, msa_mask) if number < 3 else (pair, pair_mask)
+    x, mask = (msa, msa_mask) if name.startswith("msa") else (pair, pair_mask)
     return layer, (x,) if isinstance(layer, Transition) else (x, mask)
 
 
 @pytest.mark.parametrize(
     ("sequences", "c_m", "is_extra", "dtype"), [(128, 256, False, BF16), (1024, 64, True, FP32)]
 )
-def test_steps_of_a_block_take_the_bytes_that_they_declare(
+def test_steps_of_a_block_take_the_bytes_that_plans_count(
     sequences: int, c_m: int, is_extra: bool, dtype: torch.dtype
 ) -> None:
     config, e = model_config(MONOMER).model.embeddings_and_evoformer.evoformer, dtype.itemsize
     sizes = LayerSizes(sequences, N, N, c_m, C_Z, e)
-    for number, one in enumerate(evoformer_layers(config, global_column=is_extra)):
-        if one.layer is TriangleMultiplication:
+    for one in evoformer_costs(config, sizes, global_column=is_extra):
+        if one.step == MULTIPLICATION:
             continue  # its bytes are those of a contraction
 
-        def build(number: int = number) -> tuple[PolicyModule, Sequence[Any]]:
+        def build(name: str = one.layer) -> tuple[PolicyModule, Sequence[Any]]:
             block = EvoformerBlock(config, c_m, C_Z, global_column=is_extra, zero_init=False)
-            return _layer_and_inputs(block, number, sequences, N, c_m, dtype)
+            return _layer_and_inputs(block, name, sequences, N, c_m, dtype)
 
-        elements = ROWS * (sequences * c_m if one.updates == "msa" else N * C_Z)
-        declared = one.layer.workspace(one.node, sizes, elements)
+        elements = ROWS * (sequences * c_m if one.layer.startswith("msa") else N * C_Z)
+        declared = one.nbytes(elements)
         found, one_row = taken(build, elements, dtype), 12 * max(N, sequences) * max(c_m, C_Z) * e
-        assert 0.75 * declared <= found <= declared + one_row, (number, one.layer)
+        assert 0.75 * declared <= found <= declared + one_row, one.layer
 
 
 def test_steps_declare_the_operations_of_their_products() -> None:
@@ -97,18 +102,19 @@ def test_steps_declare_the_operations_of_their_products() -> None:
     )
     with torch.device("meta"):
         block = EvoformerBlock(config, sizes.c_m, C_Z, zero_init=False)
-    for number, one in enumerate(evoformer_layers(config)):
+    costs = evoformer_costs(config, sizes)
+    assert [one.layer for one in costs] == [name for name, _ in block.named_children()]
+    for one in costs:
         with torch.device("meta"):
-            layer, inputs = _layer_and_inputs(block, number, 80, 96, sizes.c_m, FP32)
-        assert type(layer) is one.layer
+            layer, inputs = _layer_and_inputs(block, one.layer, 80, 96, sizes.c_m, FP32)
         with Recorder(layer) as recorder:
             layer(*inputs)
-        found, declared = recorder.result().regions[""].forward.flops, one.flops(sizes)
-        assert declared == pytest.approx(found, rel=0.01), (number, one.layer)
+        found = recorder.result().regions[""].forward.flops
+        assert one.flops == pytest.approx(found, rel=0.01), one.layer
 
 
 @pytest.mark.parametrize(("preset", "dtype"), [(MONOMER, BF16), (MULTIMER, FP32)])
-def test_blocks_of_the_embedding_take_the_bytes_that_they_declare(preset: str, dtype: torch.dtype) -> None:
+def test_blocks_of_the_embedding_take_the_bytes_that_plans_count(preset: str, dtype: torch.dtype) -> None:
     config = model_config(preset)
     trunk, multimer = config.model.embeddings_and_evoformer, preset == MULTIMER
 
@@ -124,13 +130,13 @@ def test_blocks_of_the_embedding_take_the_bytes_that_they_declare(preset: str, d
 
     few, many = (taken(build, rows * N * C_Z, dtype) for rows in (ROWS, 2 * ROWS))
     sizes = LayerSizes(1, N, N, trunk.msa_channel, C_Z, dtype.itemsize)
-    declared = InputEmbedder.workspace(trunk, sizes, ROWS * N * C_Z)
+    declared = embedding_bytes(trunk, sizes, ROWS * N * C_Z)
     assert 0.95 * declared <= many - few <= declared
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("embedder", [TemplateEmbedder, MultimerTemplateEmbedder])
-def test_blocks_of_template_features_take_the_bytes_that_they_declare(
+def test_blocks_of_template_features_take_the_bytes_that_plans_count(
     embedder: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = model_config(MULTIMER if embedder is MultimerTemplateEmbedder else MONOMER)
@@ -148,12 +154,12 @@ def test_blocks_of_template_features_take_the_bytes_that_they_declare(
 
     few, many = (taken(build, rows * N * C_Z, dtype) for rows in (ROWS, 2 * ROWS))
     sizes = LayerSizes(1, N, N, 1, C_Z, dtype.itemsize)
-    declared = embedder.workspace(template, sizes, ROWS * N * C_Z)
+    declared = template_bytes(template, sizes, ROWS * N * C_Z, multimer=embedder is MultimerTemplateEmbedder)
     assert 0.9 * declared <= many - few <= declared
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_blocks_of_point_attention_take_the_bytes_that_they_declare(dtype: torch.dtype) -> None:
+def test_blocks_of_point_attention_take_the_bytes_that_plans_count(dtype: torch.dtype) -> None:
     config = one_block_config(model_config(MONOMER)).model.heads.structure_module
 
     def build() -> tuple[PolicyModule, Sequence[Any]]:
@@ -163,5 +169,5 @@ def test_blocks_of_point_attention_take_the_bytes_that_they_declare(dtype: torch
 
     few, many = (taken(build, rows * N * C_Z, FP32) for rows in (ROWS, 2 * ROWS))
     sizes = LayerSizes(1, N, N, 1, C_Z, dtype.itemsize)
-    declared = InvariantPointAttention.workspace(config, sizes, ROWS * N * C_Z)
+    declared = point_attention_bytes(config, sizes, ROWS * N * C_Z)
     assert 0.9 * declared <= many - few <= declared
