@@ -238,7 +238,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         ]
         return Operator(name, resident, tuple(candidates), "rows")
 
-    found = [cut("embedding", always + msa + features, partial(embedding_bytes, c, layers))]
+    planned = [cut("embedding", always + msa + features, partial(embedding_bytes, c, layers))]
     masks = (fold.extra + msa_rows) * n * e
     in_stack = always + msa + extra + masks + fold.clusters * n * rest
     if ranks > 1:
@@ -247,15 +247,15 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
             Candidate(blocks, reshard_bytes(largest, blocks), blocks * steps.per_exchange)
             for blocks in RESHARD_BLOCKS
         ]
-        found.append(Operator("exchange", in_stack, tuple(exchanges), "blocks of channels"))
-    found += [cut(name, in_stack, workspace) for name, workspace in _stack_bytes(config, fold).items()]
-    found.append(_multiplication(config, fold, steps, in_stack, room))
+        planned.append(Operator("exchange", in_stack, tuple(exchanges), "blocks of channels"))
+    planned += [cut(name, in_stack, workspace) for name, workspace in _stack_bytes(config, fold).items()]
+    planned.append(_multiplication(config, fold, steps, in_stack, room))
     if fold.templates:
-        found.append(_templates(config, fold, steps, always + msa + extra_features, room))
+        planned.append(_templates(config, fold, steps, always + msa + extra_features, room))
     structure = heads.structure_module
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
     attention = partial(point_attention_bytes, structure, layers)
-    found.append(cut("structure module", trunk_done, attention))
+    planned.append(cut("structure module", trunk_done, attention))
     if "distogram_descent" in structure:
         exact_logits += descent_bytes(fold.own, n, heads.distogram.num_bins)
 
@@ -264,8 +264,8 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         copies = 4 * (ranks + 2) * elements if ranks > 1 else 0
         return exact_logits + aligned_error_bytes(elements) + copies
 
-    found.append(cut("heads", trunk_done, scores))
-    return found
+    planned.append(cut("heads", trunk_done, scores))
+    return planned
 
 
 def _stack_bytes(config: Any, fold: Fold) -> dict[str, Workspace]:

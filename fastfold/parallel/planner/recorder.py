@@ -110,12 +110,12 @@ class Recorder(TorchDispatchMode):
                 return  # a recomputed pass is work of the backward pass
             self._around.append(self._inside)
             self._mark(name)
-            given = {
+            entering = {
                 x.untyped_storage()._cdata: x for x in tree_iter((arguments, named)) if isinstance(x, Tensor)
             }
-            self._known[name] = set(given)
+            self._known[name] = set(entering)
             self._regions[name].calls += 1
-            self._regions[name].entering += sum(_own_bytes(x) for x in given.values())
+            self._regions[name].entering += sum(_own_bytes(x) for x in entering.values())
 
         def leave(*_: Any) -> None:
             if not _in_backward():
@@ -131,19 +131,19 @@ class Recorder(TorchDispatchMode):
         self._first_nodes.append(torch.autograd._get_sequence_nr())
         self._names.append(name)
 
-    def _where(self) -> tuple[Region, bool]:
+    def _running_region(self) -> tuple[Region, bool]:
         """Return the running region, and True in its backward pass."""
         if not _in_backward():
             return self._regions[self._inside], False
         node = torch._C._current_autograd_node()
         # Accumulation of a parameter's gradient has no number of its own.
         number = node._sequence_nr() if node is not None else 0
-        found = bisect.bisect_right(self._first_nodes, number) - 1
-        name = self._names[found] if found >= 0 and number < 2**63 else ""
+        last = bisect.bisect_right(self._first_nodes, number) - 1
+        name = self._names[last] if last >= 0 and number < 2**63 else ""
         return self._regions[name], True
 
     def _part(self) -> Part:
-        region, backward = self._where()
+        region, backward = self._running_region()
         return region.backward if backward else region.forward
 
     def communicated(self, entry: Communication) -> None:
