@@ -7,24 +7,30 @@ one call.
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, shown_templates
 from fastfold.evoformer.execution import CallSettings, PolicyModule, calling, current_call
-from fastfold.evoformer.model import AlphaFold, Features, PassResult
+from fastfold.evoformer.model import AlphaFold, Features, PassResult, RunPass
 from fastfold.inference.error_messages import is_out_of_memory
 
 Iterate = Callable[[list[Features], Features], PassResult]
 Capture = Callable[[Callable[[], PassResult], torch.device], tuple[Callable[[], None], PassResult]]
 """Callable with the arguments and results of :func:`capture_graph`."""
+
+_OUTSIDE_OF_PASSES = ("num_recycle", "recycle_early_stop_tolerance", "num_ensemble_eval", "num_extra_msa")
+"""Settings of a configuration's ``model`` that no pass reads."""
+_REPLACING = threading.Lock()
 
 
 def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
@@ -59,50 +65,101 @@ def capture_graph(
 
 
 class _Graph(NamedTuple):
-    """Recorded pass: ``replay`` reads ``inputs``, the tensors of the ensemble's members and of the previous pass."""
+    """Recorded pass: ``replay`` reads ``inputs``, of the members and the previous pass, and ``parameters``."""
 
     inputs: list[Features]
+    parameters: list[Tensor]
     replay: Callable[[], None]
     result: PassResult
 
 
-class PassGraph:
-    """Runner of passes, used as ``run_pass`` of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+class _Tensors:
+    """Parameters and buffers of a network, in the order of its modules, and everything else that a pass reads."""
 
-    The first pass runs normally, which compiles and loads its kernels. The second pass is captured on copies of its
-    inputs and replayed. Later ones copy their inputs to these tensors and replay. The graph is captured again when
-    something else changes: shapes, visible templates, addresses of parameters and buffers, or the execution policy.
+    def __init__(self, model: AlphaFold) -> None:
+        self.model = model
+        tables: list[dict[str, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
+        self._places = [(table, name) for table in tables for name, x in table.items() if x is not None]
+        shapes = tuple(
+            (name, x.shape, x.dtype) for (_, name), x in zip(self._places, self.values, strict=True)
+        )
+        config = getattr(model, "config", None)
+        tree = None if config is None else _settings_of_passes(config.model)
+        self.structure: Hashable = (str(tree), tuple(map(type, model.modules())), shapes)
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The tensors."""
+        return [table[name] for table, name in self._places]
+
+    @property
+    def versions(self) -> list[tuple[int, int | None]]:
+        """Address of each tensor, and number of its changes in place."""
+        return [(x.data_ptr(), None if x.is_inference() else x._version) for x in self.values]
+
+    @contextmanager
+    def replaced(self, others: list[Tensor]) -> Iterator[None]:
+        """Let the network read other tensors in this thread and all others, one thread at a time."""
+        with _REPLACING:
+            own = self.values
+            try:
+                for (table, name), x in zip(self._places, others, strict=True):
+                    table[name] = x
+                yield
+            finally:
+                for (table, name), x in zip(self._places, own, strict=True):
+                    table[name] = x
+
+
+class PassGraph:
+    """Graph of a pass, replayed for all networks of a structure.
+
+    :meth:`of` returns a network's ``run_pass`` of :meth:`fastfold.evoformer.model.AlphaFold.forward`. The first pass
+    runs normally, which compiles and loads its kernels. The second pass is captured on copies of its inputs and of the
+    parameters, and replayed. Later ones, also of other networks, copy their inputs to these tensors and replay; the
+    parameters are copied if they are another network's or have changed. The graph is captured again when something
+    else changes: shapes, visible templates, the network's structure, or the execution policy.
     """
 
-    def __init__(self, model: AlphaFold, capture: Capture | None = None) -> None:
-        self._model, self._capture = model, capture or capture_graph
+    def __init__(self, capture: Capture | None = None) -> None:
+        self._capture = capture or capture_graph
         self._key: Hashable = None
         self._graph: _Graph | None = None
+        self._held: tuple[AlphaFold, list[tuple[int, int | None]]] | None = None
         self.captures = self.replays = 0
 
-    def __call__(self, iterate: Iterate, members: list[Features], previous: Features) -> PassResult:
-        """Run a pass; the next one overwrites the representation ``pair`` of its result, and nothing else."""
-        shown = None
-        if isinstance(self._model.template_embedder, TemplateEmbedder):
+    def of(self, model: AlphaFold) -> RunPass:
+        """Return the function that runs passes of a network.
+
+        The next pass overwrites the representation ``pair`` of a result, and nothing else.
+        """
+        return partial(self._run, _Tensors(model))
+
+    def _run(
+        self, network: _Tensors, iterate: Iterate, members: list[Features], previous: Features
+    ) -> PassResult:
+        model, shown = network.model, None
+        if isinstance(model.template_embedder, TemplateEmbedder):
             shown = shown_templates(members[0]["template_mask"])
         # Everything that a graph contains and does not read from its inputs.
         inputs = [(name, x.shape, x.dtype) for part in (*members, previous) for name, x in part.items()]
-        read = itertools.chain(self._model.parameters(), self._model.buffers())
-        places = tuple((x.data_ptr(), x.dtype) for x in read)
-        policies = tuple(m.policy for m in self._model.modules() if isinstance(m, PolicyModule))
-        key = tuple(inputs), shown, places, policies
+        policies = tuple(m.policy for m in model.modules() if isinstance(m, PolicyModule))
+        key = tuple(inputs), shown, network.structure, policies
         if key != self._key:
-            self._key, self._graph = key, None
-            with self._templates(shown):
+            self._key, self._graph, self._held = key, None, None
+            with _templates(model, shown):
                 return iterate(members, previous)
-        graph = self._graph
+        graph, held = self._graph, (model, network.versions)
         if graph is None:
-            graph = self._graph = self._record(iterate, members, previous, shown)
+            graph = self._graph = self._record(network, iterate, members, previous, shown)
             self.captures += 1
         else:
             for own, given in zip(graph.inputs, (*members, previous), strict=True):
                 for name, tensor in own.items():
                     tensor.copy_(given[name])
+            if self._held is None or self._held[0] is not model or self._held[1] != held[1]:
+                torch._foreach_copy_(graph.parameters, network.values)
+        self._held = held
         graph.replay()
         self.replays += 1
         representations, structure = graph.result
@@ -110,29 +167,36 @@ class PassGraph:
         return _copies({k: x for k, x in representations.items() if k != "pair"}) | pair, _copies(structure)
 
     def _record(
-        self, iterate: Iterate, members: list[Features], previous: Features, shown: tuple[int, ...] | None
+        self,
+        network: _Tensors,
+        iterate: Iterate,
+        members: list[Features],
+        previous: Features,
+        shown: tuple[int, ...] | None,
     ) -> _Graph:
         own = [_copies(features) for features in (*members, previous)]
+        parameters = [x.detach().clone() for x in network.values]
 
         def run() -> PassResult:
             *of_members, of_previous = map(dict, own)  # a pass removes features from their dicts
             return iterate(of_members, of_previous)
 
-        with self._templates(shown):
+        with _templates(network.model, shown), network.replaced(parameters):
             replay, result = self._capture(run, previous["prev_pair"].device)
-        return _Graph(own, replay, result)
+        return _Graph(own, parameters, replay, result)
 
-    @contextmanager
-    def _templates(self, shown: tuple[int, ...] | None) -> Iterator[None]:
-        """Tell the template embedder which templates are visible, so that it does not read the mask."""
-        embedder = self._model.template_embedder
-        if not isinstance(embedder, TemplateEmbedder):
-            yield
-            return
-        call = current_call() or CallSettings()
-        own = replace(embedder.policy, templates=shown)
-        with calling(replace(call, policies={**call.policies, embedder: own})):
-            yield
+
+@contextmanager
+def _templates(model: AlphaFold, shown: tuple[int, ...] | None) -> Iterator[None]:
+    """Tell the template embedder which templates are visible, so that it does not read the mask."""
+    embedder = model.template_embedder
+    if not isinstance(embedder, TemplateEmbedder):
+        yield
+        return
+    call = current_call() or CallSettings()
+    own = replace(embedder.policy, templates=shown)
+    with calling(replace(call, policies={**call.policies, embedder: own})):
+        yield
 
 
 class KeptGraph:
@@ -140,7 +204,6 @@ class KeptGraph:
 
     def __init__(self) -> None:
         self._residues: int | None = None
-        self._model: AlphaFold | None = None
         self._graph: PassGraph | None = None
 
     def keep_for(self, residues: int) -> None:
@@ -149,16 +212,21 @@ class KeptGraph:
             self.drop()
         self._residues = residues
 
-    def of(self, model: AlphaFold) -> PassGraph:
-        """Return the graph for a network's predictions, and free that of another network."""
-        if self._graph is None or self._model is not model:
-            self.drop()
-            self._model, self._graph = model, PassGraph(model)
-        return self._graph
+    def of(self, model: AlphaFold) -> RunPass:
+        """Return the function that runs passes of a network, by the graph of earlier networks if it serves them."""
+        if self._graph is None:
+            self._graph = PassGraph()
+        return self._graph.of(model)
 
     def drop(self) -> None:
         """Free the memory of the graph."""
-        self._model = self._graph = None
+        self._graph = None
+
+
+def _settings_of_passes(tree: Any) -> Any:
+    if not isinstance(tree, Mapping | ConfigDict):
+        return tree
+    return {k: _settings_of_passes(v) for k, v in tree.items() if k not in _OUTSIDE_OF_PASSES}
 
 
 def _copies(tree: Mapping[str, Any]) -> dict[str, Any]:

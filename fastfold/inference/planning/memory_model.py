@@ -218,10 +218,10 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     layers = fold.layer_sizes(msa_rows, c.msa_channel, c.pair_channel)
     exact_logits = 2 * 4 * whole
     if fold.cuda_graph:
-        # Copies of each pass's inputs, and the pair that it returns. The graph keeps its memory, so the heads use
-        # memory in addition to it.
+        # Copies of each pass's inputs and of the parameters, and the pair that it returns. The graph keeps its memory,
+        # so the heads use memory in addition to it.
         block = min(fold.own * row["heads"], max(fold.max_block, row["heads"]))
-        always += members * features + 2 * shard + exact_logits + aligned_error_bytes(block)
+        always += fold.parameters + members * features + 2 * shard + exact_logits + aligned_error_bytes(block)
 
     def cut(name: str, resident: int, workspace: Workspace) -> Operator:
         gaps = 0

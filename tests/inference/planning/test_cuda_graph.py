@@ -64,8 +64,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[PassGraph]:
     """The stand-in in the place of CUDA graphs; gives those that folds made."""
     made: list[PassGraph] = []
 
-    def make(model: AlphaFold) -> PassGraph:
-        made.append(PassGraph(model))
+    def make() -> PassGraph:
+        made.append(PassGraph())
         return made[-1]
 
     if not torch.cuda.is_available():
@@ -155,49 +155,105 @@ def test_a_change_of_shape_is_captured_anew(graphs: list[PassGraph]) -> None:
     assert (graphs[0].captures, graphs[0].replays) == (2, 2)
 
 
-def test_parameters_elsewhere_are_captured_anew() -> None:
-    """A graph reads them at addresses, at which there may be something else by now."""
+@pytest.mark.parametrize("change", ["replaced", "in place", "buffer"])
+def test_changed_parameters_are_read_by_the_next_replay(change: str) -> None:
+    """A graph reads its own copies of parameters and buffers, which hold the values of the last replay."""
     model, features = _network("synthetic_monomer")
     set_policy(model.eval(), FOLDING_POLICY)
-    graph = PassGraph(model, record)
+    weight = model.single_projection.weight
+    if change == "buffer":
+        del model.single_projection.weight
+        model.single_projection.register_buffer("weight", weight.detach())
+    graph = PassGraph(record)
 
     def run() -> Tensor:
         with torch.inference_mode():
-            result = model(features, 2, run_pass=graph)
+            result = model(features, 2, run_pass=graph.of(model))
         positions: Tensor = result["structure_module"]["final_atom_positions"]
         return positions
 
     before = run()
     assert (graph.captures, graph.replays) == (1, 2)
-    weight = model.single_projection.weight
-    weight.data = weight.data * 1.5
-    assert not torch.equal(run(), before)
+    if change == "replaced":
+        weight.data = weight.data * 1.5
+    else:
+        with torch.no_grad():
+            model.single_projection.weight.mul_(1.5)
+    found = run()
+    assert (graph.captures, graph.replays) == (1, 5)
+    assert not torch.equal(found, before)
+    with torch.inference_mode():
+        expected = model(features, 2)["structure_module"]["final_atom_positions"]
+    assert torch.equal(found, expected)
+
+
+def _others(model: AlphaFold, number: int) -> list[AlphaFold]:
+    """Networks of the same structure with other parameters."""
+    others = [copy.deepcopy(model) for _ in range(number)]
+    for seed, other in enumerate(others):
+        random = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for x in other.parameters():
+                x.mul_(1 + 0.1 * torch.rand(x.shape, generator=random))
+    return others
+
+
+def test_networks_of_one_structure_share_a_capture() -> None:
+    """Two targets by three networks: one plain pass, one capture, and each result is its own network's."""
+    model, features = _network("synthetic_monomer")
+    set_policy(model.eval(), FOLDING_POLICY)
+    networks = [model, *_others(model, 2)]
+    networks[1].config.model.num_recycle += 1
+    networks[1].config.model.embeddings_and_evoformer.num_extra_msa = 7
+    values = [[x.clone() for x in network.parameters()] for network in networks]
+    graph = PassGraph(record)
+    with torch.inference_mode():
+        for network in (*networks, *networks):
+            expected = network(features, 1)["structure_module"]["final_atom_positions"]
+            found = network(features, 1, run_pass=graph.of(network))["structure_module"]
+            assert torch.equal(found["final_atom_positions"], expected)
+    assert (graph.captures, graph.replays) == (1, 2 * 2 * len(networks) - 1)
+    for network, before in zip(networks, values, strict=True):
+        assert all(map(torch.equal, network.parameters(), before))
+
+
+def test_networks_of_other_structures_are_captured_themselves() -> None:
+    """A constant of the configuration is part of a recorded pass."""
+    model, features = _network("synthetic_monomer")
+    other = copy.deepcopy(model)
+    other.config.model.embeddings_and_evoformer.prev_pos.max_bin += 1.0
+    graph = PassGraph(record)
+    for network in (model, other):
+        set_policy(network.eval(), FOLDING_POLICY)
+        with torch.inference_mode():
+            network(features, 2, run_pass=graph.of(network))
     assert (graph.captures, graph.replays) == (2, 4)
 
 
-@pytest.mark.long
-def test_buffers_elsewhere_are_captured_anew() -> None:
-    """A network that leaves the device and comes back may find its parameters' old places, and others for the rest."""
+def test_a_failed_capture_leaves_the_network_its_parameters() -> None:
     model, features = _network("synthetic_monomer")
     set_policy(model.eval(), FOLDING_POLICY)
-    model.register_buffer("constant", torch.zeros(3))
-    graph = PassGraph(model, record)
-    for made in ((1, 2), (2, 4)):
-        with torch.inference_mode():
-            model(features, 2, run_pass=graph)
-        assert (graph.captures, graph.replays) == made
-        model.constant = model.constant.clone()
+    own = list(model.parameters())
+
+    def fail(function: Callable[[], Any], device: torch.device) -> Any:
+        assert all(one is not other for one, other in zip(model.parameters(), own, strict=False))
+        raise ConfigError("no capture")
+
+    with torch.inference_mode(), pytest.raises(ConfigError, match="no capture"):
+        model(features, 2, run_pass=PassGraph(fail).of(model))
+    assert all(one is other for one, other in zip(model.parameters(), own, strict=True))
 
 
 @pytest.mark.long
 def test_another_way_to_carry_out_the_network_is_captured_anew() -> None:
     """As where memory ended, and the fold goes on in smaller pieces."""
     model, features = _network("synthetic_monomer")
-    graph = PassGraph(model.eval(), record)
+    graph = PassGraph(record)
+    model.eval()
     for blocks, made in ((FOLDING_POLICY.block_elements, (1, 2)), (1024, (2, 4))):
         set_policy(model, replace(FOLDING_POLICY, block_elements=blocks))
         with torch.inference_mode():
-            model(features, 2, run_pass=graph)
+            model(features, 2, run_pass=graph.of(model))
         assert (graph.captures, graph.replays) == made
 
 
@@ -223,15 +279,13 @@ def test_predictions_of_one_length_share_a_graph(
 
 
 @pytest.mark.slow
-def test_networks_in_turn_do_not_keep_their_graphs(
-    graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two graphs would hold twice the memory that was planned."""
+def test_networks_in_turn_share_their_graph(graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two targets by two networks, the first pass of the first network runs without a graph."""
     monkeypatch.setattr(predictor, "check_cuda_graphs", lambda wanted, device: None)
     models = [fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz") for _ in range(2)]
     sequences = {name: SEQUENCES[name] for name in ("a", "b")}
     fastfold.predict_many(sequences, models, cuda_graphs=True, num_recycles=2)
-    assert [(graph.captures, graph.replays) for graph in graphs] == [(1, 2)] * 4
+    assert [(graph.captures, graph.replays) for graph in graphs] == [(1, 2 * 2 * 3 - 1)]
 
 
 def test_what_a_graph_cannot_hold_is_noticed_while_it_is_recorded() -> None:
@@ -243,7 +297,7 @@ def test_what_a_graph_cannot_hold_is_noticed_while_it_is_recorded() -> None:
 
     model.evoformer.register_forward_hook(read)
     with torch.inference_mode(), pytest.raises(HostRead):
-        model(features, 2, run_pass=PassGraph(model, record))
+        model(features, 2, run_pass=PassGraph(record).of(model))
 
 
 class _FromTheHost(TorchDispatchMode):
@@ -374,9 +428,9 @@ def test_the_planner_counts_what_a_graph_takes() -> None:
     """The copies of its inputs, and the pair that it leaves; nothing goes to the host, and what is refused says why."""
     model, features = _network("synthetic_monomer")
     set_policy(model.eval(), FOLDING_POLICY)
-    graph = PassGraph(model, record)
+    graph = PassGraph(record)
     with torch.inference_mode():
-        result = model(features, 2, run_pass=graph)
+        result = model(features, 2, run_pass=graph.of(model))
     assert graph._graph is not None
     inputs = graph._graph.inputs
     held = [x for tree in inputs for x in tree.values()] + [result["representations"]["pair"]]
