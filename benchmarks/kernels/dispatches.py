@@ -34,10 +34,14 @@ from fastfold.inference.planning.planner import FOLDING_POLICY
 from fastfold.kernels.common.backend import VARIABLE
 
 TABLE = Path(__file__).parent.parent / "results" / "dispatches.csv"
-SHAPES = ((32, 64), (37, 100), (128, 256))
-"""Rows and residues of the alignment."""
-PASSES = ("forward", "forward + backward")
+SHAPES = ((32, 64), (37, 100), (128, 256), (516, 256), (516, 384), (516, 1024))
+"""Rows and residues of the alignment; the last ones of 512 clusters and 4 templates."""
+EXTRA_SHAPES = ((1024, 256), (5120, 256), (5120, 384))
+"""Rows and residues of the extra alignment of official networks."""
+FORWARD, BOTH = "forward", "forward + backward"
+EXTRA = "forward, extra MSA"
 C_S = 384  #: Channels of the single representation
+C_E = 64  #: Channels of the extra alignment
 
 
 class Count(NamedTuple):
@@ -105,15 +109,19 @@ def count(run: Callable[[], object]) -> tuple[Counter[str], int]:
 
 
 def of_block(name: str, rows: int, residues: int) -> tuple[Counter[str], int]:
-    """Count one block of bfloat16, in inference or with gradients of all inputs and parameters."""
+    """Count one block of bfloat16, in inference or with gradients of all inputs and parameters.
+
+    :data:`EXTRA` is a block of the extra MSA stack.
+    """
+    channels, is_extra = (C_E, True) if name == EXTRA else (C_M, False)
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     with torch.device("meta"):
-        block = EvoformerBlock(block_config(), C_M, C_Z, zero_init=False).eval()
+        block = EvoformerBlock(block_config(), channels, C_Z, global_column=is_extra, zero_init=False).eval()
         parameters_to(block, torch.bfloat16)
-    msa, pair, masks = new(rows, residues, C_M), new(residues, residues, C_Z), (rows, residues)
+    msa, pair, masks = new(rows, residues, channels), new(residues, residues, C_Z), (rows, residues)
     inputs = msa, pair, new(*masks), new(residues, residues)
 
     def forward() -> None:
@@ -124,7 +132,7 @@ def of_block(name: str, rows: int, residues: int) -> tuple[Counter[str], int]:
         leaves = [msa.requires_grad_(), pair.requires_grad_(), *block.parameters()]
         torch.autograd.grad(block(*inputs), leaves, [torch.empty_like(x) for x in (msa, pair)])
 
-    return count(forward if name == "forward" else both)
+    return count(both if name == BOTH else forward)
 
 
 def of_structure_module(residues: int) -> tuple[Counter[str], int]:
@@ -148,10 +156,10 @@ def of_structure_module(residues: int) -> tuple[Counter[str], int]:
 
 
 def counts() -> list[Count]:
-    """Count all passes and shapes."""
+    """Count all blocks and shapes."""
     found = []
-    for name in PASSES:
-        for rows, residues in SHAPES:
+    for name, shapes in ((FORWARD, SHAPES), (BOTH, SHAPES), (EXTRA, EXTRA_SHAPES)):
+        for rows, residues in shapes:
             dispatches, launches = of_block(name, rows, residues)
             found.append(Count(name, rows, residues, sum(dispatches.values()), launches))
     dispatches, launches = of_structure_module(100)

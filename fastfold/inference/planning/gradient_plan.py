@@ -22,7 +22,8 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import element_size
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun, SavedInputs
-from fastfold.inference.planning.memory_model import CUDA_POSITIONS, FIXED_CUDA, nccl_bytes
+from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
+from fastfold.kernels.ops.gated_attention.passes import GPU_POSITIONS
 from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
 from fastfold.parallel.comm.groups import Group
@@ -166,7 +167,7 @@ class GradientPlanner:
         size = element_size(self.precision)
         parts = dict(cost.memory) | ({"held": float(self.held)} if self.held else {})
         if self.device == "cuda":
-            parts["working"] += min(pairs, CUDA_POSITIONS) * _BYTES_OF_POSITION[size]
+            parts["working"] += min(pairs, GPU_POSITIONS) * _BYTES_OF_POSITION[size]
             if recompute:
                 parts["working"] = max(parts["working"], min(pairs, policy.pairs) * _BYTES_OF_PAIR)
             parts["gaps"] = (_GAPS_OF_HOST if policy.host else _GAPS) * sum(parts.values())

@@ -29,7 +29,7 @@ from fastfold.inference.planning.layer_costs import (
 from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
-from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
+from fastfold.kernels.ops.gated_attention.passes import GPU_POSITIONS, lanes_bytes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
@@ -116,8 +116,7 @@ FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
 They are for the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on an H100), and gaps between
 blocks of PyTorch's allocator."""
 
-CUDA_POSITIONS = 1 << 17  #: Positions of the largest block of attention on a GPU
-CUDA_BLOCK = CUDA_POSITIONS << 10
+CUDA_BLOCK = GPU_POSITIONS << 10
 """Elements of the largest block of attention on a GPU, with 1,024 channels in all."""
 FIXED_NCCL = 1 << 30  #: Bytes of a GPU reserved for the buffers of NCCL if several GPUs share a target
 MAX_BLOCK = 1 << 22  #: Elements of the largest blocks of rows on a CPU; larger ones are not faster

@@ -276,6 +276,25 @@ def test_blocks_of_rows_have_a_row_at_least_and_a_bounded_size(rows: int, length
     assert step == 1 or step * length >= min(rows * length, 2**14) - length
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "blocks"),
+    [
+        (512, 256, 1),
+        (516, 256, 2),
+        (516, 384, 2),
+        (384, 384, 2),
+        (516, 1024, 5),
+        (1024, 1024, 8),
+        (3, 1 << 18, 3),
+    ],
+)
+def test_a_gpu_has_equal_blocks_of_rows(rows: int, length: int, blocks: int) -> None:
+    """As few as the positions allow, without a small rest that costs the launches of a whole block."""
+    step = triton_launch.row_step(torch.empty(rows, length, 1, device="meta"))
+    assert -(-rows // step) == blocks
+    assert step == -(-rows // blocks)
+
+
 @pytest.mark.parametrize("length", [64, 99])
 def test_a_bias_for_many_blocks_is_copied_once(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Triton's path, which wants aligned rows: at most lengths every block would copy all of it."""

@@ -33,6 +33,7 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
+GPU_POSITIONS = 1 << 17  #: Positions of the largest block on a GPU, which fills it and takes little memory
 LONG_ROW = 4096  #: Maximum row length at which each thread works on its own blocks, in positions
 
 _LANE = 4 * 12

@@ -12,12 +12,10 @@ from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward
 from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, aligned, attend_triton, hidden_keys
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project, projections
+from fastfold.kernels.ops.gated_attention.passes import GPU_POSITIONS
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
-
-# Positions of a block: a quarter of the tensor, but enough to fill a GPU and never a large part of memory.
-_MIN_POSITIONS, _MAX_POSITIONS = 2**16, 2**17
 
 
 def prepare(
@@ -34,9 +32,11 @@ def backward_dtype(x: Tensor) -> torch.dtype:
 
 
 def row_step(x: Tensor) -> int:
-    """Return the number of rows per block of ``x [R, N, c]``."""
+    """Return the number of rows per block of ``x [R, N, c]``, in equal blocks of at most ``GPU_POSITIONS``."""
+    # Each block costs the host the same launches, a small rest too.
     rows, length, _ = x.shape
-    return max(1, min(_MAX_POSITIONS, max(_MIN_POSITIONS, rows * length // 4)) // max(1, length))
+    blocks = -(-rows // max(1, GPU_POSITIONS // max(1, length)))
+    return -(-rows // max(1, blocks)) or 1
 
 
 class Forward(eager.Forward):
