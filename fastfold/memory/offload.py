@@ -84,7 +84,9 @@ class HostBuffers:
         self._allocate, self._limit, self.overflow = allocate, limit, overflow
         self._regions: list[Region] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pinned: set[int] = set()  # addresses of pinned memory
+        self._pinned: dict[
+            int, torch.device
+        ] = {}  # device that copies from and to it, by the address of pinned memory
         self._pins = True
         self.sent = self.returned = self.expected = 0
 
@@ -106,7 +108,7 @@ class HostBuffers:
         self._release([region for region in self._regions if not region.used()])
         region = Region(self._allocate(max(nbytes, self.expected - self.nbytes), torch.uint8))
         if self._pins and like.is_cuda and pin(region.memory, like.device):
-            self._pinned.add(region.memory.data_ptr())
+            self._pinned[region.memory.data_ptr()] = like.device
         self._regions.append(region)
         return region.hand_out(0, elements, like.dtype)
 
@@ -149,12 +151,12 @@ class HostBuffers:
         self._release(self._regions)
 
     def _release(self, regions: Sequence[Region]) -> None:
-        if self._pinned and regions:
-            for device in self._streams:
-                torch.cuda.synchronize(device)
-            for address in self._pinned & {region.memory.data_ptr() for region in regions}:
-                torch.cuda.cudart().cudaHostUnregister(address)
-                self._pinned.remove(address)
+        pinned = [address for region in regions if (address := region.memory.data_ptr()) in self._pinned]
+        for device in {self._pinned[address] for address in pinned}:
+            torch.cuda.synchronize(device)  # copies may still be queued on any of its streams
+        for address in pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)
+            del self._pinned[address]
         self._regions = [region for region in self._regions if region not in regions]
 
     def __del__(self) -> None:

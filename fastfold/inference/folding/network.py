@@ -28,7 +28,7 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
-from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
+from fastfold.inference.planning.planner import FoldPlan, folding_policy
 from fastfold.kernels.cpu.products import exact_products
 
 OnCycle = Callable[[int, dict[str, Any]], None]
@@ -71,7 +71,7 @@ def run_network(
 
     A complex also has the scores of its chains, see :func:`fastfold.evoformer.confidence.scores.chain_confidence`.
     Arguments are those of :meth:`fastfold.evoformer.model.AlphaFold.forward`. Without a plan, the policy is that of a
-    fold without a memory limit.
+    fold without a memory limit on the network's device.
     """
     with prepared_network(model, passes, plan, distogram=passes.reads_distogram):
         result = model(
@@ -138,7 +138,8 @@ def prepared_network(
     model: AlphaFold, passes: NetworkPasses, plan: FoldPlan | None, *, distogram: bool, heads: bool = True
 ) -> Iterator[None]:
     """Call a network by a plan, or the default policy: exact products, dropout, distogram, and heads or none."""
-    policies = policies_of(model, FOLDING_POLICY) if plan is None else plan.policies(model)
+    device, seed = next(model.parameters()).device, passes.dropout_seed
+    policies = policies_of(model, folding_policy(device.type)) if plan is None else plan.policies(model)
     own, head = policies[model], model.heads["distogram"]
     is_kept = isinstance(head, DistogramHead) and (head.has_columns or passes.distogram)
     if not heads:
@@ -146,7 +147,6 @@ def prepared_network(
     elif distogram and own.heads is not None and is_kept:
         # In blocks of rows; with sharded columns the logits are gathered whole, for files alone.
         policies[model] = replace(own, heads=(*own.heads, "distogram"))
-    device, seed = next(model.parameters()).device, passes.dropout_seed
     generator = None if seed is None else dropout_generator(device, seed)
     settings = CallSettings(policies, training=seed is not None, generator=generator)
     is_roomy = plan is not None and plan.is_roomy

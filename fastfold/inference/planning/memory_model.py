@@ -125,6 +125,11 @@ MAX_BLOCK_CUDA = 1 << 26
 TEMPLATE_BLOCK = 1 << 20  #: Elements of the blocks of the template embedding
 
 
+def max_block(device: str) -> int:
+    """Return the elements of the largest block of rows on a type of device."""
+    return MAX_BLOCK if device == "cpu" else MAX_BLOCK_CUDA
+
+
 def nccl_bytes(ranks: int) -> int:
     """Return the bytes of each GPU for NCCL: 0 for a single GPU."""
     return FIXED_NCCL if ranks > 1 else 0
@@ -158,7 +163,7 @@ class Fold:
     @property
     def max_block(self) -> int:
         """Elements of the largest block of rows."""
-        return MAX_BLOCK if self.device == "cpu" else MAX_BLOCK_CUDA
+        return max_block(self.device)
 
     def msa_positions(self, rows: int) -> int:
         """Return the positions of the largest shard of rows of an MSA, sharded along either axis."""

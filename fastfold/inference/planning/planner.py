@@ -18,6 +18,7 @@ from fastfold.inference.planning.memory_model import (
     TEMPLATE_BLOCK,
     Fold,
     OffloadRoom,
+    max_block,
     operators,
     row_elements,
 )
@@ -40,6 +41,11 @@ FOLDING_POLICY = ExecutionPolicy(
     lazy_logits=True,
     heads=("predicted_lddt", "predicted_aligned_error"),
 )
+
+
+def folding_policy(device: str) -> ExecutionPolicy:
+    """Return the policy of a fold without a memory limit on a type of device, whose largest blocks it has."""
+    return FOLDING_POLICY if device == "cpu" else replace(FOLDING_POLICY, block_elements=max_block(device))
 
 
 SMALL_PAIR = 8 << 20  #: Bytes of a pair tensor below which a fold may keep its freed memory
@@ -65,7 +71,7 @@ class FoldPlan:
     chunks: BlockPlan  #: Candidate chosen for each step
     unit: int  #: Bytes of the pair tensor, U
     slow_down: float  #: Expected time relative to a plan without a memory limit
-    policy: ExecutionPolicy  #: Execution policy of the network; :data:`FOLDING_POLICY` if everything fits
+    policy: ExecutionPolicy  #: Execution policy of the network; :func:`folding_policy` if everything fits
     blocks: dict[str, int | None]  #: ``block_elements`` of each step; empty if everything fits
     templates: ContractionPlan  #: Contraction plan of the templates' pair stacks
     request: FoldRequest  #: Request of the plan
@@ -136,9 +142,7 @@ class Planner:
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
         chosen = chunks.chosen
         unit = residues**2 * int(self.config.model.embeddings_and_evoformer.pair_channel) * self.element_size
-        everything = FOLDING_POLICY
-        if self.device != "cpu":
-            everything = replace(everything, block_elements=fold.max_block)
+        everything = folding_policy(self.device)
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
         request = FoldRequest(own, residues, budget)
         if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):

@@ -264,10 +264,13 @@ def test_memory_that_will_be_needed_is_taken_at_once_and_divided() -> None:
 
 
 class _Driver:
-    """A driver of a GPU that may refuse to pin memory."""
+    """A driver of a GPU that may refuse to pin memory, and knows whether it has finished its copies."""
 
     def __init__(self, status: int) -> None:
-        self.status, self.pinned = status, set[int]()
+        self.status, self.pinned, self.is_busy = status, set[int](), False
+
+    def synchronize(self, device: torch.device) -> None:
+        self.is_busy = False
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         if self.status == 0:
@@ -275,6 +278,7 @@ class _Driver:
         return self.status
 
     def cudaHostUnregister(self, address: int) -> int:
+        assert not self.is_busy
         self.pinned.remove(address)  # an error where it is not pinned
         return 0
 
@@ -283,18 +287,20 @@ class _Driver:
 def test_memory_that_the_driver_cannot_lock_is_used_all_the_same(
     status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a warning; and what was pinned is unpinned before it is given back."""
+    """With a warning; and what was pinned is unpinned before it is given back, after the copies on any stream."""
     driver = _Driver(status)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", driver.synchronize)
     like: Any = SimpleNamespace(dtype=torch.float32, is_cuda=True, device=torch.device("cpu"))
     host = HostBuffers()
     first = host.buffer(1 << 20, like)
     assert driver.pinned == ({first.data_ptr()} if status == 0 else set())
     assert ("cannot pin 0.00 GiB of the host's memory (error 2)" in caplog.text) == (status != 0)
+    driver.is_busy = True
     del first
     second = host.buffer(1 << 21, like)
     assert driver.pinned == ({second.data_ptr()} if status == 0 else set())
+    driver.is_busy = True
     host.free()
     assert host.nbytes == 0
     assert not driver.pinned
