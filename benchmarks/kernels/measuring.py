@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,15 @@ Inputs = dict[str, Any]
 KERNEL_CALLS = 7
 """Number of calls that a kernel is measured in."""
 
+CLOCK = 2e9
+"""Cycles per second of a GPU that waits, at most."""
+
+MAX_CYCLES = 2**30
+"""Longest wait of the device for a call to be queued; a call that takes longer waits for the device itself."""
+
+LAUNCH_CYCLES = 2**22
+"""Wait of the device for one launch to be queued."""
+
 MAX_SETS = 8
 """Maximum number of copies of the inputs that a measurement rotates through."""
 
@@ -29,12 +39,14 @@ class Timing:
     """Cost of a function's calls.
 
     Attributes:
-        milliseconds: Median of one call.
+        milliseconds: Median of one call on the device, which does not wait for the host.
+        host_milliseconds: Median until the call returns on the host.
         spread: Half of the interquartile range, over the median.
         peak_bytes: Peak memory of a call above the memory before it; NaN if the allocator does not report it.
     """
 
     milliseconds: float
+    host_milliseconds: float
     spread: float
     peak_bytes: float
 
@@ -77,12 +89,14 @@ class Meter:
         function(sets[0])
         self._wait()
         peak = self._peak(lambda: function(sets[0]))
-        first = self._once(lambda: function(sets[-1]))
+        cycles = self._filling_cycles(lambda: function(sets[-1]))
+        first = max(self._once(lambda: function(sets[-1]), cycles))
         count = max(3, min(100, int(self.seconds * 1e3 / max(first, 1e-3))))
-        found = self._series(function, [sets[i % len(sets)] for i in range(count)])
-        median = statistics.median(found)
-        quartiles = statistics.quantiles(found, n=4)
-        return Timing(median, (quartiles[2] - quartiles[0]) / 2 / median, peak)
+        calls = [self._once(partial(function, sets[i % len(sets)]), cycles) for i in range(count)]
+        on_device, on_host = zip(*calls, strict=True)
+        median = statistics.median(on_device)
+        quartiles = statistics.quantiles(on_device, n=4)
+        return Timing(median, statistics.median(on_host), (quartiles[2] - quartiles[0]) / 2 / median, peak)
 
     def kernel_time(self, function: Callable[[Inputs], object], sets: Sequence[Inputs], kernel: str) -> float:
         """Return the milliseconds of a kernel's launches within a call, the median of several calls.
@@ -98,7 +112,7 @@ class Meter:
 
             def add(run: Callable[[], object]) -> None:
                 nonlocal total
-                total += self._once(run)
+                total += self._once(run, LAUNCH_CYCLES)[0]
 
             with launches_observed(kernel, add):
                 function(sets[i % len(sets)])
@@ -130,25 +144,43 @@ class Meter:
         del result
         return float(torch.cuda.max_memory_allocated(self.device) - before)
 
-    def _once(self, call: Callable[[], object]) -> float:
-        return self._series(lambda _: call(), [{}])[0]
-
-    def _series(self, function: Callable[[Inputs], object], calls: Sequence[Inputs]) -> list[float]:
-        """Return the milliseconds of every call; the device never waits for the host between them."""
+    def _once(self, call: Callable[[], object], cycles: int = 0) -> tuple[float, float]:
+        """Return the milliseconds of a call on the device and on the host; the device sleeps for ``cycles`` first."""
         if not self.cuda:
-            found = []
-            for inputs in calls:
-                start = time.perf_counter()
-                function(inputs)
-                found.append((time.perf_counter() - start) * 1e3)
-            return found
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in calls]
-        for (start, end), inputs in zip(marks, calls, strict=True):
-            start.record()
-            function(inputs)
-            end.record()
+            start = time.perf_counter()
+            call()
+            return 2 * ((time.perf_counter() - start) * 1e3,)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if cycles:
+            torch.cuda._sleep(cycles)
+        begin.record()
+        start = time.perf_counter()
+        call()
+        host = (time.perf_counter() - start) * 1e3
+        end.record()
         self._wait()
-        return [start.elapsed_time(end) for start, end in marks]
+        return begin.elapsed_time(end), host
+
+    def _filling_cycles(self, call: Callable[[], object]) -> int:
+        """Return the cycles that the device has to sleep until a call is queued; 0 for one that waits for it."""
+        if not self.cuda:
+            return 0
+        self._wait()
+        start = time.perf_counter()
+        call()
+        cycles = int(2 * CLOCK * (time.perf_counter() - start))
+        self._wait()
+        while cycles <= MAX_CYCLES:
+            asleep = torch.cuda.Event()
+            torch.cuda._sleep(cycles)
+            asleep.record()
+            call()
+            is_queued = not asleep.query()
+            self._wait()
+            if is_queued:
+                return cycles
+            cycles *= 2
+        return 0
 
 
 def _copied(inputs: Mapping[str, Any]) -> Inputs:

@@ -22,7 +22,8 @@ class Row:
         residues: N.
         direction: ``forward`` or ``forward+backward``.
         implementation: Name of the implementation.
-        milliseconds: Median of a call; NaN without a time.
+        milliseconds: Median of a call on the device; NaN without a time.
+        host_milliseconds: Median of a call on the host, until it returns.
         spread: Half of the interquartile range, over the median.
         peak_u: Memory of a call above its inputs, in pair tensors.
         tflops: Achieved rate, counting the necessary operations.
@@ -38,6 +39,7 @@ class Row:
     direction: str
     implementation: str
     milliseconds: float = math.nan
+    host_milliseconds: float = math.nan
     spread: float = math.nan
     peak_u: float = math.nan
     tflops: float = math.nan
@@ -84,7 +86,7 @@ def _number(value: float, digits: int) -> str:
 
 
 def _markdown(rows: list[Row]) -> list[str]:
-    header = ["operator", "shape", "direction", "implementation", "ms", "±", "peak U", "TFLOP/s"]
+    header = ["operator", "shape", "direction", "implementation", "ms", "host ms", "±", "peak U", "TFLOP/s"]
     header += ["of product", "GB/s", "of copy", "over ours"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     ours = {
@@ -93,7 +95,8 @@ def _markdown(rows: list[Row]) -> list[str]:
     for r in rows:
         ratio = r.milliseconds / ours.get((r.operator, r.shape, r.direction), math.nan)
         cells = [r.operator, r.shape, r.direction, r.implementation]
-        cells += [r.note or _number(r.milliseconds, 3), _number(r.spread, 2), _number(r.peak_u, 2)]
+        cells += [r.note or _number(r.milliseconds, 3), _number(r.host_milliseconds, 3)]
+        cells += [_number(r.spread, 2), _number(r.peak_u, 2)]
         cells += [_number(r.tflops, 1), _number(r.of_product, 2), _number(r.gbs, 0), _number(r.of_copy, 2)]
         lines.append("| " + " | ".join([*cells, _number(ratio, 2)]) + " |")
     return lines

@@ -106,7 +106,7 @@ def _of_case(
             gbs = elements * dtype.itemsize / timing.milliseconds / 1e6
             yield Row(
                 *(case.operator, case.shape, case.residues, direction, implementation.name),
-                *(timing.milliseconds, timing.spread, timing.peak_bytes / u),
+                *(timing.milliseconds, timing.host_milliseconds, timing.spread, timing.peak_bytes / u),
                 *(tflops, tflops / ceilings.tflops, gbs, gbs / ceilings.gbs),
             )
 
@@ -137,7 +137,7 @@ def _of_block(run: BlockRun, importance: int, meter: Meter, dtype: torch.dtype) 
         for direction, timing in run.times(meter, dtype):
             yield Row(
                 *(BLOCK, shape, run.residues, direction, run.implementation),
-                *(timing.milliseconds, timing.spread, timing.peak_bytes / u),
+                *(timing.milliseconds, timing.host_milliseconds, timing.spread, timing.peak_bytes / u),
             )
 
     return Run(BLOCK, shape, run.residues, run.implementation, importance, measure)
@@ -188,4 +188,4 @@ def _failed(run: Run, done: list[Row], note: str) -> Row:
 
 
 def _describe(row: Row) -> str:
-    return row.note or f"{row.milliseconds:.3f} ms, {row.peak_u:.2f} U"
+    return row.note or f"{row.milliseconds:.3f} ms, host {row.host_milliseconds:.3f} ms, {row.peak_u:.2f} U"
