@@ -290,10 +290,13 @@ def _stack_bytes(config: Any, fold: Fold) -> dict[str, Workspace]:
     }
 
 
-def channel_groups(channels: int, ranks: int = 1) -> list[int]:
-    """Return the numbers of channels per group of a triangle multiplication, fastest first; one group per rank."""
-    most = max(1, channels // 4)
-    return list(dict.fromkeys(max(min(channels, ranks), most >> k) for k in range(most.bit_length())))
+def channel_groups(channels: int, ranks: int = 1, device: str = "cpu") -> list[int]:
+    """Return the numbers of channels per group of a triangle multiplication, fastest first; one group per rank.
+
+    Each group reads the pair again, so a GPU of its own begins with all channels; on CPUs more are not faster.
+    """
+    largest = channels if device == "cuda" and ranks == 1 else max(1, channels // 4)
+    return list(dict.fromkeys(max(min(channels, ranks), largest >> k) for k in range(largest.bit_length())))
 
 
 def _product_width(fold: Fold) -> int:
@@ -325,7 +328,7 @@ def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, ro
     candidates = []
     row = c * _product_width(fold) * e
     for away in room.choices(n, row):
-        for channels in channel_groups(c, fold.ranks):
+        for channels in channel_groups(c, fold.ranks, fold.device):
             host, disk = room.split(away.nbytes, channels * fold.pairs * e)
             if disk > room.disk:
                 continue
@@ -373,7 +376,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
     candidates = []
     for pair in room.choices(fold.own, shard // fold.own):
         for product in room.choices(n, c * _product_width(fold) * e, taken=pair.nbytes):
-            for channels in channel_groups(c, fold.ranks):
+            for channels in channel_groups(c, fold.ranks, fold.device):
                 contraction = _product_bytes(fold, c, channels=channels, away=product.share) + pairs
                 host, disk = room.split(pair.nbytes + product.nbytes, channels * pairs * e)
                 if disk > room.disk:

@@ -145,6 +145,10 @@ class Planner:
         everything = folding_policy(self.device)
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
         request = FoldRequest(own, residues, budget)
+        if self.device == "cuda":
+            everything = replace(
+                everything, contraction=ContractionPlan(chosen["triangle multiplication"].size)
+            )
         if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):
             return FoldPlan(chunks, unit, 1.0, everything, {}, everything.contraction, request)
 

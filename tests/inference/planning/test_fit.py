@@ -25,6 +25,7 @@ from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference.folding import network, prediction, predictor
 from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target, plan_target
+from fastfold.inference.planning.memory_model import channel_groups
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
 from fastfold.inference.planning.time_model import Costs, measure_costs
 from fastfold.kernels.common.launch import LaunchRefused
@@ -321,6 +322,19 @@ def test_infer_says_what_a_budget_that_is_too_small_would_have_to_be(cli: Comman
     assert done.code == 1
     assert "a memory budget of 0.00 GiB is too small for 10 residues; the smallest that works is" in done.err
     assert cli.infer(cli.fasta({"T1": SEQUENCE}), "--memory-budget", "lots").code == 2
+
+
+def test_ample_memory_of_a_gpu_holds_all_channels_of_a_product() -> None:
+    """Each group of channels reads and normalises the pair again; a CPU's first candidate stays a quarter."""
+    planner = Planner(CONFIG, 2, "cuda", rows=64)
+    channels = {budget: planner.plan(4096, budget << 30).policy.contraction.channels for budget in (78, 14)}
+    assert channels[78] == 128
+    assert (channels[14] or 128) < 128
+    ample = planner.plan(4096, 78 << 30)
+    assert ample.templates.channels == 128
+    assert not ample.blocks
+    assert channel_groups(128) == channel_groups(128, 1, "cpu") == [32, 16, 8, 4, 2, 1]
+    assert channel_groups(128, 2, "cuda")[0] == 32
 
 
 def test_infer_goes_on_when_memory_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
