@@ -34,7 +34,7 @@ from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 from fastfold.kernels.ops.transition import triton_bwd as transition_bwd
 from fastfold.kernels.ops.transition import triton_fwd as transition_fwd
 from fastfold.kernels.ops.transition.eager import TransitionParams
-from fastfold.kernels.ops.triangle_multiplication import triton_factors, triton_update
+from fastfold.kernels.ops.triangle_multiplication import triton_factors, triton_tiles, triton_update
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, UpdateParams
 
 
@@ -119,7 +119,7 @@ def timed_entries(kernel: str, chip: str) -> set[tuple[str, int, int]]:
     """Return the configurations that a GPU has timed: blocks as in the tables of results, warps and stages."""
     return {
         (" ".join(f"{name}={size}" for name, size in entry.blocks.items()), entry.num_warps, entry.num_stages)
-        for entry in configurations()[kernel].get(chip, {}).values()
+        for entry in configurations().get(kernel, {}).get(chip, {}).values()
         if entry.timed_on is not None
     }
 
@@ -300,6 +300,17 @@ def _update_forward(new: NewTensor, c: int) -> None:
     triton_update.write_update(z, new(c, 16, 16), z, _update_parameters(new, c), z, z)
 
 
+def _tiles() -> list[KernelVariant]:
+    """Record the kernels with tiles by descriptors, which serve one width in bfloat16 on Hopper."""
+    new, c = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta"), triton_tiles.CHANNELS
+    z, mask = new(16, 16, c), new(16, 16)
+    with _recorded_launches() as launches:
+        triton_tiles.project_tiles(new(2 * c, 16, 16), z, mask, _factor_parameters(new, c), 0, c)
+        triton_tiles.write_update_tiles(z, new(c, 16, 16), z, _update_parameters(new, c))
+    names = [f"{kernel.__name__.removesuffix('_kernel')} bf16 C={c} sm_90" for kernel, *_ in launches]
+    return [KernelVariant(name, *one, "sm_90") for name, one in zip(names, launches, strict=True)]
+
+
 ATTENTION_CHANNELS = (8, 16, 32, 64, 128)  #: Channels of a head that configurations ship for
 
 
@@ -351,4 +362,5 @@ def all_variants() -> tuple[KernelVariant, ...]:
         *recorded_variants(_factors_forward, "C", WIDTHS),
         *recorded_variants(_update_backward, "C", WIDTHS),
         *recorded_variants(_update_forward, "C", WIDTHS),
+        *_tiles(),
     )

@@ -30,7 +30,7 @@ def assign_secondary_structure(
         chain: Chain number of each residue, ``[N]``.
     """
     slots = [rc.atom_order[name] for name in ("N", "CA", "C", "O")]
-    complete: np.ndarray = (mask[:, slots] > 0.5).all(-1)
+    complete = np.all(mask[:, slots] > 0.5, axis=-1)
     n, ca, c, o = positions[:, slots].astype(np.float64).transpose(1, 0, 2)
     joined: np.ndarray = (chain[1:] == chain[:-1]) & complete[1:] & complete[:-1]
     joined &= np.linalg.norm(n[1:] - c[:-1], axis=-1) < _PEPTIDE

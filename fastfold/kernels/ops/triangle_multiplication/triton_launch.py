@@ -17,6 +17,7 @@ from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import Scratch, share_of
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
+from fastfold.kernels.ops.triangle_multiplication import triton_tiles
 from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors import (
@@ -61,14 +62,20 @@ class Forward:
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Compute the factors of some channels."""
         assert self._factors is not None
-        project(projections, z, mask, self._factors, first, count, split=self.split)
+        if not self.split and triton_tiles.serves(z, len(projections), projections.shape[-1]):
+            triton_tiles.project_tiles(projections, z, mask, self._factors, first, count)
+        else:
+            project(projections, z, mask, self._factors, first, count, split=self.split)
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
         """Compute the result."""
         assert self._update is not None
-        write_update(out, product, z, self._update, residual, dropout, self.share)
+        if triton_tiles.serves_update(out, product, z, residual, dropout):
+            triton_tiles.write_update_tiles(out, product, z, self._update)
+        else:
+            write_update(out, product, z, self._update, residual, dropout, self.share)
 
 
 class Backward(Forward):

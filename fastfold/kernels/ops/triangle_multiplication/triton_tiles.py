@@ -1,0 +1,207 @@
+"""Forward kernels of triangle multiplication for Hopper, with tiles that are loaded and stored by tensor descriptors.
+
+Both kernels are persistent: a program keeps its weights in shared memory and takes every n-th tile of positions, which
+the tensor memory accelerator copies in the background. The scale of a normalisation is multiplied into the weights
+before, and its shift and mean are added to the products after, so that products read the pair as it is:
+
+    LN(x) Wᵀ + b = rstd · (x W'ᵀ − mean · Σ W') + (W · shift + b), with W' = W · scale.
+
+A tile that reaches past the tensor is filled with zeros, and its store leaves them out.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.common.launch import launch
+from fastfold.kernels.common.triton_math import cast, dot, sigmoid
+from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
+
+VARIABLE = "FASTFOLD_TRIANGLE_TILES"
+"""Environment variable: ``1`` to use these kernels where they serve; no GPU has timed them."""
+
+CHANNELS = 128  #: Channels of pair and product
+BM, BH, STAGES = 64, 64, 3
+_PROJECT_CHANNELS = 2 * BH  #: Channels of factors that a program of the projection owns
+_INTERPRETED_PROGRAMS = 3
+
+
+def serves(z: Tensor, channels: int, width: int) -> bool:
+    """Return True if tiles are requested and serve ``z [R, N, c_z]`` with factors or products ``[channels, *, width]``.
+
+    They serve contiguous bfloat16 of 128 channels, with widths of a multiple of 8 as descriptors need them, on GPUs of
+    compute capability 9.0 and in Triton's interpreter.
+    """
+    if os.environ.get(VARIABLE) != "1" or z.dtype != torch.bfloat16 or not z.is_contiguous():
+        return False
+    if z.shape[-1] != CHANNELS or channels % CHANNELS or width % 8 or 0 in z.shape:
+        return False
+    return interpreted() or (z.is_cuda and torch.cuda.get_device_capability(z.device) == (9, 0))
+
+
+def serves_update(
+    out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
+) -> bool:
+    """Return True if tiles are requested and serve the arguments of :func:`~.triton_update.write_update`.
+
+    The residual is ``z`` itself, and there is no dropout.
+    """
+    if dropout is not None or residual is None or not serves(z, *product.shape[::2]):
+        return False
+    is_z = residual.data_ptr() == z.data_ptr() and residual.stride() == z.stride()
+    return is_z and len(product) == CHANNELS and out.is_contiguous() and product.is_contiguous()
+
+
+def _descriptor(x: Tensor, *block: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
+
+
+def _folded(weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights ``[O, C]`` with a norm's scale, and in float32 their sums and the bias with its shift ``[O]``."""
+    exact = weight.float()
+    scaled = (exact * scale.float()).to(weight.dtype)
+    return scaled, scaled.float().sum(1), torch.addmv(bias.float(), exact, shift.float())
+
+
+def _programs(z: Tensor) -> int:
+    if not z.is_cuda:
+        return _INTERPRETED_PROGRAMS
+    return torch.cuda.get_device_properties(z.device).multi_processor_count
+
+
+@triton.jit
+def row_statistics(b_x, C: tl.constexpr, EPS, AXIS: tl.constexpr):
+    """Return the inverse deviation of each row of ``C`` values along an axis, and minus the mean times it."""
+    b_x = b_x.to(tl.float32)
+    b_mean = tl.sum(b_x, AXIS) / C
+    b_x -= tl.expand_dims(b_mean, AXIS)
+    b_rstd = tl.rsqrt(tl.sum(b_x * b_x, AXIS) / C + EPS)
+    return b_rstd, -b_mean * b_rstd
+
+
+@triton.jit
+def load_weights(weight, sums, bias, first, BH: tl.constexpr):
+    """Load BH rows of folded weights ``[BH, CZ]`` by their descriptor, with their sums and biases ``[BH]``."""
+    o_h = first + tl.arange(0, BH)
+    return weight.load([first, 0]), tl.load(sums + o_h), tl.load(bias + o_h)
+
+
+@triton.jit
+def normalised_product(b_w, b_xt, b_rstd, b_shift, b_sums, b_bias):
+    """Compute ``W LN(x)ᵀ + b [BH, BM]`` from folded weights ``[BH, CZ]`` and ``xᵀ [CZ, BM]``."""
+    return dot(b_w, b_xt, "ieee") * b_rstd[None, :] + (b_shift[None, :] * b_sums[:, None] + b_bias[:, None])
+
+
+@triton.jit
+def gated_factors(b_xt, b_rstd, b_shift, b_mask, projection, gate):
+    """Compute factors ``[BH, BM]`` in bfloat16; projection and gate are results of :func:`load_weights`."""
+    b_factors = normalised_product(projection[0], b_xt, b_rstd, b_shift, projection[1], projection[2])
+    b_gate = normalised_product(gate[0], b_xt, b_rstd, b_shift, gate[1], gate[2])
+    return cast(b_factors * sigmoid(b_gate) * b_mask[None, :], tl.bfloat16)
+
+
+@triton.jit(do_not_specialize=["rows", "n", "width", "factor_rows"])
+def triangle_project_tiles_kernel(
+    z, mask, factors, proj_weight, proj_sums, proj_bias, gate_weight, gate_sums, gate_bias,
+    rows, n, width, factor_rows, mask_strides, EPS,
+    CZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """Fill ``factors [*, R', W]`` from ``z [R, N, CZ]``: a program owns 2 BH channels and every n-th tile."""
+    first = tl.program_id(1) * 2 * BH
+    low_p = load_weights(proj_weight, proj_sums, proj_bias, first, BH)
+    low_g = load_weights(gate_weight, gate_sums, gate_bias, first, BH)
+    high_p = load_weights(proj_weight, proj_sums, proj_bias, first + BH, BH)
+    high_g = load_weights(gate_weight, gate_sums, gate_bias, first + BH, BH)
+    across = tl.cdiv(width, BM)
+    for i_t in range(tl.program_id(0), across * factor_rows, tl.num_programs(0)):
+        i, j = i_t // across, i_t % across * BM
+        b_x = z.load([i, j, 0]).reshape(BM, CZ)
+        o_j = j + tl.arange(0, BM)
+        p_mask = mask + i.to(tl.int64) * mask_strides[0] + o_j * mask_strides[1]
+        b_mask = tl.load(p_mask, mask=o_j < tl.where(i < rows, n, 0), other=0.0).to(tl.float32)
+        b_rstd, b_shift = row_statistics(b_x, CZ, EPS, 1)
+        b_xt = tl.trans(b_x)
+        b_low = gated_factors(b_xt, b_rstd, b_shift, b_mask, low_p, low_g)
+        factors.store([first, i, j], b_low.reshape(BH, 1, BM))
+        b_high = gated_factors(b_xt, b_rstd, b_shift, b_mask, high_p, high_g)
+        factors.store([first + BH, i, j], b_high.reshape(BH, 1, BM))
+
+
+@triton.jit(do_not_specialize=["rows", "n"])
+def triangle_output_tiles_kernel(
+    product, z, out, weight, sums, bias, gate_weight, gate_sums, gate_bias, rows, n, EPS,
+    C: tl.constexpr, CZ: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Fill ``out [R, N, CZ]``, which may be ``z``, with ``z`` plus its update by ``product [C, R', W]``."""
+    b_w, b_sums, b_bias = load_weights(weight, sums, bias, 0, CZ)
+    b_wg, b_gate_sums, b_gate_bias = load_weights(gate_weight, gate_sums, gate_bias, 0, CZ)
+    across = tl.cdiv(n, BM)
+    for i_t in range(tl.program_id(0), across * rows, tl.num_programs(0)):
+        i, j = i_t // across, i_t % across * BM
+        b_p = product.load([0, i, j]).reshape(C, BM)
+        b_x = z.load([i, j, 0]).reshape(BM, CZ)
+        b_rstd_p, b_shift_p = row_statistics(b_p, C, EPS, 0)
+        b_rstd, b_shift = row_statistics(b_x, CZ, EPS, 1)
+        # [BM, CZ]: positions first, as they are stored
+        b_gate = dot(b_x, tl.trans(b_wg), "ieee") * b_rstd[:, None]
+        b_gate += b_shift[:, None] * b_gate_sums[None, :] + b_gate_bias[None, :]
+        b_out = dot(tl.trans(b_p), tl.trans(b_w), "ieee") * b_rstd_p[:, None]
+        b_out += b_shift_p[:, None] * b_sums[None, :] + b_bias[None, :]
+        b_out = b_out * sigmoid(b_gate) + b_x.to(tl.float32)
+        out.store([i, j, 0], cast(b_out, tl.bfloat16).reshape(1, BM, CZ))
+
+
+def project_tiles(
+    projections: Tensor, z: Tensor, mask: Tensor, weights: FactorParams, first: int, group: int
+) -> None:
+    """Fill factors; arguments are those of :func:`~.triton_factors.project`, where :func:`serves` is true."""
+    half = len(weights.proj_weight) // 2
+
+    def chosen(x: Tensor) -> Tensor:
+        if group == half:
+            return x
+        return torch.cat((x[first : first + group], x[half + first : half + first + group]))
+
+    norm = (weights.norm_weight, weights.norm_bias)
+    projection = _folded(chosen(weights.proj_weight), chosen(weights.proj_bias), *norm)
+    gate = _folded(chosen(weights.gate_weight), chosen(weights.gate_bias), *norm)
+    channels, rows, width = projections.shape
+    launch(triangle_project_tiles_kernel, (_programs(z), channels // _PROJECT_CHANNELS))(
+        _descriptor(z, 1, BM, CHANNELS),
+        mask,
+        _descriptor(projections, BH, 1, BM),
+        *(_descriptor(projection[0], BH, CHANNELS), *projection[1:]),
+        *(_descriptor(gate[0], BH, CHANNELS), *gate[1:]),
+        *(*z.shape[:2], width, rows, mask.stride(), EPS),
+        CZ=CHANNELS,
+        BM=BM,
+        BH=BH,
+        num_warps=4,
+        num_stages=STAGES,
+    )
+
+
+def write_update_tiles(out: Tensor, product: Tensor, z: Tensor, weights: UpdateParams) -> None:
+    """Fill ``out`` with ``z`` plus its update; arguments are those of :func:`~.triton_update.write_update`."""
+    update = _folded(weights.out_weight, weights.out_bias, weights.norm_out_weight, weights.norm_out_bias)
+    gate = _folded(weights.out_gate_weight, weights.out_gate_bias, weights.norm_weight, weights.norm_bias)
+    launch(triangle_output_tiles_kernel, (_programs(z),))(
+        _descriptor(product, CHANNELS, 1, BM),
+        _descriptor(z, 1, BM, CHANNELS),
+        _descriptor(out, 1, BM, CHANNELS),
+        *(_descriptor(update[0], CHANNELS, CHANNELS), *update[1:]),
+        *(_descriptor(gate[0], CHANNELS, CHANNELS), *gate[1:]),
+        *(*z.shape[:2], EPS),
+        C=CHANNELS,
+        CZ=CHANNELS,
+        BM=BM,
+        num_warps=8,
+        num_stages=STAGES,
+    )
