@@ -8,11 +8,53 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+Spelling = Callable[[str, str | None], str]
+"""Function from the name of a setting, and its value if there is one, to how a reader writes them."""
+
+
+def as_argument(name: str, value: str | None) -> str:
+    """Return a setting as an argument in Python: ``num_recycles=3``, ``precision='bf16'``."""
+    if value is None or value.isupper() or re.fullmatch(r"-?[\d.]+|True|False|None", value):
+        return f"{name}={value or ''}"
+    return f"{name}={value!r}"
+
+
+def as_option(name: str, value: str | None) -> str:
+    """Return a setting as an option of the command line: ``--num-recycles 3``, ``--overwrite`` for True."""
+    return f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
+
+
+_SETTING = re.compile(r"`([A-Za-z]\w*)(?:=([^`]*))?`")
+_spelling: Spelling = as_argument
+
+
+def spelled(text: str) -> str:
+    """Return a message with its settings, such as ```precision=bf16```, as the reader writes them.
+
+    In Python they are arguments; see :func:`settings_spelled`.
+    """
+    return _SETTING.sub(lambda name: _spelling(name[1], name[2]), text)
+
+
+@contextmanager
+def settings_spelled(spelling: Spelling) -> Iterator[None]:
+    """Spell the settings in all messages of this process in another way for a while."""
+    global _spelling
+    before, _spelling = _spelling, spelling
+    try:
+        yield
+    finally:
+        _spelling = before
 
 
 class FastFoldError(Exception):
     """Base of all errors whose message alone tells the user what to do.
+
+    A setting stands in a message in backquotes, by its name with or without a value, and is shown by :func:`spelled`.
 
     Example:
         >>> import fastfold
@@ -22,6 +64,10 @@ class FastFoldError(Exception):
         ...     print(error)
         record 'query': digit '1' at position 8 of the sequence; remove the position numbers
     """
+
+    def __str__(self) -> str:
+        """Return the message for the reader of this process."""
+        return spelled(super().__str__())
 
 
 class InputError(FastFoldError):

@@ -20,7 +20,7 @@ from fastfold.cli.process import (
     orderly_termination,
     prepare_environment,
 )
-from fastfold.errors import ConfigError, FastFoldError
+from fastfold.errors import ConfigError, FastFoldError, as_option, settings_spelled
 from fastfold.inference.command_line.printing import silence_stdout
 from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.progress import wrapped
@@ -71,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         1
     """
     open_standard_streams()
+    with settings_spelled(as_option):
+        return _code(arguments)
+
+
+def _code(arguments: Sequence[str] | None) -> int:
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

@@ -17,7 +17,7 @@ from fastfold.data.search.engine import SearchEngine, SearchPlan
 from fastfold.data.search.needs import find_needs
 from fastfold.data.search.settings import ColabFoldModes, SearchSources
 from fastfold.data.targets import Target
-from fastfold.errors import InputError
+from fastfold.errors import InputError, spelled
 from fastfold.inference.progress import Progress
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.atomic_files import prepare_output_directory
@@ -48,7 +48,7 @@ def alignment_engines(options: RunOptions) -> Engines:
         return MmseqsSource(folder, modes=modes, threads=sources.num_workers, gpu=sources.gpu)
     secrets = sources.access.headers(sources.server)
     if secrets and sources.server.startswith("http://"):
-        _print("warning: --msa-server begins with http://: credentials are sent unencrypted")
+        _print("warning: `msa_server` begins with http://: credentials are sent unencrypted")
     say = (lambda line: None) if options.quiet else _print
     modes = replace(modes, msa_mode=sources.msa_mode or ColabFoldModes.msa_mode)
     return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
@@ -56,14 +56,14 @@ def alignment_engines(options: RunOptions) -> Engines:
 
 def database_engines(sources: SearchSources) -> list[SearchEngine]:
     """Open the databases on this machine, or raise ConfigError or InputError."""
-    require_package("pyhmmer", "a search of FASTA files (--db)")
+    require_package("pyhmmer", "a search of FASTA files (`db`)")
     from fastfold.data.search.local import local_engines
 
     return local_engines(sources)
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(spelled(line), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

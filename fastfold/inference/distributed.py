@@ -314,13 +314,13 @@ def check_started(ranks: int) -> None:
     started = started_processes()
     if ranks == 1 and started > 1:
         raise ConfigError(
-            f"WORLD_SIZE says that {started} processes were started, but one folds without --parallel; add --parallel "
+            f"WORLD_SIZE says that {started} processes were started, but one folds without `parallel`; add `parallel` "
             f"dap={started} to fold each target by all of them, or start one process with WORLD_SIZE unset"
         )
     if ranks != started:
         started_as = f"{started} processes were started" if started > 1 else "one process was started"
         raise ConfigError(
-            f"--parallel dap={ranks} needs {ranks} processes, but {started_as}; run torchrun "
+            f"`parallel=dap={ranks}` needs {ranks} processes, but {started_as}; run torchrun "
             f"--nproc-per-node {ranks} -m fastfold COMMAND --parallel dap={ranks} ..."
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fastfold.errors import FastFoldError
+from fastfold.errors import FastFoldError, spelled
 from fastfold.utils.packages import missing_module
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ def reason(error: Exception, target: Target) -> str:
         named = getattr(error, "record", None) == target.name or str(error).startswith(f"{target.name} ")
         return str(error) if named else f"{target.name}: {error}"
     if is_out_of_memory(error):
-        return (
-            f"{target.name}: out of memory for {target.num_residues} residues; use --precision bf16, close other "
+        return spelled(
+            f"{target.name}: out of memory for {target.num_residues} residues; use `precision=bf16`, close other "
             "programs, or use a device with more memory"
         )
     return f"{target.name}: {internal_error(error)}"

@@ -63,9 +63,9 @@ def about_mini(network: Network) -> str:
     """Return a line for a run without weights of the user's choice."""
     chains = int(network.info.notes.get("trained_chains", "0"))
     return (
-        f"no --weights given: using the small network that ships with FastFold (mini, trained on {chains:,} protein "
+        f"no `weights` given: using the small network that ships with FastFold (mini, trained on {chains:,} protein "
         "chains). It does not replace AlphaFold's weights: download them with 'fastfold weights download monomer_ptm', "
-        "for --weights monomer_ptm (complexes: multimer)"
+        "for `weights=monomer_ptm` (complexes: multimer)"
     )
 
 
@@ -135,7 +135,7 @@ def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[Inpu
     errors = [
         InputError(
             f"{target.name}: complex of {len(target.chains)} chains, but the default network was trained on single "
-            "chains. Give --weights multimer, or --weights mini to see structures without interface scores"
+            "chains. Give `weights=multimer`, or `weights=mini` to see structures without interface scores"
         )
         for target in targets
         if target.is_complex
@@ -148,7 +148,7 @@ def refuse_untrained(networks: Sequence[Network], targets: Sequence[Target]) -> 
     if untrained := untrained_networks(networks, targets):
         raise ConfigError(
             f"cannot screen complexes with {untrained[0]}, which was trained on single chains only: its structures "
-            "are not informative about partners. Give --weights multimer"
+            "are not informative about partners. Give `weights=multimer`"
         )
 
 
@@ -167,8 +167,8 @@ def check_divisible(networks: Sequence[Network]) -> None:
     for network in networks:
         if not has_whole_blocks(network.info.config):
             raise ConfigError(
-                f"--parallel divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
-                "leave out --parallel, or give --weights of another network"
+                f"`parallel` divides AlphaFold's blocks, and those of {network.name} lack attention along an axis; "
+                "leave out `parallel`, or give `weights` of another network"
             )
 
 
@@ -177,7 +177,7 @@ def check_settings(config: InferConfig, networks: Iterable[Any]) -> None:
     if not config.use_cluster_profile and not any(map(is_multimer, networks)):
         raise ConfigError(
             "cluster profiles can be disabled for multimer networks only, and monomer networks are given; leave out "
-            "--disable-cluster-profile (in Python use_cluster_profile=False), or give --weights multimer"
+            "`disable_cluster_profile` (in Python use_cluster_profile=False), or give `weights=multimer`"
         )
 
 
@@ -187,7 +187,7 @@ def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
         names = ", ".join(network.name for network in networks)
         raise ConfigError(
             f"templates are given, but {names} {'do' if len(networks) > 1 else 'does'} not use any; of AlphaFold's "
-            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, "
+            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give `weights` of one, "
             "or leave the templates out"
         )
 

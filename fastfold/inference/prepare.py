@@ -34,8 +34,8 @@ from fastfold.kernels.common.backend import VARIABLE
 from fastfold.protein.io.observed import COMPARISON, read_observed
 
 WITHOUT_ALIGNMENT = (
-    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --msa-dir "
-    f"DIR takes existing ones, --db FASTA searches on this machine, and {PUBLIC_SERVER_TERMS}"
+    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: `msa_dir` "
+    f"DIR takes existing ones, `db=FASTA` searches on this machine, and {PUBLIC_SERVER_TERMS}"
 )
 
 
@@ -138,7 +138,7 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
     """Check files, folders and relaxation before the first fold, or raise FastFoldError."""
     if options.sources.wanted and config.ranks > 1:
         raise ConfigError(
-            "--parallel does not search: run fastfold search first and give its folder as --msa-dir"
+            "`parallel` does not search: run fastfold search first and give its folder as `msa_dir`"
         )
     templates = options.templates
     for one in (config.initial_guess, *templates.structures, *templates.complexes, *templates.chains):
@@ -153,7 +153,7 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         reference = find_reference(options.reference, "")
         if reference is not None:
             read_observed(reference, COMPARISON)
-    for option, path in (("--initial-guess", config.initial_guess), ("--restraints", config.restraints)):
+    for option, path in (("`initial_guess`", config.initial_guess), ("`restraints`", config.restraints)):
         if path is not None and not path.is_file():
             raise InputError(f"no such file; check the name given with {option}", path=path)
     if config.relax != "none":
@@ -171,14 +171,14 @@ def with_precision(config: InferConfig, device: torch.device | None) -> tuple[In
     if device is None:
         if config.precision == "auto":
             raise ConfigError(
-                "the machines of a cluster may differ: set the precision (--precision) instead of auto"
+                "the machines of a cluster may differ: set the precision (`precision`) instead of auto"
             )
         return replace(config, precision=config.precision or "fp32"), ""
     name = config.precision or ("auto" if device.type == "cuda" else "fp32")
     precision, reason = choose_precision(name, device)
     if config.ranks > 1 and precision not in ("fp32", "bf16"):
         raise ConfigError(
-            f"several processes fold in fp32 or bf16, not in {precision}; choose one with --precision"
+            f"several processes fold in fp32 or bf16, not in {precision}; choose one with `precision`"
         )
     line = f"precision {precision}: {reason}" if name == "auto" else ""
     return replace(config, precision=precision), line

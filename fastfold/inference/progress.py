@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from fastfold.errors import spelled
 from fastfold.utils.units import clock
 
 LOG = "log.txt"  #: Name of the log in a folder of results
@@ -99,6 +100,7 @@ class Progress:
 
         Of equal warnings, ``warning: <target>: <text>``, the first is printed and the others are counted at the end.
         """
+        text = spelled(text)
         self.log.append(text)
         if self.quiet and not important:
             return

@@ -150,22 +150,22 @@ class RunOptions:
         check_options(self)
         if self.folder_per_target and self.output_format == "colabfold":
             raise ConfigError(
-                "--folder-per-target and --output-format colabfold exclude each other, because that format has "
+                "`folder_per_target` and `output_format=colabfold` exclude each other, because that format has "
                 "AlphaFold's folders"
             )
         if self.sources.msa_mode == "single_sequence":
             given = (
                 ("--db", self.sources.databases),
                 ("--msa-dir", self.msa_dir),
-                ("--templates without files", self.templates.server),
+                ("`templates` without files", self.templates.server),
             )
             if others := [name for name, value in given if value]:
                 raise ConfigError(
-                    f"--msa-mode single_sequence uses no alignment and asks no server; leave out {', '.join(others)}"
+                    f"`msa_mode=single_sequence` uses no alignment and asks no server; leave out {', '.join(others)}"
                 )
         if self.templates.server and not self.sources.is_by_colabfold and self.msa_dir is None:
             raise ConfigError(
-                "--templates without files fetches the template hits of an MSA server: add --msa-server URL, or name "
+                "`templates` without files fetches the template hits of an MSA server: add `msa_server=URL`, or name "
                 f"structures after it; {PUBLIC_SERVER_TERMS}"
             )
 

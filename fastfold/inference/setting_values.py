@@ -96,7 +96,7 @@ def parse_parallel(text: str | None) -> int:
     name, _, number = str(text or "dap=1").partition("=")
     if name != "dap" or not number.isascii() or not number.isdigit():
         raise ConfigError(
-            f"--parallel {text}: a fold supports only dynamic axial parallelism; give --parallel dap=4 for four "
+            f"`parallel={text}`: a fold supports only dynamic axial parallelism; give `parallel=dap=4` for four "
             "processes"
         )
     return int(number)

@@ -106,7 +106,7 @@ def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | 
         return []
     names = ", ".join(dict.fromkeys(str(found[0]) for found in files.values()))
     return [
-        f"unused hits of a template search: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF files, "
+        f"unused hits of a template search: {names}; `template_mmcif_dir=DIR`, a folder of the PDB's mmCIF files, "
         "makes them templates"
     ]
 

@@ -127,7 +127,7 @@ def check_writable(protein: Protein) -> None:
         raise OutputError(
             f"{len(bad)} atoms without a finite position or B-factor, the first is {rc.atom_types[atom]} of "
             f"{rc.resnames[protein.aatype[residue]]} {protein.residue_index[residue]} in {where}: "
-            "the prediction failed and is not written; try --precision fp32 and check the weights"
+            "the prediction failed and is not written; try `precision=fp32` and check the weights"
         )
 
 

@@ -46,7 +46,7 @@ def _system_memory() -> int:
         return int(psutil.virtual_memory().available)
     if not hasattr(os, "sysconf"):  # Windows
         raise ConfigError(
-            "this system does not tell its free memory: install psutil, or give --memory-budget"
+            "this system does not tell its free memory: install psutil, or give `memory_budget`"
         )
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

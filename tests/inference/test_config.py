@@ -84,7 +84,7 @@ def test_invalid_batches_are_refused(batch: Any) -> None:
 def test_processes_are_counted_by_the_settings() -> None:
     assert [InferConfig(parallel=text).ranks for text in (None, "dap=1", "dap=4")] == [1, 1, 4]
     for text in ("dap=٣", "dap=-1", "dap=", "dap=2=2", "=1", "tp=2", 4):
-        with pytest.raises(ConfigError, match="give --parallel dap=4"):
+        with pytest.raises(ConfigError, match="give parallel='dap=4'"):
             InferConfig(parallel=text)  # type: ignore[arg-type]
 
 

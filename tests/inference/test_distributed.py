@@ -221,7 +221,7 @@ def test_the_processes_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch
     for ranks in (1, 4):
         monkeypatch.setenv("WORLD_SIZE", str(ranks))
         check_started(ranks)
-    with pytest.raises(ConfigError, match="--parallel dap=2 needs 2 processes, but 4 processes were started"):
+    with pytest.raises(ConfigError, match="parallel='dap=2' needs 2 processes, but 4 processes were started"):
         check_started(2)
 
 

@@ -251,7 +251,7 @@ def test_an_initial_guess_gives_its_numbering(chain_d: Path) -> None:
 def test_rings_lack_no_residue(chain_d: Path, complex_de: Path) -> None:
     (target,), _ = structure_targets([complex_de])
     check_rings(target, "E")
-    with pytest.raises(ConfigError, match="--cyclic closes whole chains, and chain D lacks residues"):
+    with pytest.raises(ConfigError, match="cyclic= closes whole chains, and chain D lacks residues"):
         check_rings(target, True)
 
 

@@ -91,7 +91,7 @@ def check_room(sizes: Sequence[DatabaseSize], folder: Path) -> None:
     if needed - have > free:
         raise WriteError(
             f"{folder} has {free / 1e9:,.1f} GB free, the databases need about {(needed - have) / 1e9:,.1f} GB; give "
-            "--dir on another disk, or fewer databases (small_bfd replaces bfd and uniref30)"
+            "`dir` on another disk, or fewer databases (small_bfd replaces bfd and uniref30)"
         )
 
 
@@ -177,7 +177,7 @@ def _bring(
                 path.unlink(missing_ok=True)
             raise InputError(
                 f"is damaged ({str(error) or 'ends too early'}) and was removed; run the same command again, or use "
-                "another source (--mirror)",
+                "another source (`mirror`)",
                 path=packed[0],
             ) from None
     record = {"database": database.name, "urls": list(database.urls), "mirror": mirror, "files": files}
@@ -206,9 +206,9 @@ def _open(url: str, mirror: str | None, opened: contextlib.ExitStack, say: Say) 
             return local_piece(Path(mirror) / name, name, opened)
         except OSError as error:
             raise ConfigError(
-                f"--mirror {mirror}: {name} cannot be read ({error.strerror}); check the folder"
+                f"`mirror={mirror}`: {name} cannot be read ({error.strerror}); check the folder"
             ) from None
-    address = url if mirror is None else f"{check_url(mirror, setting='--mirror')}/{name}"
+    address = url if mirror is None else f"{check_url(mirror, setting='`mirror`')}/{name}"
     return remote_piece(opened.enter_context(RemoteFile(address, retries=Retries(say=say))), name)
 
 
@@ -279,7 +279,7 @@ def _rsync(folder: Path, mirror: str | None, say: Say) -> None:
         source = f"{mirror.rstrip('/')}/{MMCIF_FOLDER}/"
         if mirror.startswith(("http://", "https://")):
             raise ConfigError(
-                f"--mirror {mirror}: pdb_mmcif comes by rsync; give rsync://… or a folder, or leave the mirror out"
+                f"`mirror={mirror}`: pdb_mmcif comes by rsync; give rsync://… or a folder, or leave the mirror out"
             )
     say(f"pdb_mmcif: rsync from {source}")
     folder.mkdir(exist_ok=True)

@@ -139,7 +139,7 @@ def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> 
     Raises:
         ConfigError: The package scikit-learn is not installed.
     """
-    require_package("scikit-learn", "--sample clusters")
+    require_package("scikit-learn", "`sample=clusters`")
     from sklearn.cluster import DBSCAN
 
     letters = row_letters(msa)

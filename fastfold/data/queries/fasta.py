@@ -77,8 +77,8 @@ def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
     if first is not None and _STRUCTURE.match(preamble[first]):
         message = (
             "this is a structure, not a sequence; 'fastfold score' scores it and 'fastfold relax' relaxes it. To fold "
-            "a sequence with it, give the sequence here, and the structure as a template (--templates) or as the start "
-            "of a fold (--initial-guess)"
+            "a sequence with it, give the sequence here, and the structure as a template (`templates`) or as the start "
+            "of a fold (`initial_guess`)"
         )
         raise InputError(message, path=file.path, line=first + 1)
     if stray is not None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fastfold.data.templates.whole.listed import Features
 
 UNUSED_HITS = (
-    "put them among the alignments (--msa-dir) as pdb_hits.sto or pdb_hits.hhr, or give an .m8 with --template-hits; "
-    "the structures come from --template-mmcif-dir"
+    "put them among the alignments (`msa_dir`) as pdb_hits.sto or pdb_hits.hhr, or give an .m8 with `template_hits`; "
+    "the structures come from `template_mmcif_dir`"
 )
 """Remedy for template hits that an input names."""
 

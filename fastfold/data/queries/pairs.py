@@ -106,7 +106,7 @@ def read_complexes(
         InputError: There are no proteins, or the file cannot be read.
     """
     if proteins is None:
-        raise InputError("is a list of names; give --proteins FILE with their sequences", path=path)
+        raise InputError("is a list of names; give `proteins=FILE` with their sequences", path=path)
     known = {protein.record: protein for protein in proteins}
     found: dict[object, FoundTarget] = {}
     errors: list[InputError] = []

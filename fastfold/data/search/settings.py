@@ -24,7 +24,7 @@ PairStrategy = Literal["greedy", "complete"]
 PUBLIC_SERVER = "https://api.colabfold.com"
 """Address of ColabFold's public MSA server; requests go there only if a user names it."""
 PUBLIC_SERVER_TERMS = (
-    f"--msa-server {PUBLIC_SERVER} asks ColabFold's public server, which sees the sequences and allows one query at a "
+    f"`msa_server={PUBLIC_SERVER}` asks ColabFold's public server, which sees the sequences and allows one query at a "
     "time from one address"
 )
 
@@ -113,15 +113,15 @@ class ServerAccess:
         key = self.api_key
         if "@" in server:
             raise ConfigError(
-                "--msa-server: expected an address without a user; give --msa-server-username NAME"
+                "`msa_server`: expected an address without a user; give `msa_server_username=NAME`"
             )
         if self.username is None and self.password is not None:
-            raise ConfigError("--msa-server-password needs --msa-server-username NAME")
+            raise ConfigError("`msa_server_password` needs `msa_server_username=NAME`")
         if self.username is not None:
             password = self.password or os.environ.get(_PASSWORD)
             if password is None:
                 raise ConfigError(
-                    f"--msa-server-username needs a password: set {_PASSWORD} in the environment"
+                    f"`msa_server_username` needs a password: set {_PASSWORD} in the environment"
                 )
             if key is not None or self.api_key_header is not None:
                 raise ConfigError(
@@ -134,10 +134,10 @@ class ServerAccess:
         name = self.api_key_header or _API_KEY_HEADER
         if key is None:
             if self.api_key_header is not None:
-                raise ConfigError(f"--api-key-header needs a key: set {_API_KEY} in the environment")
+                raise ConfigError(f"`api_key_header` needs a key: set {_API_KEY} in the environment")
             return {}
         if re.fullmatch(r"[A-Za-z0-9-]+", name, re.ASCII) is None:
-            raise ConfigError(f"--api-key-header: expected letters, digits and hyphens, found {name[:40]!r}")
+            raise ConfigError(f"`api_key_header`: expected letters, digits and hyphens, found {name[:40]!r}")
         if not (key.isascii() and key.isprintable()):
             raise ConfigError("the API key has a character that no header can hold; copy the key again")
         return {name: key}
@@ -316,37 +316,37 @@ class SearchSources:
     def __post_init__(self) -> None:
         check_options(self)
         if self.gpu and self.engine != "mmseqs":
-            raise ConfigError("--gpu needs --engine mmseqs")
+            raise ConfigError("`gpu` needs `engine=mmseqs`")
         if self.is_by_colabfold:
             self._check_colabfold()
         elif self.msa_mode != "single_sequence":
-            for flag, value in (("--msa-mode", self.msa_mode), ("--pair-strategy", self.pair_strategy)):
+            for name, value in (("msa_mode", self.msa_mode), ("pair_strategy", self.pair_strategy)):
                 if value is not None:
                     raise ConfigError(
-                        f"{flag} {value} needs --msa-server URL, or --engine mmseqs with --db FOLDER; "
+                        f"`{name}={value}` needs `msa_server=URL`, or `engine=mmseqs` with `db=FOLDER`; "
                         f"{PUBLIC_SERVER_TERMS}"
                     )
 
     def _check_colabfold(self) -> None:
         """Refuse options of other sources next to an MSA server or MMseqs2."""
-        own = "--engine mmseqs" if self.server is None else "--msa-server"
+        own = "`engine=mmseqs`" if self.server is None else "`msa_server`"
         if self.folder is not None:
-            raise ConfigError(f"--databases searches AlphaFold's databases on this machine; leave out {own}")
+            raise ConfigError(f"`databases` searches AlphaFold's databases on this machine; leave out {own}")
         misplaced = [
-            option.names[0]
+            f"`{option.attribute}`"
             for field, option in options_of(HmmerSettings)
             if getattr(self.hmmer, field.name) != field.default
         ]
-        misplaced += ["--memory"] if self.memory is not None else []
-        misplaced += ["--engine"] if self.server is not None and self.engine != "jackhmmer" else []
+        misplaced += ["`memory`"] if self.memory is not None else []
+        misplaced += ["`engine`"] if self.server is not None and self.engine != "jackhmmer" else []
         if misplaced:
             raise ConfigError(f"{', '.join(misplaced)}: not for {own}, whose settings are ColabFold's")
         if self.server is not None and self.databases:
             raise ConfigError(
-                "--db searches on this machine, --msa-server on another one; give one of the two"
+                "`db` searches on this machine, `msa_server` on another one; give one of the two"
             )
         if self.server is None and len(self.databases) != 1:
-            raise ConfigError("--engine mmseqs takes one folder of databases: --db FOLDER")
+            raise ConfigError("`engine=mmseqs` takes one folder of databases: `db=FOLDER`")
 
     @property
     def is_by_colabfold(self) -> bool:

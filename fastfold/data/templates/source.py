@@ -78,13 +78,13 @@ class TemplateFinder:
         self._hit_ids = [] if options.hits is None else read_hit_table(options.hits)
         self._hit_chains: tuple[dict[str, str], list[Outcome]] | None = None
         for is_needed, option in (
-            (options.server, "--templates without files aligns the MSA server's hits"),
-            (options.hits is not None, "--template-hits aligns the entries"),
+            (options.server, "`templates` without files aligns the MSA server's hits"),
+            (options.hits is not None, "`template_hits` aligns the entries"),
         ):
             if is_needed and find_program("hhsearch") is None:
                 raise ConfigError(
                     f"{option} by hhsearch, which is not installed: install HH-suite or the Python package "
-                    "colabfold-binaries, or give structures of your own after --templates"
+                    "colabfold-binaries, or give structures of your own after `templates`"
                 )
         if options.database is not None:
             if is_profile_database(options.database):

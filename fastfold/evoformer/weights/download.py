@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fastfold.errors import ConfigError, NetworkError, WeightsError, WriteError
+from fastfold.errors import ConfigError, NetworkError, WeightsError, WriteError, spelled
 from fastfold.evoformer.weights.checkpoint import weights_info
 from fastfold.evoformer.weights.published import (
     ARCHIVE,
@@ -67,11 +67,10 @@ def open_pieces(
         WeightsError: The source is not an archive, or lacks a file.
     """
     if mirror is None or "://" in mirror:
-        url = SOURCE if mirror is None else check_url(mirror, setting="--mirror")
+        url = SOURCE if mirror is None else check_url(mirror, setting="`mirror`")
         if urlsplit(url).scheme == "http" and urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
-            say(
-                f"--mirror {url}: http:// does not protect files from changes on the way; use https:// if possible"
-            )
+            unsafe = f"`mirror={url}`: http:// does not protect files from changes on the way; use https:// if possible"
+            say(spelled(unsafe))
         address = url if url.endswith(".tar") else f"{url}/{ARCHIVE}"
         with RemoteFile(address, retries=Retries(say=say)) as remote:
             pieces = _pieces(remote, remote.size or _UNKNOWN_SIZE, remote.url, wanted, (remote.version,))
@@ -90,7 +89,7 @@ def open_pieces(
                 yield list(_pieces(whole.source, whole.size, str(archive), wanted, whole.version))
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise ConfigError(
-                f"--mirror {mirror}: cannot be read ({error.strerror}); check the path"
+                f"`mirror={mirror}`: cannot be read ({error.strerror}); check the path"
             ) from None
 
 
@@ -99,7 +98,7 @@ def _find(folders: list[Path], name: str, mirror: str) -> Path:
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    raise ConfigError(f"--mirror {mirror}: expected {ARCHIVE} or {name} in it, found neither")
+    raise ConfigError(f"`mirror={mirror}`: expected {ARCHIVE} or {name} in it, found neither")
 
 
 def _pieces(
@@ -116,10 +115,10 @@ def _pieces(
                 if not lacking:
                     return
     except TarMemberError as error:
-        raise WeightsError(f"{place}: {error}. Use another source (--mirror)") from None
+        raise WeightsError(f"{place}: {error}. Use another source (`mirror`)") from None
     raise WeightsError(
         f"{place}: the archive ends without {', '.join(lacking)}; it is truncated, or is not {ARCHIVE}. Use another "
-        "source (--mirror)"
+        "source (`mirror`)"
     )
 
 
@@ -226,6 +225,6 @@ def _checked(partial: Path, name: str, recorded: str | None) -> str:
         partial.unlink(missing_ok=True)
         raise WeightsError(
             f"the downloaded {name} failed its check ({error}) and was removed; run the same command again, or use "
-            "another source (--mirror)"
+            "another source (`mirror`)"
         ) from None
     return digest

@@ -107,7 +107,7 @@ def by_hand(files: list[str], folder: Path) -> str:
     gigabytes = 15 * FILE_MEGABYTES / 1000
     return (
         f"Without a network connection, copy {ARCHIVE} (about {gigabytes:.1f} GB, {SOURCE}/{ARCHIVE}) to this machine "
-        f"and pass its folder with --mirror, or copy the {'files' if len(files) > 1 else 'file'} into {folder}; the "
+        f"and pass its folder with `mirror`, or copy the {'files' if len(files) > 1 else 'file'} into {folder}; the "
         "variable FASTFOLD_WEIGHTS sets another folder"
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold._version import __version__
+from fastfold.errors import spelled
 from fastfold.inference.progress import wrapped
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def announce(options: argparse.Namespace) -> None:
 def print_line(line: str, *, quiet: bool = False) -> None:
     """Print a line for the user on the standard error at once, unless it is quiet."""
     if not quiet:
-        print(line, file=sys.stderr, flush=True)
+        print(spelled(line), file=sys.stderr, flush=True)
 
 
 def print_summary(summary: Summary, out: Path, *, done: str = "folded", table: str = "") -> int:

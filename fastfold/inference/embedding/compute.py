@@ -136,7 +136,7 @@ def _arrays(
         elif not np.array_equal(order, np.arange(len(order))):
             values = values[np.ix_(order, order)] if key in _PAIRS else values[order]
         if not np.isfinite(values).all():
-            raise OutputError(f"{name}: {key} is not finite; try --precision fp32 and check the weights")
+            raise OutputError(f"{name}: {key} is not finite; try `precision=fp32` and check the weights")
         arrays[key] = np.ascontiguousarray(values.astype(embed.dtype, copy=False))
         if key == "distogram":
             arrays["distogram_edges"] = edges
@@ -181,7 +181,7 @@ def write_bioemu(results: TargetResults) -> None:
     records = [record for record in results.records() if ".safetensors" in record.files]
     if len(records) != 1:
         raise ConfigError(
-            f"BioEmu reads one embedding of a sequence, and the folder has {len(records)}; give another --out"
+            f"BioEmu reads one embedding of a sequence, and the folder has {len(records)}; give another `out`"
         )
     (record,) = records
     sequence = str(record.scores["sequence"])

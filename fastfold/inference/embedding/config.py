@@ -122,13 +122,13 @@ class EmbedConfig:
             if self.file_format == "bioemu" and channels != BIOEMU_CHANNELS:
                 raise ConfigError(
                     f"BioEmu takes {BIOEMU_CHANNELS[0]} and {BIOEMU_CHANNELS[1]} channels of single and pair, "
-                    f"{name} has {channels[0]} and {channels[1]}; give --weights model_3"
+                    f"{name} has {channels[0]} and {channels[1]}; give `weights=model_3`"
                 )
         if self.file_format == "bioemu" and len(networks) > 1:
-            raise ConfigError("BioEmu reads one embedding of a sequence: give one network, --weights model_3")
+            raise ConfigError("BioEmu reads one embedding of a sequence: give one network, `weights=model_3`")
 
 
 def check_format(file_format: str) -> None:
     """Check that the package of a format is installed, or raise ConfigError."""
     if (package := {"hdf5": "h5py", "zarr": "zarr"}.get(file_format)) is not None:
-        require_package(package, f"--format {file_format}")
+        require_package(package, f"`format={file_format}`")

@@ -70,7 +70,7 @@ def check_rings(target: Target, cyclic: bool | str) -> None:
     for chain in (target.chains[number] for number in sorted(ring_chains(target, cyclic))):
         if chain.regions or chain.has_gap:
             raise ConfigError(
-                f"{target.name}: --cyclic closes whole chains, and chain {chain.id} lacks residues; leave out one of "
+                f"{target.name}: `cyclic` closes whole chains, and chain {chain.id} lacks residues; leave out one of "
                 "them"
             )
 
@@ -219,7 +219,7 @@ class TargetFold:
         values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
         if not all(np.isfinite(value).all() for value in values.values()):
             raise OutputError(
-                f"{target.name}: the network's results are not finite; try --precision fp32 and check the weights"
+                f"{target.name}: the network's results are not finite; try `precision=fp32` and check the weights"
             )
         scored = not target.is_complex or is_trained_on_complexes(model.config)
         errors = values.get("pae")

@@ -258,8 +258,8 @@ class TargetPredictor:
             if not is_out_of_memory(error):
                 raise
             raise InputError(
-                f"the memory was not enough for a gradient of {self.target.num_residues:,} residues; use --max-msa, "
-                "--precision bf16, or a device with more memory",
+                f"the memory was not enough for a gradient of {self.target.num_residues:,} residues; use `max_msa`, "
+                "`precision=bf16`, or a device with more memory",
                 record=self.target.name,
             ) from error
 

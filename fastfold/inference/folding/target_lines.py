@@ -38,7 +38,7 @@ def find_reference(reference: Path, name: str) -> Path | None:
     if reference.is_file():
         return reference
     if not reference.is_dir():
-        raise InputError("no such file or folder; check the name given with --reference", path=reference)
+        raise InputError("no such file or folder; check the name given with `reference`", path=reference)
     paths = (reference / f"{name}{ending}{packed}" for ending in _ENDINGS for packed in ("", ".gz"))
     return next(filter(Path.is_file, paths), None)
 
@@ -104,11 +104,11 @@ def announce(
     evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
     is_fold = config.embed is None
     if is_fold and config.pae is None and not keeps_pae(target.num_residues, None):
-        say(f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them")
+        say(f"{label}: aligned errors of all pairs are left out of so long a target; `pae=yes` writes them")
     if target.is_complex and not all(network.info.multimer for network in networks):
         warn(
             f"warning: {target.name}: a monomer network folds this complex as one chain whose residue numbers "
-            "jump by 200 between the chains; use --weights multimer for complexes ('fastfold weights download "
+            "jump by 200 between the chains; use `weights=multimer` for complexes ('fastfold weights download "
             "multimer' fetches it)"
         )
     names = ", ".join(network.name for network in networks)

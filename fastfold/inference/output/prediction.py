@@ -466,7 +466,7 @@ class Prediction:
             if value is not None and not np.isfinite(value).all():
                 raise OutputError(
                     f"{label} of {self.name[:100]} is not finite: the prediction failed and is not written; "
-                    "try --precision fp32 and check the weights"
+                    "try `precision=fp32` and check the weights"
                 )
         pae, limit = self.pae, 1.001 * (self.max_pae or 0)
         if pae is not None and not (pae.min() >= 0 and pae.max() <= limit):

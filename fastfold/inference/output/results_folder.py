@@ -104,12 +104,12 @@ class ResultsFolder:
                 if self.per_target != has_folders:
                     number, option = ("a", "with") if has_folders else ("no", "without")
                     style = f"with {number} folder per target"
-                    remedy = f", or run {option} --folder-per-target"
+                    remedy = f", or run {option} `folder_per_target`"
                 else:
                     has_option = "embeddings" not in (known, self.output_format)
                     style = f"in the format {known}"
-                    remedy = f", or --output-format {known}" if has_option else ""
-                raise WriteError(f"{self.path} holds results {style}; give another --out{remedy}")
+                    remedy = f", or `output_format={known}`" if has_option else ""
+                raise WriteError(f"{self.path} holds results {style}; give another `out`{remedy}")
             agreed = {"output_format": self.output_format} | ({"per_target": True} if self.per_target else {})
             write_atomic(file, json.dumps(agreed) + "\n")
 

@@ -37,8 +37,8 @@ def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
     """Raise ConfigError if CUDA graphs are requested on a device that is not a GPU."""
     if wanted and device.type != "cuda":
         raise ConfigError(
-            f"cuda_graphs needs a GPU, and the device is {device.type}: leave out --cuda-graphs, or choose a GPU with "
-            "--device cuda"
+            f"cuda_graphs needs a GPU, and the device is {device.type}: leave out `cuda_graphs`, or choose a GPU with "
+            "`device=cuda`"
         )
 
 
@@ -59,7 +59,7 @@ def capture_graph(
         if is_out_of_memory(error):
             raise
         raise ConfigError(
-            "this GPU, or this PyTorch, could not record a pass as a CUDA graph: leave out --cuda-graphs"
+            "this GPU, or this PyTorch, could not record a pass as a CUDA graph: leave out `cuda_graphs`"
         ) from error
     return graph.replay, found
 

@@ -141,7 +141,7 @@ class Fit:
             raise InputError(
                 f"out of memory for {self.residues:,} residues even with the smallest blocks, which were expected to "
                 f"take {tried / GIB:,.2f} GiB; in half of that about {fits:,} residues would fit: fold shorter pieces, "
-                "use --precision bf16, close other programs, or use a device with more memory",
+                "use `precision=bf16`, close other programs, or use a device with more memory",
                 record=self.name,
             )
         budget = max(tried // 2, smallest)
@@ -211,8 +211,8 @@ def check_fit(planner: Planner, residues: int, budget: int | None, free: int, *,
         return
     halved = replace(planner, element_size=2).smallest(residues)
     fits = planner.longest(free)
-    remedy = "leave out --cuda-graphs, " if planner.cuda_graph else ""
-    remedy += "use --precision bf16, or " if planner.element_size > 2 and halved <= free else ""
+    remedy = "leave out `cuda_graphs`, " if planner.cuda_graph else ""
+    remedy += "use `precision=bf16`, or " if planner.element_size > 2 and halved <= free else ""
     raise InputError(
         f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
         f"{f' in each of {planner.ranks} processes' if planner.ranks > 1 else ''}; {planner.device} has "
@@ -231,6 +231,6 @@ def plan_target(planner: Planner, residues: int, budget: int, *, name: str | Non
         raise InputError(
             f"a memory budget of {budget / GIB:,.2f} GiB is too small for {residues:,} residues; the smallest that "
             f"works is {error.smallest / GIB:,.2f} GiB, and about {fits:,} residues would fit"
-            f"{'; without --cuda-graphs it takes less' if planner.cuda_graph else ''}",
+            f"{'; without `cuda_graphs` it takes less' if planner.cuda_graph else ''}",
             record=name,
         ) from error

@@ -245,15 +245,15 @@ def _remedy(planner: GradientPlanner, budget: int) -> str:
     """Return what to do where no plan fits; sizes of other plans are estimates."""
     smallest, enough, ways = planner.smallest(), planner.without_host_limit(), []
     if planner.precision == "fp32" and smallest.peak - (smallest.peak - planner.fixed) / 2 <= budget:
-        ways.append("use --precision bf16")
+        ways.append("use `precision=bf16`")
     if planner.device == "cuda" and enough.peak <= budget:
-        ways.append(f"give --host-memory {math.ceil(enough.policy.host * planner.ranks / GIB)}GiB")
+        ways.append(f"give `host_memory={math.ceil(enough.policy.host * planner.ranks / GIB)}GiB`")
     few = zip((planner.msa, planner.extra_msa), _FEW_ROWS, strict=True)
     clusters, extra = (min(rows, most) for rows, most in few)
     if (clusters, extra) != (planner.msa, planner.extra_msa):
         fewer = replace(planner, msa=clusters, extra_msa=extra, held=planner.held * clusters // planner.msa)
         if fewer.smallest().peak <= budget:
-            ways.append(f"use --max-msa {clusters}:{extra}")
+            ways.append(f"use `max_msa={clusters}:{extra}`")
     fits = planner.longest(budget)
     ways.append(f"take about {fits:,} residues" if fits >= _SHORTEST else "use a device with more memory")
     return ", or ".join(ways)

@@ -171,7 +171,7 @@ def check_sizes(options: argparse.Namespace) -> None:
     """Raise ConfigError for an invalid number of residues, rows or templates on the command line."""
     if options.residues < 1 or options.msa < 1 or options.extra_msa < 0 or (options.templates or 0) < 0:
         raise ConfigError(
-            "--residues and --msa must be at least 1, and --extra-msa and --templates at least 0"
+            "`residues` and `msa` must be at least 1, and `extra_msa` and `templates` at least 0"
         )
 
 
@@ -259,7 +259,7 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
     check_sizes(options)
     gpus = 1 if options.gpus is None else options.gpus
     if gpus < 1 or options.recycles < 0:
-        raise ConfigError("--gpus must be at least 1, and --recycles at least 0")
+        raise ConfigError("`gpus` must be at least 1, and `recycles` at least 0")
     rows = options.msa + options.extra_msa
 
     found = plan_on_gpus(

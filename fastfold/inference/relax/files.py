@@ -106,7 +106,7 @@ def relax_file(
     there = [str(file) for file in paths.values() if file.exists()]
     if there and not overwrite and not _is_interrupted(paths):
         raise OutputError(
-            f"{path}: not relaxed, because {there[0]!r} exists; use --overwrite (in Python overwrite=True), or "
+            f"{path}: not relaxed, because {there[0]!r} exists; use `overwrite=True`, or "
             "another output folder"
         )
     structure = read_logged(path, RELAXATION, whole=True)

@@ -68,7 +68,7 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
 def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
     """Return lines by a column: numbers from the largest, text from A, missing last; or raise ConfigError."""
     if column not in COLUMNS:
-        raise ConfigError(f"--sort: no column {column!r}; the columns are {', '.join(COLUMNS)}")
+        raise ConfigError(f"`sort`: no column {column!r}; the columns are {', '.join(COLUMNS)}")
 
     def key(row: Row) -> tuple[Any, ...]:
         value = row[column]
@@ -210,9 +210,9 @@ def _value(node: ast.expr, columns: Sequence[str]) -> Callable[[Mapping[str, Any
             return lambda row: row.get(name)
         case ast.Name(id=name):
             hint = suggest(name, columns, otherwise=f"the columns are {', '.join(columns)}")
-            raise ConfigError(f"--where: no column {name!r}; {hint}")
+            raise ConfigError(f"`where`: no column {name!r}; {hint}")
     raise _not_understood(ast.unparse(node))
 
 
 def _not_understood(text: str) -> ConfigError:
-    return ConfigError(f'--where: expected a condition such as "ipsae_max>0.5 and rank==1", found {text!r}')
+    return ConfigError(f'`where`: expected a condition such as "ipsae_max>0.5 and rank==1", found {text!r}')

@@ -145,7 +145,7 @@ def write_report(
             "expected a prediction in this folder (..._scores.json), found none; give a folder of results"
         )
         if where is not None and interfaces:
-            nothing = "no pair of chains meets the condition of --where; write a weaker one"
+            nothing = "no pair of chains meets the condition of `where`; write a weaker one"
         raise InputError(nothing, path=folder)
     if interfaces:
         write_rows(sort_rows(interfaces, SORTED_BY), folder / INTERFACES)

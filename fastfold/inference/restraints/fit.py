@@ -429,7 +429,7 @@ def fit_restraints(
         [30.0]
     """
     if not next(model.parameters()).is_floating_point():
-        raise ConfigError(f"{model.name}: restraints need gradients; 8 bits lack them, use --precision fp32")
+        raise ConfigError(f"{model.name}: restraints need gradients; 8 bits lack them, use `precision=fp32`")
     sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampler.sample(0).items()}
     make = partial(_fit_on, sampled, input_order(sampler), restraints, plan)
     if distributed is None:

@@ -118,8 +118,8 @@ def draw_samples(
         drawn = [({"method": method}, None)] * number
     elif not _has_rows(target, alignments, unique=method != "clusters"):
         raise InputError(
-            f"--sample {method} changes alignment rows below the query, and there is none; search for one, or use "
-            "--sample dropout",
+            f"`sample={method}` changes alignment rows below the query, and there is none; search for one, or use "
+            "`sample=dropout`",
             record=target.name,
         )
     elif method == "columns":
@@ -127,7 +127,7 @@ def draw_samples(
         drawn = [({"method": method, "fraction": float(sampling.fraction)}, None)] * number
     elif target.is_complex and method == "clusters":
         raise InputError(
-            "--sample clusters takes the rows of one chain; use --sample depth, columns or dropout for a complex, or "
+            "`sample=clusters` takes the rows of one chain; use `sample=depth`, columns or dropout for a complex, or "
             "fold its chains alone",
             record=target.name,
         )
@@ -173,14 +173,14 @@ def _check_columns(fraction: float, target: Target) -> None:
     longest = max(lengths)
     if not any(masked):
         raise InputError(
-            f"--sample columns masks none of {longest} columns at a fraction of {fraction:g}; give at least "
-            f"{math.ceil(1000 / longest) / 1000:g} with --sample-fraction",
+            f"`sample=columns` masks none of {longest} columns at a fraction of {fraction:g}; give at least "
+            f"{math.ceil(1000 / longest) / 1000:g} with `sample_fraction`",
             record=target.name,
         )
     if masked == lengths:
         raise InputError(
-            f"--sample columns masks all of {longest} columns at a fraction of {fraction:g}, which leaves nothing of "
-            "the alignment; give less with --sample-fraction, or use --sample dropout",
+            f"`sample=columns` masks all of {longest} columns at a fraction of {fraction:g}, which leaves nothing of "
+            "the alignment; give less with `sample_fraction`, or use `sample=dropout`",
             record=target.name,
         )
 
@@ -197,8 +197,8 @@ def _random_rows(
     depths = [depth for depth in sampling.depths if depth < available]
     if not depths:
         raise InputError(
-            f"--sample depth: the alignment has {available} rows besides the query, not more than the smallest depth "
-            f"{sampling.depths[0]}; give smaller numbers with --sample-depths",
+            f"`sample=depth`: the alignment has {available} rows besides the query, not more than the smallest depth "
+            f"{sampling.depths[0]}; give smaller numbers with `sample_depths`",
             record=target.name,
         )
     for k in range(1, (sampling.number or len(depths)) + 1):
@@ -219,7 +219,7 @@ def _clusters(
             reason = f", {number} left out for {MAX_GAPS:.0%} gaps or more"
             remedy = "an alignment whose rows cover more of the query"
         raise InputError(
-            f"--sample clusters: no clusters among {total} alignment rows{reason}; use {remedy}, or --sample columns",
+            f"`sample=clusters`: no clusters among {total} alignment rows{reason}; use {remedy}, or `sample=columns`",
             record=target.name,
         )
     largest = sorted(range(len(found.rows)), key=lambda label: -len(found.rows[label]))[: sampling.number]

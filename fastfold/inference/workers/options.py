@@ -82,11 +82,11 @@ class TargetLists:
     def __post_init__(self) -> None:
         if (self.baits is None) != (self.candidates is None):
             raise ConfigError(
-                "--baits and --candidates need each other: every bait is folded with every candidate"
+                "`baits` and `candidates` need each other: every bait is folded with every candidate"
             )
         if self.homodimers and self.all_vs_all is None:
             raise ConfigError(
-                "--homodimers needs --all-vs-all; a bait that is also a candidate is paired with itself already"
+                "`homodimers` needs `all_vs_all`; a bait that is also a candidate is paired with itself already"
             )
         if not (self.inputs or self.all_vs_all or self.baits):
             raise ConfigError("no targets given; fastfold screen --help explains the command")

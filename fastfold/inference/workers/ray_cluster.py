@@ -181,8 +181,8 @@ def connect(address: str) -> Resources:
     """
     if address.startswith("ray://"):
         raise ConfigError(
-            f"--ray {address}: Ray's client connection is not supported; run the command on a machine of the cluster, "
-            "with --ray auto"
+            f"`ray={address}`: Ray's client connection is not supported; run the command on a machine of the cluster, "
+            "with `ray=auto`"
         )
     ray = import_ray()
     here: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def connect(address: str) -> Resources:
                 ray.shutdown()  # the machine is busy: try again
                 continue
             raise ConfigError(
-                f"--ray {address}: {_first_line(error)}; start a cluster with 'ray start --head', or use --ray local"
+                f"`ray={address}`: {_first_line(error)}; start a cluster with 'ray start --head', or use `ray=local`"
             ) from error
     sizes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     cpus = [int(size["CPU"]) for size in sizes]
@@ -214,7 +214,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--ray needs Ray, which is not installed: pip install 'fastfold[ray]'") from None
+        raise ConfigError("`ray` needs Ray, which is not installed: pip install 'fastfold[ray]'") from None
     return ray
 
 

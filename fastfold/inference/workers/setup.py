@@ -14,7 +14,7 @@ import torch
 
 from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, spelled
 from fastfold.evoformer.precision import element_size
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.background import count_processes
@@ -94,7 +94,9 @@ class Setup:
         """Return jobs of targets of similar length that wait for the same searches."""
         batch = self.request.options.batch
         if batch != 1 and self.where.has_limits:
-            self.say("warning: not batched: --time-limit and --memory-limit are limits of single targets")
+            self.say(
+                spelled("warning: not batched: `time_limit` and `memory_limit` are limits of single targets")
+            )
             batch = 1
         waiting: dict[frozenset[int], list[Job]] = defaultdict(list)
         for job in folds:
@@ -113,10 +115,10 @@ class Setup:
         limit = self.where.memory_limit
         if limit is not None and not resident_bytes(os.getpid()):
             raise ConfigError(
-                "--memory-limit needs Linux, which reports the memory of a process; leave it out on this system"
+                "`memory_limit` needs Linux, which reports the memory of a process; leave it out on this system"
             )
         if limit is not None and limit <= own:
-            raise ConfigError(f"--memory-limit: an idle worker takes {own / GIB:.2f} GiB; set a larger limit")
+            raise ConfigError(f"`memory_limit`: an idle worker takes {own / GIB:.2f} GiB; set a larger limit")
         # On a cluster, each worker that folds comes with one that draws and relaxes.
         rest = PROCESS_BYTES if self._has_rest and self.where.ray is not None else 0
         return MemoryPlan(own + rest, self.request.config.budget, None if limit is None else limit - own)
@@ -153,7 +155,7 @@ class Setup:
         devices = [device] if ":" in device else [f"cuda:{k}" for k in range(gpus)] or ["cpu"]
         count = where.workers or max(1, gpus)
         if gpus and count > gpus:
-            raise ConfigError(f"--workers {count}: each worker needs a separate GPU; available: {gpus}")
+            raise ConfigError(f"`workers={count}`: each worker needs a separate GPU; available: {gpus}")
         # A single worker has the threads of `fastfold infer`, and with them its results.
         threads = where.cpus_per_worker or max(1, torch.get_num_threads() // count)
         memory = None if gpus else host_available_bytes()
@@ -190,11 +192,11 @@ class Setup:
 
         where, device = self.where, self.request.config.device
         if ":" in device:
-            raise ConfigError(f"--device {device}: with --ray the cluster chooses the GPU; use --device cuda")
+            raise ConfigError(f"`device={device}`: with `ray` the cluster chooses the GPU; use `device=cuda`")
         found = connect(str(where.ray))
         gpus = 0 if device == "cpu" else found.gpus
         if device == "cuda" and not gpus:
-            raise ConfigError("the Ray cluster lacks GPUs; use --device cpu")
+            raise ConfigError("the Ray cluster lacks GPUs; use `device=cpu`")
         count = where.workers or (gpus or found.machines)
         share = 1 if gpus else max(1, min(found.cpus // count, found.smallest))
         cpus = where.cpus_per_worker or share

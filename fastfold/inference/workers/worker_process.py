@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fastfold.errors import spelled
 from fastfold.inference.workers.job import Event, Executor, Finished, JobResult, Ready, Task, Worker
 from fastfold.inference.workers.options import ScreenOptions
 from fastfold.utils.units import GIB, clock
@@ -95,10 +96,12 @@ class WorkerProcess:
         """Return the limit that a job has passed, in words; empty for none."""
         seconds_limit, memory_limit = self._limits.time_limit, self._limits.memory_limit
         if seconds_limit is not None and time.monotonic() - start > seconds_limit:
-            return f"was not finished after {clock(seconds_limit)}, its --time-limit; give it more time"
+            return spelled(
+                f"was not finished after {clock(seconds_limit)}, its `time_limit`; give it more time"
+            )
         if memory_limit is not None and (held := resident_bytes(pid)) > memory_limit:
-            return (
-                f"its process held {held / GIB:,.2f} GiB of memory, more than its --memory-limit of "
+            return spelled(
+                f"its process held {held / GIB:,.2f} GiB of memory, more than its `memory_limit` of "
                 f"{memory_limit / GIB:,.2f} GiB; give it more memory"
             )
         return ""

@@ -37,7 +37,7 @@ def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap
     """
     if not hasattr(os, "pwritev"):
         raise ConfigError(
-            "memory on a disk needs Linux or macOS; leave out --offload-dir and nvme tiers here"
+            "memory on a disk needs Linux or macOS; leave out `offload_dir` and nvme tiers here"
         )
     size = max(nbytes, 1)
     try:

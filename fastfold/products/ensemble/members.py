@@ -115,7 +115,7 @@ def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: flo
             by_target.setdefault(found.target, []).append(found)
     if target is not None and not by_target:
         names = ", ".join(repr(name) for name in dict.fromkeys(one.target for one in predictions))
-        raise ConfigError(f"--target: {directory} has no target {target!r}; it has {names or 'none'}")
+        raise ConfigError(f"`target`: {directory} has no target {target!r}; it has {names or 'none'}")
     kept = {
         name: [one for one in found if np.mean(one.scores["plddt"]) >= min_plddt]
         for name, found in by_target.items()

@@ -52,12 +52,12 @@ def write_ensembles(
     if plots:
         require_package("matplotlib", "Pictures of an ensemble")
     if not 0 < similarity <= 1:
-        raise ConfigError(f"--similarity must be over 0 and at most 1, found {similarity:g}")
+        raise ConfigError(f"`similarity` must be over 0 and at most 1, found {similarity:g}")
     found = {}
     for ensemble in read_ensembles(directory, target=target, min_plddt=min_plddt):
         number = len(ensemble.members)
         if num_clusters is not None and num_clusters > number:
-            raise ConfigError(f"--clusters {num_clusters}: {ensemble.target} has only {number} predictions")
+            raise ConfigError(f"`clusters={num_clusters}`: {ensemble.target} has only {number} predictions")
         if number > _MANY:
             say(f"{ensemble.target}: comparing {number * (number - 1) // 2:,} pairs of samples")
         analysis = analyse(ensemble, similarity=similarity, num_clusters=num_clusters, references=references)

@@ -57,7 +57,7 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
     if mutations == ALL:
         return list(_scan(target, positions))
     if positions is not None:
-        raise ConfigError("--positions chooses the residues of --mutations all; leave out one of them")
+        raise ConfigError("`positions` chooses the residues of `mutations=all`; leave out one of them")
     path = Path(mutations)
     if path.is_file():
         lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
@@ -161,12 +161,12 @@ def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
     found = set()
     for part in text.split(","):
         if (match := _RANGE.fullmatch(part.strip())) is None:
-            raise ConfigError(f"--positions: expected residues such as 5-20,30 or B:3, found {part[:20]!r}")
+            raise ConfigError(f"`positions`: expected residues such as 5-20,30 or B:3, found {part[:20]!r}")
         named = target.chains[_chains(target, match["chain"], part.strip())[0]]
         chains = tuple(i for i, chain in enumerate(target.chains) if chain.sequence == named.sequence)
         for number in range(int(match["first"]), int(match["last"] or match["first"]) + 1):
             try:
-                _check_residue(named, number, f"--positions {part.strip()}")
+                _check_residue(named, number, f"`positions={part.strip()}`")
             except InputError as error:
                 raise ConfigError(str(error)) from None
             found.add((chains, number))

@@ -37,7 +37,7 @@ def run_mutations(request: InferRequest, *, mutations: str = "all", positions: s
         )
     if request.config.pae is False:
         raise ConfigError(
-            "differences of the aligned error need it; leave out --pae no and --skip-output pae_json"
+            "differences of the aligned error need it; leave out `pae=no` and `skip_output=pae_json`"
         )
     targets: list[Target] = []
     variants: list[Variant] = []
@@ -67,7 +67,7 @@ def _wild_type(request: InferRequest) -> Target:
     if len(targets) != 1:
         names = ", ".join(target.name for target in targets[:3])
         raise InputError(
-            f"expected one target to mutate, found {len(targets)}: {names}; give a file with one record, or --complex"
+            f"expected one target to mutate, found {len(targets)}: {names}; give a file with one record, or `complex`"
         )
     if request.options.name_prefix is None:
         return targets[0]

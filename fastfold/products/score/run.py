@@ -58,7 +58,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.shows_targets and self.use != "initial_guess":
-            raise ConfigError("--show-target belongs to --initial-guess; AF2Rank shows all chains already")
+            raise ConfigError("`show_target` belongs to `initial_guess`; AF2Rank shows all chains already")
 
 
 def run_scores(
@@ -113,15 +113,15 @@ def check_networks(networks: Sequence[Network], protocol: Protocol) -> None:
     for network in networks:
         if not network.info.config.model.heads.predicted_aligned_error.weight:
             raise ConfigError(
-                f"{network.name} does not predict a TM-score, which the scores need; give --weights monomer_ptm, "
+                f"{network.name} does not predict a TM-score, which the scores need; give `weights=monomer_ptm`, "
                 "multimer, or another network with pTM"
             )
         if (protocol.use == "template" or protocol.shows_targets) and not network.takes_templates:
-            what, rest = "structures are shown", ", or score with --initial-guess, which suits every network"
+            what, rest = "structures are shown", ", or score with `initial_guess`, which suits every network"
             if protocol.shows_targets:
-                what, rest = "--show-target shows chains", ""
+                what, rest = "`show_target` shows chains", ""
             raise ConfigError(
-                f"{what} as templates, and {network.name} does not use any; give --weights model_1_ptm, model_2_ptm or "
+                f"{what} as templates, and {network.name} does not use any; give `weights=model_1_ptm`, model_2_ptm or "
                 f"multimer{rest}"
             )
 
@@ -222,7 +222,7 @@ def _read_target(path: Path, record: str, given: GivenStructure) -> Target:
     structure = read_observed(path, SCORE)
     chains = structure_chains(structure, record)
     if given.shows_targets and len(chains) == 1:
-        raise InputError("has one chain; --show-target needs a binder and its target", path=path)
+        raise InputError("has one chain; `show_target` needs a binder and its target", path=path)
     return Target(
         name=record, chains=chains, source=str(path), record=record, warnings=structure.warnings, given=given
     )

@@ -42,7 +42,7 @@ def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[
     files = [path for path in (lists.all_vs_all, lists.baits, lists.candidates) if path is not None]
     if known is not None and not (tables or names or any(map(is_name_list, files))):
         raise ConfigError(
-            "--proteins belongs to a table of partners (columns chain_1, chain_2), or to a .txt file with names; none "
+            "`proteins` belongs to a table of partners (columns chain_1, chain_2), or to a .txt file with names; none "
             "was given"
         )
     others = [path for path in lists.inputs if path not in tables and path not in names]

@@ -280,6 +280,6 @@ def read_templates(paths: Sequence[Path]) -> dict[str, str]:
     for path in paths:
         name = path.name.removesuffix(".gz")
         if name in found:
-            raise ConfigError(f"--templates: two files are named {name}; rename one")
+            raise ConfigError(f"`templates`: two files are named {name}; rename one")
         found[name] = read_text_bytes(path, limit=_MAX_TEMPLATE).decode("utf-8", "replace")
     return found

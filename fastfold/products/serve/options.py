@@ -94,12 +94,12 @@ class ServeOptions:
             is_private = is_loopback(self.host)
         except ValueError:
             raise ConfigError(
-                f"--host {self.host}: expected an IP address, for example 0.0.0.0 for all of IPv4"
+                f"`host={self.host}`: expected an IP address, for example 0.0.0.0 for all of IPv4"
             ) from None
         if self.tokens is None and not is_private:
             raise ConfigError(
-                f"--host {self.host} is reachable from other machines, so requests need tokens: give a file with "
-                "--tokens, or leave out --host to serve this machine only"
+                f"`host={self.host}` is reachable from other machines, so requests need tokens: give a file with "
+                "`tokens`, or leave out `host` to serve this machine only"
             )
 
 

@@ -135,7 +135,7 @@ def _alone(data: Path) -> Iterator[None]:
         try:
             stack.enter_context(held(FileLock(data / ".lock", timeout=0)))
         except Timeout:
-            raise ConfigError(f"another server uses {data}; stop it, or give another --data") from None
+            raise ConfigError(f"another server uses {data}; stop it, or give another `data`") from None
         yield
 
 
@@ -151,6 +151,6 @@ def _listening(options: ServeOptions) -> Iterator[socket.socket]:
             listener.listen(options.max_connections)  # clients may connect while the networks are opened
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host} port {options.port}: {error.strerror}; choose another --port"
+                f"cannot listen on {host} port {options.port}: {error.strerror}; choose another `port`"
             ) from error
         yield listener

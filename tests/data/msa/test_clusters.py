@@ -46,5 +46,5 @@ def test_rows_with_too_many_gaps_are_counted():
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fastfold.utils.packages.importlib.util.find_spec", lambda name: None)
     msa = Msa(("MKT", "MKA"), np.zeros((2, 3), np.int32), ("query", "row"))
-    with pytest.raises(ConfigError, match="--sample clusters needs the package scikit-learn"):
+    with pytest.raises(ConfigError, match="sample='clusters' needs the package scikit-learn"):
         cluster_rows(msa, np.random.default_rng(0))

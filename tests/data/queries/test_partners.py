@@ -94,5 +94,5 @@ def test_lists_and_tables_take_copies_and_parts(tmp_path: Path) -> None:
     complexes.write_text("P:2 + Q:1-4\nQ:1-4+P+P\nP\n")
     targets, errors = read_complexes(complexes, list(PROTEINS.values()))
     assert ([target.name for target in targets], errors) == (["P_x2_and_Q_1-4", "P"], [])
-    with pytest.raises(InputError, match="give --proteins FILE"):
+    with pytest.raises(InputError, match="give proteins=FILE"):
         read_complexes(complexes, None)

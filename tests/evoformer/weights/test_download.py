@@ -287,7 +287,7 @@ def test_without_a_network_the_error_says_what_to_put_where(folder: Path) -> Non
         "params_model_1_multimer_v3.npz, params_model_2_multimer_v3.npz (2 files of 373 MB)",
         f"copy {ARCHIVE} (about 5.6 GB",
         f"copy the files into {folder}",
-        "--mirror",
+        "mirror=",
         "FASTFOLD_WEIGHTS",
     ):
         assert part in message
@@ -310,7 +310,7 @@ def test_a_mirror_on_the_disk(tmp_path: Path, folder: Path, layout: str) -> None
 @pytest.mark.parametrize(
     ("mirror", "expected"),
     [
-        ("nowhere", "--mirror .*nowhere: cannot be read"),
+        ("nowhere", "mirror=.*nowhere.*: cannot be read"),
         ("empty", f"expected {ARCHIVE} or params_model_1_ptm.npz in it, found neither"),
         ("ftp://example.org", "expected the address of a server"),
     ],
@@ -453,6 +453,6 @@ def test_a_mirror_without_encryption_is_warned_of(
         archives.open_pieces(f"{scheme}://mirror.example", [], said.append),
     ):
         raise AssertionError("not reached")
-    assert [f"--mirror {scheme}://mirror.example: http:// does not protect" in line for line in said] == [
+    assert [f"mirror='{scheme}://mirror.example': http:// does not protect" in line for line in said] == [
         True
     ] * number

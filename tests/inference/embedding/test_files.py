@@ -53,7 +53,7 @@ def test_zarr_has_the_same(tmp_path: Path):
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fastfold.utils.packages.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="--format hdf5 needs the package h5py"):
+    with pytest.raises(ConfigError, match="format='hdf5' needs the package h5py"):
         check_format("hdf5")
     check_format("safetensors")
 

@@ -205,7 +205,7 @@ def test_a_folder_keeps_its_format(tmp_path: Path) -> None:
     (tmp_path / ".fastfold" / "t").mkdir()
     (tmp_path / ".fastfold" / "t" / "target.json").write_text("{}")
     with pytest.raises(
-        WriteError, match="in the format fastfold; give another --out, or --output-format fastfold"
+        WriteError, match="in the format fastfold; give another out=, or output_format='fastfold'"
     ):
         ResultsFolder(tmp_path, output_format="colabfold")
     assert ResultsFolder(tmp_path).output_format == "fastfold"

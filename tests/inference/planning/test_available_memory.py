@@ -88,7 +88,7 @@ def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatc
     model = network()
     free = Planner(model.config, 2, parameters=parameter_bytes(model)).smallest(2000) + 1
     monkeypatch.setattr(fitting, "available_bytes", lambda _: free)
-    with pytest.raises(InputError, match="use --precision bf16, or use a device"):
+    with pytest.raises(InputError, match="use precision='bf16', or use a device"):
         fit_target(model, CPU, 2000, None, name="T1")
     monkeypatch.setattr(fitting, "measure_costs", lambda *_: Costs())
     assert fit_target(network("bf16"), CPU, 2000, None, name="T1").plan.blocks

@@ -440,7 +440,7 @@ def test_the_planner_counts_what_a_graph_takes() -> None:
     assert counted >= 0.9 * trunk
 
     assert not graphed.plan(2000, 80 << 30).streams
-    with pytest.raises(InputError, match="without --cuda-graphs it takes less"):
+    with pytest.raises(InputError, match="without cuda_graphs= it takes less"):
         plan_target(graphed, 2000, 2 << 30)
 
 

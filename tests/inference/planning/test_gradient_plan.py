@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_refused_with_a_remedy(planner: GradientPlanner) ->
         InputError, match=r"140 residues needs .* found 0.37 GiB; use a device with more memory"
     ):
         plan_gradients(planner, 380 << 20)
-    with pytest.raises(InputError, match=r"found .*; use --precision bf16, or take about 1"):
+    with pytest.raises(InputError, match=r"found .*; use precision='bf16', or take about 1"):
         plan_gradients(planner, smallest.peak - 1)
 
 
@@ -63,7 +63,7 @@ def test_a_host_is_named_where_it_is_missing() -> None:
     alone = GradientPlanner(model_config("model_1_ptm"), 512)
     enough = alone.without_host_limit()
     assert enough.peak < alone.smallest().peak
-    with pytest.raises(InputError, match=r"; .*give --host-memory \d+GiB, or .*take about \d"):
+    with pytest.raises(InputError, match=r"; .*give host_memory= \d+GiB, or .*take about \d"):
         plan_gradients(alone, enough.peak)
 
 

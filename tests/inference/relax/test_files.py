@@ -112,7 +112,7 @@ def test_results_that_are_there_are_replaced_on_request_alone(tmp_path: Path) ->
     quick = RelaxConfig(platform="CPU", max_iterations=2, max_rounds=1)
     there = result_paths(source)["cif"]
     there.write_text("precious")
-    with pytest.raises(OutputError, match="exists; use --overwrite"):
+    with pytest.raises(OutputError, match="exists; use overwrite=True"):
         relax_file(source, None, quick)
     assert there.read_text() == "precious"
     relax_file(source, None, quick, overwrite=True)
@@ -130,10 +130,10 @@ def test_results_of_an_interrupted_run_are_made_again(tmp_path: Path, left: set[
         paths[kind].unlink()
     relax_file(source, None, quick)
     assert (paths["cif"].read_bytes(), paths["pdb"].read_bytes()) == whole
-    with pytest.raises(OutputError, match="exists; use --overwrite"):
+    with pytest.raises(OutputError, match="exists; use overwrite=True"):
         relax_file(source, None, quick)
     paths["record"].unlink()
-    with pytest.raises(OutputError, match="exists; use --overwrite"):
+    with pytest.raises(OutputError, match="exists; use overwrite=True"):
         relax_file(source, None, quick)
 
 

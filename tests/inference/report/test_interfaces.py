@@ -76,7 +76,7 @@ def test_lines_are_sorted_with_missing_values_last() -> None:
     rows = [base | {"ipsae": value, "rank": k} for k, value in enumerate((0.1, None, 0.9))]
     assert [row["ipsae"] for row in sort_rows(rows, "ipsae")] == [0.9, 0.1, None]
     assert [row["rank"] for row in sort_rows(rows, "target")] == [0, 1, 2]
-    with pytest.raises(ConfigError, match="--sort: no column 'ipsea'"):
+    with pytest.raises(ConfigError, match="sort=: no column 'ipsea'"):
         sort_rows(rows, "ipsea")
 
 

@@ -128,17 +128,17 @@ def test_rows_that_are_only_for_pairing_are_no_alignment_of_one_chain():
 @pytest.mark.parametrize(
     ("sampling", "target", "msa", "message"),
     [
-        (Sampling("columns"), SEQUENCE, None, "there is none; search for one, or use --sample dropout"),
+        (Sampling("columns"), SEQUENCE, None, "there is none; search for one, or use sample='dropout'"),
         (Sampling("depth", depths=(64,)), SEQUENCE, 10, "9 rows besides the query, not more than .* 64"),
         (Sampling("depth"), f"{SEQUENCE}:{SEQUENCE}", 10, "9 rows besides the query"),
         (
             Sampling("clusters"),
             f"{SEQUENCE}:{SEQUENCE}",
             10,
-            "takes the rows of one chain; use --sample depth",
+            "takes the rows of one chain; use sample='depth'",
         ),
         (Sampling("clusters"), SEQUENCE, 4, "no clusters among 3 alignment rows"),
-        (Sampling("columns"), SEQUENCE, 1, "there is none; search for one, or use --sample dropout"),
+        (Sampling("columns"), SEQUENCE, 1, "there is none; search for one, or use sample='dropout'"),
         (
             Sampling("columns", fraction=0.09),
             SEQUENCE,

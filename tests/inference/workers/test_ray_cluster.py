@@ -167,7 +167,7 @@ def test_a_ray_that_starts_too_slowly_on_this_machine_is_started_again(ray: Fake
 
 def test_a_cluster_that_is_not_there_is_named_with_the_remedy(ray: FakeRay):
     ray.failures = [ConnectionError("could not find any running Ray instance")]
-    with pytest.raises(ConfigError, match=r"--ray auto: could not find .* start a cluster with"):
+    with pytest.raises(ConfigError, match=r"ray='auto': could not find .* start a cluster with"):
         connect("auto")
     assert len(ray.inits) == 1
 

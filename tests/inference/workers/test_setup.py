@@ -50,7 +50,7 @@ def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
         _setup(memory_limit=int(gib * GIB)).memory_plan()
     _setup(memory_limit=2 * GIB + 1).memory_plan()
     monkeypatch.setattr(setup, "resident_bytes", lambda process: 0)
-    with pytest.raises(ConfigError, match="--memory-limit needs Linux"):
+    with pytest.raises(ConfigError, match="memory_limit= needs Linux"):
         _setup(memory_limit=2 * GIB + 1).memory_plan()
     _setup().memory_plan()
 
@@ -58,7 +58,7 @@ def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
 def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="--workers 3: each worker needs a separate GPU; available: 2"):
+    with pytest.raises(ConfigError, match="workers=3: each worker needs a separate GPU; available: 2"):
         _setup("cuda", workers=3).start()
     with pytest.raises(ConfigError, match="available: 1"):
         _setup("cuda:1", workers=2).start()
@@ -79,7 +79,7 @@ def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job()
     said: list[str] = []
     limited = replace(batched, where=ScreenOptions(time_limit=5.0), say=said.append)
     assert [job.id for job in limited.jobs(targets, [1.0] * 4, on_cpu=False)] == [0, 1, 2, 3]
-    assert said == ["warning: not batched: --time-limit and --memory-limit are limits of single targets"]
+    assert said == ["warning: not batched: time_limit= and memory_limit= are limits of single targets"]
 
 
 def test_workers_share_the_threads_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_a_job_that_takes_longer_than_its_limit_is_ended():
     result = worker.run(task("sleep", 60))
     assert time.monotonic() - start < 30
     assert result.status == "failed"
-    assert "was not finished after 0:00, its --time-limit" in result.text
+    assert "was not finished after 0:00, its time_limit=" in result.text
     assert worker.run(task("echo", "next")).status == "done"
     assert worker.run(task("sleep", 0.9, kind="search")).status == "done"  # limits are those of targets
     worker.close()
@@ -71,7 +71,7 @@ def test_a_job_whose_process_holds_more_than_its_limit_is_ended():
     assert worker.run(task("echo", "small")).status == "done"
     result = worker.run(task("hold", 400))
     assert result.status == "failed"
-    assert "more than its --memory-limit of 0.20 GiB" in result.text
+    assert "more than its memory_limit= of 0.20 GiB" in result.text
     worker.close()
     worker.join()
 

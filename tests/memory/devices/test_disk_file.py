@@ -76,5 +76,5 @@ def test_windows_is_told_that_it_has_no_memory_on_disks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pwritev")
-    with pytest.raises(ConfigError, match="memory on a disk needs Linux or macOS; leave out --offload-dir"):
+    with pytest.raises(ConfigError, match="memory on a disk needs Linux or macOS; leave out offload_dir="):
         DiskFile(str(tmp_path), PAGE)

@@ -50,8 +50,8 @@ def test_files_have_the_numbers_of_the_analysis(two_states: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"similarity": 0.0}, "--similarity must be over 0 and at most 1, found 0"),
-        ({"num_clusters": 8}, "--clusters 8: helices has only 7 predictions"),
+        ({"similarity": 0.0}, "similarity= must be over 0 and at most 1, found 0"),
+        ({"num_clusters": 8}, "clusters=8: helices has only 7 predictions"),
     ],
 )
 def test_a_mistake_is_named(two_states: Path, settings: dict[str, float], message: str):

@@ -63,9 +63,9 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="contains no mutation"):
         names("MKV", str(path))
     for positions in ("7", "x"):
-        with pytest.raises(ConfigError, match="--positions"):
+        with pytest.raises(ConfigError, match="positions="):
             names("MKV", "all", positions)
-    with pytest.raises(ConfigError, match="--positions chooses"):
+    with pytest.raises(ConfigError, match="positions= chooses"):
         names("MKV", "M1A", "1")
 
 

@@ -226,12 +226,12 @@ def test_no_more_is_read_at_once_than_is_allowed() -> None:
     "url", ["", "x", "ftp://a/b", "https://", "http://a:port/", "http://a b/", "file:///etc"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"--mirror: expected the address of a server"):
-        check_url(url, setting="--mirror")
+    with pytest.raises(ConfigError, match=r"mirror=: expected the address of a server"):
+        check_url(url, setting="`mirror`")
 
 
 def test_an_address_may_end_in_a_slash() -> None:
-    assert check_url("https://example.org:8080/a/", setting="--mirror") == "https://example.org:8080/a"
+    assert check_url("https://example.org:8080/a/", setting="`mirror`") == "https://example.org:8080/a"
 
 
 def test_an_empty_file_has_no_first_byte() -> None:

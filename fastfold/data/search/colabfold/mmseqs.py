@@ -101,7 +101,7 @@ def find_mmseqs() -> Path:
     if found := find_program("mmseqs"):
         return Path(found)
     raise ConfigError(
-        "--engine mmseqs needs the program mmseqs, which is not on PATH: install MMseqs2, or pip install "
+        "`engine=mmseqs` needs the program mmseqs, which is not on PATH: install MMseqs2, or pip install "
         "'fastfold[mmseqs]'"
     )
 
@@ -170,8 +170,8 @@ class MmseqsSource(ColabFoldSource):
         if modes is None:
             modes = ColabFoldModes(all_of_folder(folder))
         if modes.has_environment_pairs or modes.templates:
-            wanted = "--templates without files" if modes.templates else f"--msa-mode {modes.msa_mode}"
-            raise ConfigError(f"{wanted} needs --msa-server; --engine mmseqs cannot do it")
+            wanted = "`templates` without files" if modes.templates else f"`msa_mode={modes.msa_mode}`"
+            raise ConfigError(f"{wanted} needs `msa_server`; `engine=mmseqs` cannot do it")
         self.modes = modes
         self._environment = _Database.open(folder, ENVIRONMENT) if modes.has_environment else None
         self._work = Path(tempfile.gettempdir() if temporary is None else temporary)
@@ -184,7 +184,7 @@ class MmseqsSource(ColabFoldSource):
             self._version = program.version
             if gpu and not program.has_gpu_flag:
                 raise ConfigError(
-                    f"{self._path}: this build of MMseqs2 lacks --gpu; install version 17 or later"
+                    f"{self._path}: this build of MMseqs2 lacks `gpu`; install version 17 or later"
                 )
 
     @property

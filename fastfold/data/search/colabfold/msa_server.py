@@ -39,7 +39,7 @@ from fastfold.data.search.colabfold.source import (
     split_queries,
 )
 from fastfold.data.search.settings import ColabFoldModes
-from fastfold.errors import InputError, NetworkError
+from fastfold.errors import InputError, NetworkError, spelled
 from fastfold.utils.download.answers import Retries, Say, json_answer, read_answer, tell_nobody
 from fastfold.utils.download.http import check_url
 from fastfold.utils.download.remote_file import RemoteFile
@@ -83,7 +83,7 @@ class TicketServer:
         pause: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url = check_url(url, setting="--msa-server")
+        self.url = check_url(url, setting="`msa_server`")
         self._secrets = dict(secrets or {})
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._say, self._pause, self._now = say, pause, now
@@ -118,7 +118,7 @@ class TicketServer:
             if self._now() + wait > end:
                 raise NetworkError(
                     f"{self.url}: no result after {clock(self._patience_s)} (the server says {status}). Received "
-                    "results are kept; run the same command later to ask again, or search local databases (--db)"
+                    "results are kept; run the same command later to ask again, or search local databases (`db`)"
                 )
             self._pause(wait * random.uniform(0.9, 1.1))
             wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
@@ -142,7 +142,7 @@ class TicketServer:
         if status == "ERROR":
             return QueryFailedError(
                 f"{self.url}: the server failed on this query (ERROR). {kept}; run the same command in an hour, or "
-                "search local databases (--db)"
+                "search local databases (`db`)"
             )
         return NetworkError(
             f"{self.url}: the server answers with the unknown status {str(status)[:40]!r}; is this the address of an "
@@ -202,7 +202,7 @@ class TicketServer:
 
 
 _LOGIN = (
-    "A private server wants --msa-server-username and --msa-server-password, or --api-key-value; check them, or ask "
+    "A private server wants `msa_server_username` and `msa_server_password`, or `api_key_value`; check them, or ask "
     "its owner"
 )
 _MEANINGS = {
@@ -250,10 +250,8 @@ class MsaServer(ColabFoldSource):
         """Announce that sequences leave the machine, with their number and destination."""
         sent = list(dict.fromkeys((*sequences, *(s for chains in complexes for s in chains))))
         number = f"{len(sent)} sequences" if len(sent) > 1 else "1 sequence"
-        say(
-            f"--msa-server: leaving this machine for {self._server.url}, whose owner can read and keep the data: "
-            f"{number} ({sum(map(len, sent)):,} residues)"
-        )
+        leaving = f"`msa_server`: leaving this machine for {self._server.url}, whose owner can read and keep the data: "
+        say(spelled(f"{leaving}{number} ({sum(map(len, sent)):,} residues)"))
 
     def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files | QueryFailedError]]:
         for sequence in sequences:
@@ -290,9 +288,9 @@ class MsaServer(ColabFoldSource):
         """Return the file with the best hits' structures and profiles; nothing without hits."""
         if not self.modes.templates and table.strip() and not self._ignored_templates:
             self._ignored_templates = True
+            unused = f"{self._server.url} also sent template hits ({_HITS}), which are not used; "
             self._say(
-                f"{self._server.url} also sent template hits ({_HITS}), which are not used; --templates without files "
-                "fetches their structures from the server, too"
+                spelled(f"{unused}`templates` without files fetches their structures from the server, too")
             )
         names = _hit_names(table) if self.modes.templates else []
         if not names:

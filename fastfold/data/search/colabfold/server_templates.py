@@ -46,7 +46,7 @@ def check_templates(data: bytes, *, origin: str) -> dict[str, bytes]:
     missing = [name for end in _PROFILES if (name := f"{DATABASE}_{end}") not in files]
     if missing:
         raise InputError(
-            f"expected template hits with {', '.join(missing)}, found none; run the command again without --templates",
+            f"expected template hits with {', '.join(missing)}, found none; run the command again without `templates`",
             path=origin,
         )
     return files

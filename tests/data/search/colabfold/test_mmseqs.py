@@ -129,7 +129,7 @@ def test_modes_decide_databases_and_pairs(program: Path, databases: Path, tmp_pa
     assert modes == ["1", "1"]
     assert found.settings["pairing"] == "complete"
     for modes in (ColabFoldModes("mmseqs2_uniref_env_envpair"), ColabFoldModes(templates=True)):
-        with pytest.raises(ConfigError, match="needs --msa-server; --engine mmseqs cannot do it"):
+        with pytest.raises(ConfigError, match="needs msa_server=; engine='mmseqs' cannot do it"):
             source(databases, tmp_path, modes=modes)
 
 
@@ -139,7 +139,7 @@ def test_a_gpu_is_passed_on_where_the_program_has_it(program: Path, databases: P
     assert "--gpu 1 --prefilter-mode 1" in " ".join(search)
     assert "--k-score" not in search
     (program.parent / "help").write_text("no such option")
-    with pytest.raises(ConfigError, match="this build of MMseqs2 lacks --gpu"):
+    with pytest.raises(ConfigError, match="this build of MMseqs2 lacks gpu="):
         source(databases, tmp_path, gpu=True)
 
 
