@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.helpers import no_fsync as no_fsync
+from tests.helpers.browser import Browser
 
 # Triton reads the variable when its own functions are defined, so this stands before any test imports it.
 if not torch.cuda.is_available():
@@ -127,3 +129,17 @@ def require_shared(*parts: str) -> Path:
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Call bytes by their argument: packed ones hold the time, and tests have one name in all processes."""
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all tests, because its start takes longer than a page."""
+    with Browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(opened: Browser) -> Browser:
+    """The browser with an empty page, and without what tests before left in it."""
+    opened.reset()
+    return opened

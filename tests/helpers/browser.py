@@ -105,9 +105,16 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, page: Path) -> None:
-        """Go to a file."""
-        self.call("Page.navigate", url=page.resolve().as_uri())
+    def open(self, page: Path | str) -> None:
+        """Go to a file or an address."""
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+
+    def type(self, selector: str, text: str) -> None:
+        """Put text into a field, as if it were pasted."""
+        self.evaluate(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.focus(); e.select(); }})()"
+        )
+        self.call("Input.insertText", text=text)
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page, awaited."""

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +26,13 @@ from fastfold.inference.report.discover import (
 )
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
 from fastfold.inference.report.groups import find_designs, find_ensembles
+from fastfold.inference.report.html_page import (
+    fill_template,
+    json_element,
+    page_file,
+    script_of,
+    source_hash,
+)
 from fastfold.inference.report.interfaces import (
     INTERFACES,
     SORTED_BY,
@@ -187,7 +188,7 @@ def _page(
     for film in (design["film"] for design in designs if design["film"] is not None):
         film["blob"] = len(blobs)
         blobs.append(film.pop("text"))
-    program, loader = map(_script, (_SCRIPTS, ("unpack.js", "loader.js")))
+    program, loader = (script_of(*map(page_file, names)) for names in (_SCRIPTS, ("unpack.js", "loader.js")))
     try:
         molstar, refused = load_molstar(), ""
     except ValueError as error:
@@ -220,7 +221,7 @@ def _page(
         blobs += packed_viewer()
         hashes.append(molstar.script)
     # Only scripts with these hashes run, so names cannot inject one. The viewer creates functions from text.
-    allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
+    allowed = [*map(source_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
     written = max(os.stat(one.files[SCORES_ENDING]).st_mtime for one in predictions)
     title = f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}"
     about = f"FastFold {__version__}"
@@ -231,13 +232,12 @@ def _page(
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'",
         "title": title,
         "run": " · ".join([*facts.lines(len(failures)), time.strftime("%d %B %Y", time.gmtime(written))]),
-        "css": _file("page.css"),
+        "css": page_file("theme.css") + page_file("page.css"),
         "package": PACKAGE,
         "refused": refused,
         "about": about,
         "licence": "" if molstar is None else molstar.licence,
-        # Without characters that could end a script element or begin a comment.
-        "meta": json.dumps(meta, allow_nan=False).translate({ord(c): f"\\u{ord(c):04x}" for c in "&<>"}),
+        "meta": json_element(meta),
         "loader": loader,
         "program": place,
         "blobs": "\n".join(
@@ -245,13 +245,8 @@ def _page(
             for number, text in enumerate(blobs)
         ),
     }
-    plain = {"css", "meta", "loader", "blobs"}  # trusted, or unable to hold markup
-
-    def fill(field: re.Match[str]) -> str:
-        value = values[field[1]]
-        return value if field[1] in plain else html.escape(value, quote=True)
-
-    return re.sub(r"\{\{(\w+)\}\}", fill, _file("page.html"))
+    trusted = ("css", "meta", "loader", "blobs")  # or unable to hold markup
+    return fill_template(page_file("page.html"), values, plain=trusted)
 
 
 def _shown_score(one: Score) -> dict[str, Any]:
@@ -259,19 +254,6 @@ def _shown_score(one: Score) -> dict[str, Any]:
     row = {"name": one.name, "key": one.key, "label": one.label, "covers": one.covers, "digits": one.digits}
     row |= {"better": one.better, "meaning": one.meaning, "shown": one.shown, "is_share": one.is_share}
     return row | {"scale": None if one.scale is None else asdict(one.scale)}
-
-
-def _file(name: str) -> str:
-    return (files("fastfold.inference.report") / "page" / name).read_text("utf-8")
-
-
-def _script(names: Sequence[str]) -> str:
-    return "(() => {\n'use strict';\n" + "\n".join(map(_file, names)) + "\n})();\n"
-
-
-def _hash(script: str) -> str:
-    digest = hashlib.sha256(script.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 _OF_BEST_PAIR = tuple(one.name for one in PAIR_SCORES if one.shown in ("list", "matrix"))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as StarletteError
 
@@ -20,6 +20,7 @@ from fastfold._version import __version__
 from fastfold.errors import FastFoldError, WriteError
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.products.serve.limits import RequestLimits
+from fastfold.products.serve.page import front_page
 from fastfold.products.serve.queue import (
     FINAL,
     QueuedJob,
@@ -28,12 +29,15 @@ from fastfold.products.serve.queue import (
     RepeatedKeyError,
 )
 from fastfold.products.serve.service import ID, Service
-from fastfold.products.serve.submission import JobView, Problem, Submission
+from fastfold.products.serve.submission import JobView, Problem, ServerView, Submission
 from fastfold.products.serve.tokens import LOCAL_USER
 from fastfold.utils.hashing import file_digest
 
 POLL_S = 0.2  #: Seconds between two looks at a job whose progress is streamed
 _HEARTBEAT_S = 15.0
+_PRIVATE = {"Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"}
+# Scripts of a page of results cannot read the storage of the front page, which has the token.
+_OF_RESULTS = "sandbox allow-scripts allow-downloads allow-popups; frame-ancestors 'none'"
 _KEY = re.compile(r"[A-Za-z0-9._-]{8,128}")
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
@@ -107,7 +111,7 @@ def create_app(service: Service) -> FastAPI:
             raise HTTPException(400, "Idempotency-Key: expected 8 to 128 letters, digits and ._-")
         job = service.submit(submission, owner, idempotency_key)
         response.headers["Location"] = f"/v1/jobs/{job.id}"
-        return JobView.of(job, service.queue)
+        return service.view(job)
 
     @app.get("/v1/jobs", tags=["jobs"])
     def jobs(
@@ -116,12 +120,12 @@ def create_app(service: Service) -> FastAPI:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> list[JobView]:
         """List jobs of the user in the order of admission, the last ones."""
-        return [JobView.of(one, service.queue) for one in service.queue.jobs(owner, state=state, limit=limit)]
+        return [service.view(one) for one in service.queue.jobs(owner, state=state, limit=limit)]
 
     @app.get("/v1/jobs/{job}", tags=["jobs"])
     def poll(found: Job) -> JobView:
         """Return a job."""
-        return JobView.of(found, service.queue)
+        return service.view(found)
 
     @app.delete("/v1/jobs/{job}", status_code=204, tags=["jobs"], responses={409: {"model": Problem}})
     def remove(found: Job) -> None:
@@ -145,10 +149,33 @@ def create_app(service: Service) -> FastAPI:
         """Fetch a file that the job lists."""
         return _file(service, found, name, attached=True)
 
-    @app.get("/v1/jobs/{job}/page", tags=["results"], response_class=FileResponse)
-    def page(found: Job) -> FileResponse:
-        """Show the page of results."""
-        return _file(service, found, REPORT, attached=False)
+    @app.get("/v1/jobs/{job}/page", tags=["results"], status_code=303, response_class=RedirectResponse)
+    def page(own: Job) -> RedirectResponse:
+        """Go to the page of results, at an address that needs no token until the end of the next day."""
+        _listed(own, REPORT)
+        return RedirectResponse(service.address(own, REPORT), 303)
+
+    @app.get("/v1/results/{link}/{name}", tags=["results"], response_class=FileResponse)
+    def result(link: str, name: str) -> FileResponse:
+        """Fetch a file of a job by its signed address; the page is shown, and its links lead here."""
+        name_of_job = service.links.job(link)
+        job = None if name_of_job is None else service.queue.get(name_of_job)
+        if job is None:
+            raise HTTPException(
+                404, "no such results; the address may be too old, open them from the list of jobs"
+            )
+        return _file(service, job, name, attached=name != REPORT)
+
+    @app.get("/v1/server", tags=["server"])
+    def state(owner: User) -> ServerView:
+        """Return the state of the server, with numbers of jobs of all users."""
+        return service.state(owner)
+
+    @app.get("/", include_in_schema=False, response_class=HTMLResponse)
+    def front() -> HTMLResponse:
+        """Show the front page, which is the same for all."""
+        document = front_page(has_tokens=service.tokens is not None)
+        return HTMLResponse(document.html, headers=_PRIVATE | {"Content-Security-Policy": document.policy})
 
     @app.get("/metrics", tags=["server"], response_class=Response)
     def metrics(_: User) -> Response:
@@ -213,15 +240,22 @@ def _describe(error: Exception) -> tuple[int, str, Any]:
     return 422, "the body: expected JSON with the header Content-Type: application/json", None
 
 
-def _file(service: Service, job: QueuedJob, name: str, *, attached: bool) -> FileResponse:
-    """Return a file of an answered job, only if the job lists its name."""
+def _listed(job: QueuedJob, name: str) -> None:
+    """Refuse a name that is not among the files of an answered job."""
     if name not in job.result_fields.get("files", []):
         raise HTTPException(404, "no such file of this job; its files are listed with its answer")
+
+
+def _file(service: Service, job: QueuedJob, name: str, *, attached: bool) -> FileResponse:
+    """Return a file of an answered job, only if the job lists its name."""
+    _listed(job, name)
     path = service.file(job, name)
     if not path.is_file() or path.is_symlink():
         raise HTTPException(404, "the file was removed from the server")
     status = path.stat()
-    headers = {"Repr-Digest": f"sha-256=:{_digest(path, status.st_mtime_ns, status.st_size)}:"}
+    headers = {"Repr-Digest": f"sha-256=:{_digest(path, status.st_mtime_ns, status.st_size)}:"} | _PRIVATE
+    if not attached:
+        headers["Content-Security-Policy"] = _OF_RESULTS
     kind = "attachment" if attached else "inline"
     return FileResponse(path, filename=name, headers=headers, content_disposition_type=kind)
 
@@ -245,7 +279,7 @@ async def _events(service: Service, job: QueuedJob, offset: int) -> AsyncIterato
             yield f"id: {end}\nevent: progress\ndata: {json.dumps({'line': service.hide_paths(line)})}\n\n"
         if now.state != told:
             told = now.state
-            view = await asyncio.to_thread(JobView.of, now, service.queue)
+            view = await asyncio.to_thread(service.view, now)
             yield f"event: state\ndata: {view.model_dump_json()}\n\n"
         if now.state in FINAL:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import shutil
@@ -11,16 +12,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
+from fastfold._version import __version__
 from fastfold.data.targets import Target
+from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.workers.job import Executor
 from fastfold.products.serve.dispatcher import Dispatcher
 from fastfold.products.serve.metrics import Metrics
 from fastfold.products.serve.options import ServeOptions
 from fastfold.products.serve.queue import JobQueue, QueuedJob, QueueUnavailableError
 from fastfold.products.serve.request import PROGRESS, RESULTS, JobRequest
-from fastfold.products.serve.submission import Submission
-from fastfold.products.serve.tokens import Tokens, read_tokens
+from fastfold.products.serve.submission import JobView, ServerView, Submission
+from fastfold.products.serve.tokens import Links, Tokens, read_tokens
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, sync_folder
 from fastfold.utils.hashing import input_hash
 
@@ -29,6 +33,7 @@ Check = Callable[[JobRequest, Target, Path], None]
 ID = re.compile(r"[0-9a-f]{32}")  #: Form of the names of jobs, which are those of their folders
 _DAY_S = 24 * 3600.0
 _SWEEP_S = 3600.0
+_LONGEST_LINE = 4096
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Service:
     ) -> None:
         self.options, self._check = options, backend.check
         self.tokens: Tokens | None = None if options.tokens is None else read_tokens(options.tokens)
+        self.links = Links()
         self.stopping = threading.Event()  #: Set when the server is about to end
         self._sweeper = threading.Thread(target=self._sweep, name="fastfold-sweeper", daemon=True)
         prepare_output_directory(options.data).chmod(0o700)  # it has the sequences of all users
@@ -117,6 +123,38 @@ class Service:
                 discarded.pop_all()
         return admitted
 
+    def view(self, job: QueuedJob) -> JobView:
+        """Return a job as its user sees it."""
+        result = job.result_fields
+        files = result.get("files", [])
+        return JobView.model_validate(
+            vars(job)
+            | {
+                "position": self.queue.position(job) if job.state == "queued" else None,
+                "scores": result.get("scores", {}),
+                "files": files,
+                "progress": self._last_line(job) if job.state == "running" else None,
+                "page": self.address(job, REPORT) if REPORT in files else None,
+            }
+        )
+
+    def state(self, user: str) -> ServerView:
+        """Return the state of the server as a user sees it."""
+        counts = self.queue.counts()
+        return ServerView(
+            version=__version__,
+            user=user,
+            queued=counts.get("queued", 0),
+            running=counts.get("running", 0),
+            workers=self.dispatcher.num_workers,
+            problem=self.dispatcher.problem,
+            max_residues=self.options.max_residues,
+        )
+
+    def address(self, job: QueuedJob, name: str) -> str:
+        """Return the signed address of a file of a job, relative to the server's."""
+        return f"/v1/results/{self.links.sign(job.id)}/{quote(name, safe='')}"
+
     def remove(self, job: QueuedJob) -> bool:
         """Cancel a waiting job, or remove an answered one with its files; return False if it is running."""
         if self.queue.cancel(job.id):
@@ -153,6 +191,14 @@ class Service:
                 offset += len(line)
                 lines.append((offset, line.decode("utf-8", "replace").rstrip("\r\n")))
         return lines, offset
+
+    def _last_line(self, job: QueuedJob) -> str | None:
+        """Return the last complete line of a job's progress; None before the first one."""
+        with contextlib.suppress(OSError), (self._jobs / job.id / PROGRESS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
+            lines = file.read().rpartition(b"\n")[0].splitlines()
+            return self.hide_paths(lines[-1].decode("utf-8", "replace")) if lines else None
+        return None
 
     def file(self, job: QueuedJob, name: str) -> Path:
         """Return the path of a file; the caller has found the name in the job's list of files."""

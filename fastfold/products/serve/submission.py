@@ -12,7 +12,6 @@ from fastfold.errors import ConfigError
 from fastfold.inference import alignment_search
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import RunOptions
-from fastfold.products.serve.queue import JobQueue, QueuedJob
 from fastfold.products.serve.request import RUN_SETTINGS, SETTINGS, JobRequest, Kind, template_file
 
 MAX_TEXT = 64 << 20  #: Largest number of characters of a target or a template
@@ -118,14 +117,22 @@ class JobView(BaseModel):
     finished: float | None
     scores: Annotated[dict[str, Any], Field(description="scores of the best prediction")]
     files: Annotated[list[str], Field(description="names to fetch")]
+    progress: Annotated[str | None, Field(description="last line of the progress of a running job")]
+    page: Annotated[
+        str | None, Field(description="address of the page of results, which needs no token for a day")
+    ]
 
-    @classmethod
-    def of(cls, job: QueuedJob, queue: JobQueue) -> JobView:
-        """Return the view of a job of a queue."""
-        result = job.result_fields
-        position = queue.position(job) if job.state == "queued" else None
-        scores, files = result.get("scores", {}), result.get("files", [])
-        return cls.model_validate(vars(job) | {"position": position, "scores": scores, "files": files})
+
+class ServerView(BaseModel):
+    """State of the server as its users see it."""
+
+    version: str
+    user: str
+    queued: Annotated[int, Field(description="waiting jobs of all users")]
+    running: int
+    workers: Annotated[int, Field(description="workers that fold or wait for jobs")]
+    problem: Annotated[str, Field(description="reason why nothing is folded; empty if there is none")]
+    max_residues: int | None
 
 
 class Problem(BaseModel):

@@ -1,4 +1,4 @@
-"""Bearer tokens of a server's users, kept as hashes."""
+"""Bearer tokens of a server's users, kept as hashes, and signed links to results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import hashlib
 import hmac
 import os
 import re
+import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +20,8 @@ MIN_TOKEN = 16  #: Smallest number of characters of a token
 _LIMIT = 1 << 20
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = "sha256:"
+_DAY_S = 24 * 3600
+_LINK = re.compile(r"([0-9a-f]{32})-([0-9]{1,9})-([0-9a-f]{64})")
 
 
 class Tokens:
@@ -43,6 +47,31 @@ class Tokens:
         digest = _digest(token.strip())
         matching = [user for known, user in self._users.items() if hmac.compare_digest(known, digest)]
         return matching[-1] if matching else None
+
+
+class Links:
+    """Signed names of jobs, by which a browser opens results without a token until the end of the next day (UTC).
+
+    The key is random, so links of an earlier server are unknown.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def sign(self, job: str) -> str:
+        """Return a signed name of a job for addresses; it is the same one all day."""
+        last = int(time.time() // _DAY_S) + 1
+        return f"{job}-{last}-{self._code(job, last)}"
+
+    def job(self, link: str) -> str | None:
+        """Return the job of a signed name; None if it is too old, or of another server."""
+        parts = _LINK.fullmatch(link)
+        if parts is None or int(parts[2]) < time.time() // _DAY_S:
+            return None
+        return parts[1] if hmac.compare_digest(self._code(parts[1], int(parts[2])), parts[3]) else None
+
+    def _code(self, job: str, last: int) -> str:
+        return hmac.digest(self._key, f"{job}-{last}".encode(), "sha256").hex()
 
 
 def read_tokens(path: str | os.PathLike[str]) -> Tokens:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
 import numpy as np
 
+from fastfold.inference.report.html_page import (
+    fill_template,
+    json_element,
+    page_file,
+    script_of,
+    source_hash,
+)
 from fastfold.training.report.plots import Curve
 
 MAX_POINTS = 2000  #: Largest number of points of a curve on the page
@@ -34,9 +35,8 @@ def curves_page(title: str, charts: Sequence[Chart], marks: Sequence[int]) -> st
     Longer curves are thinned to :data:`MAX_POINTS` points, with the first and the last. The page loads nothing, and
     only its own script runs.
     """
-    folder = files("fastfold.training.report") / "page"
-    script = f"(() => {{\n'use strict';\n{(folder / 'curves.js').read_text('utf-8')}}})();\n"
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    package = "fastfold.training.report"
+    script = script_of(page_file("curves.js", package))
     data = {
         "marks": sorted(set(marks)),
         "charts": [
@@ -50,13 +50,12 @@ def curves_page(title: str, charts: Sequence[Chart], marks: Sequence[int]) -> st
         ],
     }
     values = {
-        "policy": f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'",
-        "title": html.escape(title, quote=True),
-        # Without characters that could end a script element or begin a comment.
-        "data": json.dumps(data, allow_nan=False).translate({ord(c): f"\\u{ord(c):04x}" for c in "&<>"}),
+        "policy": f"default-src 'none'; script-src {source_hash(script)}; style-src 'unsafe-inline'; base-uri 'none'",
+        "title": title,
+        "data": json_element(data),
         "script": script,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], (folder / "curves.html").read_text("utf-8"))
+    return fill_template(page_file("curves.html", package), values, plain=("data", "script"))
 
 
 def _points(curve: Curve) -> dict[str, list[float]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 
 import pytest
 
-CSS = (files("fastfold.inference.report") / "page" / "page.css").read_text("utf-8")
+from fastfold.inference.report.html_page import page_file
+
+CSS = page_file("theme.css") + page_file("page.css") + page_file("front.css", "fastfold.products.serve")
 TEXT = [
     *((ink, ground) for ink in ("ink", "soft") for ground in ("paper", "surface", "raised", "chosen")),
     ("accent", "surface"),
