@@ -16,7 +16,7 @@ OLD_PATHS = {
     "fastfold.inference.ensemble.settings": "fastfold.inference.sampling.settings",
     "fastfold.inference.screen.options": "fastfold.inference.workers.options",
     "fastfold.inference.screen.targets": "fastfold.products.screen.targets",
-    "fastfold.products.serve": "fastfold.products.serve",
+    "fastfold.inference.serve": "fastfold.products.serve",
     "fastfold.inference.score.run": "fastfold.products.score.run",
     "fastfold.inference.embed.config": "fastfold.inference.embedding.config",
     "fastfold.inference.verify": "fastfold.products.verify",

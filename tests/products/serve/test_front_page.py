@@ -18,6 +18,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
+from fastfold.inference.report.html_page import page_file
 from fastfold.inference.report.molstar import load_molstar
 from fastfold.products.serve import Client
 from fastfold.products.serve.page import front_page
@@ -25,6 +26,7 @@ from fastfold.products.serve.request import PROGRESS
 from fastfold.products.serve.service import Service
 from fastfold.products.serve.tokens import Links
 from tests.helpers.browser import Browser
+from tests.inference.report.test_style import TEXT, text_colours
 from tests.products.serve.stub import fold, serving
 from tests.products.serve.test_app import ADA, BOB, ask
 
@@ -153,7 +155,7 @@ def test_the_text_is_described_and_becomes_the_right_jobs(browser: Browser, tmp_
     with serving(tmp_path) as (server, service):
         browser.open(server)
         shown(browser, "work")
-        cases = (
+        cases: tuple[tuple[str, dict[str, bool], str, list[int]], ...] = (
             ("MKVLA:MKL", {}, "1 sequence, 8 residues in 2 chains; one job", [8]),
             (">a\nMKV\n>b\nMK\nLL", {}, "2 records, 7 residues; 2 jobs, one each", [3, 4]),
             (">a\nMKV\n>b\nMKLL", {"complex": True}, "2 records, 7 residues; one job", [7]),
@@ -217,6 +219,11 @@ def test_the_policy_names_the_script_of_the_page() -> None:
     assert "http" not in with_tokens.policy
 
 
+def test_its_text_has_colours_whose_contrast_is_tested() -> None:
+    colours = text_colours(page_file("front.css", "fastfold.products.serve"))
+    assert {"ink", "soft", "poor"} <= colours <= {ink for ink, _ in TEXT}
+
+
 def test_a_link_is_of_one_job_one_server_and_two_days(monkeypatch: pytest.MonkeyPatch) -> None:
     links, job, other = Links(), "0" * 32, "1" * 32
     link = links.sign(job)
@@ -266,23 +273,23 @@ def test_from_pasting_to_a_structure(browser: Browser, tmp_path: Path) -> None:
     tokens.chmod(0o600)
     command = [sys.executable, "-m", "fastfold", "serve", "--data", str(tmp_path / "data"), "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--tokens", str(tokens), "--device", "cpu"], stdout=subprocess.PIPE, text=True
+        [*command, "--tokens", str(tokens), "--device", "cpu"], stderr=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
         server = next(line for line in lines if line.startswith("serving on ")).split()[2].rstrip(",")
         browser.open(server)
         sign_in(browser, ADA)
         submit(browser, ">1igd\nMTPAVTTYKLVINGKTLKGETTTKAVDAETAEKAFKQYANDNGVDGVWTYDDATKTFTVTE\n", recycles=0)
-        browser.wait("document.querySelector('#jobs [data-state=done] a') !== null", 240)
+        browser.wait("document.querySelector('#jobs [data-state=done] a') !== null", 120)
         assert "pLDDT" in text(browser, "#jobs .wide")
         page = browser.evaluate("document.querySelector('#jobs a').href")
         browser.open(page)
         browser.wait("document.body && document.body.dataset.ready")
         assert text(browser, "#name") == "1igd"
         if load_molstar() is not None:
-            browser.wait("document.getElementById('view').dataset.shown === '61'", 240)
+            browser.wait("document.getElementById('view').dataset.shown === '61'", 120)
         files = browser.evaluate("[...document.querySelectorAll('#files a')].map((one) => one.href)")
         assert any(one.endswith(".pdb") for one in files)
         for file in files:
