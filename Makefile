@@ -71,12 +71,16 @@ docs: $(VENV)/installed-docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees docs build/docs
 	@echo "Written to $(CURDIR)/build/docs/index.html"
 
-# What a package index takes, checked; uploads nothing.
+# What a package index takes, checked, and tried in an environment outside of this folder; uploads nothing.
 dist: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet build twine
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+	outside=$$(mktemp -d) && $(PYTHON) -m venv $$outside/venv && \
+	$$outside/venv/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl && \
+	cd $$outside && venv/bin/fastfold infer MKTAYIAKQRQISFVKSHFSRQ --out results --num-recycles 0 && \
+	venv/bin/fastfold verify && rm -r $$outside
 
 # What is installed, as a bill of materials (CycloneDX), by a tool in an environment of its own.
 sbom: $(VENV)/installed
