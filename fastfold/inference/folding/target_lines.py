@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -20,12 +21,29 @@ from fastfold.inference.models import Network
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.inference.output.score_files import lines_json, rounded, rounded_tree
 from fastfold.inference.progress import Progress
-from fastfold.protein.io.observed import COMPARISON, read_logged
-from fastfold.protein.io.read import read_structure
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.observed import COMPARISON, ObservedStructure, read_logged
+from fastfold.protein.io.read import named_protein, read_structure
 from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from fastfold.utils.atomic_files import write_atomic
 
 SCHEMA_VERSION = 1
+ReferenceKind = Literal[
+    "experiment", "model", "structure"
+]  #: Kinds of references; ``structure`` if the file names no method
+BACKBONE = ("N", "CA", "C", "O")  #: Atoms of a reference that its file of scores has
+_EXPERIMENTS = (
+    "x-ray",
+    "electron",
+    "nmr",
+    "neutron",
+    "diffraction",
+    "scattering",
+    "microscopy",
+    "epr",
+    "fluorescence",
+)
+_MODELS = ("theoretical", "predicted", "computational")
 _SHOWN = 3  #: Number of files that are named
 _ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")
 
@@ -48,7 +66,7 @@ def compare_target(
 ) -> tuple[dict[str, StructureScores], str]:
     """Compare written predictions of a target with a structure; return scores, best first, or why there are none.
 
-    ``<target>_reference.json`` gets, per prediction, the fields of
+    ``<target>_reference.json`` gets the reference's kind and backbone, and per prediction the fields of
     :class:`fastfold.protein.metrics.compare.StructureScores`; or ``not_comparable``, the reason, if the reference and
     the target do not share a residue. An InputError tells that the reference cannot be read, and an OutputError that
     the scores cannot be written.
@@ -62,6 +80,7 @@ def compare_target(
         for path in sorted(output.glob(f"{glob.escape(stem)}{kind}_rank_*.cif"))
     }
     scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
+    scores |= {"kind": _kind(true.method), "backbone": _backbone(true)}
     comparisons, reason = {}, ""
     try:
         comparisons = {key: compare_structures(structure, true) for key, structure in structures.items()}
@@ -71,11 +90,31 @@ def compare_target(
         plain = asdict(value)
         per_residue = plain.pop("lddt_ca_per_residue")
         plain["interfaces"] = list(plain["interfaces"])
+        plain["reference_rows"] = [None if row < 0 else int(row) for row in plain.pop("reference_rows")]
         plain = rounded_tree(plain, 4)
         plain["lddt_ca_per_residue"] = [None if np.isnan(x) else rounded(x, 4) for x in per_residue]
         scores[key] = plain
     write_atomic(output / f"{stem}_reference.json", lines_json(scores))
     return comparisons, reason
+
+
+def _kind(method: str) -> ReferenceKind:
+    """Return the kind of a structure by the method that its file states."""
+    if any(word in method for word in _EXPERIMENTS):
+        return "experiment"
+    return "model" if any(word in method for word in _MODELS) else "structure"
+
+
+def _backbone(structure: ObservedStructure) -> list[list[list[float] | None]]:
+    """Return N, CA, C and O of each residue in Å; None for an absent atom."""
+    protein, _ = named_protein(structure)
+    columns = [rc.atom_order[name] for name in BACKBONE]
+    positions = np.round(protein.atom_positions[:, columns].astype(float), 2).tolist()
+    present = (protein.atom_mask[:, columns] > 0.5).tolist()
+    return [
+        [xyz if is_there else None for xyz, is_there in zip(atoms, mask, strict=True)]
+        for atoms, mask in zip(positions, present, strict=True)
+    ]
 
 
 def announce(

@@ -12,6 +12,7 @@ from fastfold.inference.output.score_files import is_number, map_floats, mapping
 from fastfold.inference.report.about import rows_of_alignments
 from fastfold.inference.report.discover import FoundPrediction, is_regular, leaving_out, read_json
 from fastfold.inference.report.encode import pack_json
+from fastfold.inference.report.references import reference_of
 from fastfold.inference.report.verdict import verdict_of
 from fastfold.protein.metrics.scores import SCORES
 
@@ -19,7 +20,6 @@ _MOST_RESTRAINTS = 2000
 _LONGEST_LINE = 100
 _LONGEST_REASON = 1000
 _OF_PAIR = tuple(one.key for one in SCORES if one.covers == "pair")
-_OF_REFERENCE = tuple(one.name for one in SCORES if one.covers == "reference")
 
 
 def detail_of(
@@ -45,7 +45,7 @@ def detail_of(
         "templates": _finite(scores.get("templates")),
         "verdict": verdict_of(scores),
         "restraints": None,
-        "reference": _reference(prediction, say),
+        "reference": reference_of(prediction, say),
         "files": sorted(path.relative_to(folder).as_posix() for path in paths),
         "config": None,
         "coverage": None,
@@ -75,21 +75,6 @@ def _interfaces(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
     shown = {key: interfaces[key] for key in ("actifptm", "has_clash", "reason") if key in interfaces}
     return _finite({**shown, "pairs": pairs})
-
-
-def _reference(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any] | None:
-    folder = next(iter(prediction.files.values())).parent
-    path = folder / f"{prediction.target}_reference.json"
-    if not is_regular(path):
-        return None
-    with leaving_out(path.name, say):
-        value = read_json(path)
-        own = value.get(prediction.stem)
-        if isinstance(own, dict):
-            numbers = {key: number for key in _OF_REFERENCE if is_number(number := own.get(key))}
-            chains = " ".join(f"{ours}:{theirs}" for ours, theirs in mapping_of(own, "chain_mapping").items())
-            return {"file": str(value.get("reference"))[:200], "chains": chains[:200], **numbers}
-    return None
 
 
 def _geometry(scores: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -73,10 +73,21 @@ def pack_structure(
         middle = (present.min(0) + present.max(0)) / 2
     else:
         present, middle = present @ motion[0].T + motion[1], np.zeros(3)
-    step = max(_COORDINATE_STEP, float(np.abs(present - middle).max()) / 32_000)
-    quantised = np.rint((present - middle) / step).astype("<i2")
-    text = pack(np.packbits(mask, axis=1).tobytes() + quantised.tobytes())
-    return {"step": step, "atoms": len(present)}, text
+    return _pack_atoms(mask, present - middle)
+
+
+def pack_atoms(mask: np.ndarray, positions: np.ndarray) -> tuple[dict[str, Any], str]:
+    """Encode atoms as :func:`pack_structure`, from a mask ``[N, 37]`` and positions ``[N, 37, 3]`` in Å."""
+    present = positions[mask]
+    return _pack_atoms(mask, present - present.mean(0))
+
+
+def _pack_atoms(mask: np.ndarray, points: np.ndarray) -> tuple[dict[str, Any], str]:
+    step = max(_COORDINATE_STEP, float(np.abs(points).max()) / 32_000)
+    quantised = np.rint(points / step).astype("<i2")
+    return {"step": step, "atoms": len(points)}, pack(
+        np.packbits(mask, axis=1).tobytes() + quantised.tobytes()
+    )
 
 
 def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:

@@ -54,6 +54,8 @@ class StructureScores:
     lddt_ca_per_residue: (
         np.ndarray
     )  #: ``[N]`` float32 for each residue of the reference, NaN without alpha carbon
+    #: ``[N]`` int64, row of the reference for each residue of the prediction; -1 for none
+    reference_rows: np.ndarray
     #: Name of each mapped chain of the prediction, with the name of its chain in the reference
     chain_mapping: Mapping[str, str]
     lddt_interface: (
@@ -93,7 +95,10 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
     ca = rc.atom_order["CA"]
     candidates = chain_candidates(prediction.sequences, reference.sequences)
     mapping = map_chains(candidates, positions[:, ca], true[:, ca], present[:, ca], mask[:, ca])
-    moved, moved_mask = _moved(positions, present, candidates.rows(mapping), len(reference))
+    rows = candidates.rows(mapping)
+    moved, moved_mask = _moved(positions, present, rows, len(reference))
+    reference_rows = np.full(len(prediction), -1)
+    reference_rows[rows[:, 0]] = rows[:, 1]
 
     points, truth = moved[:, ca], true[:, ca]
     has, resolved = moved_mask[:, ca], mask[:, ca]
@@ -123,6 +128,7 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
         aligned_residues=aligned,
         reference_residues=length,
         lddt_ca_per_residue=torch.where(resolved > 0.5, per_residue, torch.nan).float().numpy(),
+        reference_rows=reference_rows,
         chain_mapping=_named(mapping, names, true_names),
         lddt_interface=lddt_interface(moved, true, mask, aatype, true_chains, predicted_mask=moved_mask),
         dockq=quality.dockq,

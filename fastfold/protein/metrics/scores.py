@@ -470,6 +470,15 @@ SCORES = (
         shown="details",
     ),
     Score(
+        "rmsd_ca",
+        label="RMSD to the reference (Å)",
+        covers="reference",
+        digits=2,
+        better="lower",
+        meaning="Å: RMSD of the CA atoms that both structures have, after one superposition.",
+        shown="details",
+    ),
+    Score(
         "lddt_ca",
         label="lDDT-CA",
         covers="reference",

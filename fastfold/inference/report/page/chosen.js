@@ -34,9 +34,35 @@ async function overlay() {
   showTogether(items);
 }
 
+// The reference, superposed on the prediction.
+async function withReference() {
+  const order = chosen;
+  const { prediction } = state;
+  const { reference } = prediction;
+  if (!byId('compared').checked) {
+    legend();
+    view.show(prediction);
+    return;
+  }
+  byId('together').checked = false;
+  const structure = atomsOf(reference.structure, await inflate(reference.structure.packed));
+  if (order !== chosen || !byId('compared').checked) return;
+  const { prediction: placed, rmsd } = moved({ ...prediction, structure }, prediction);
+  const figures = [rmsd === null ? '' : `RMSD ${rmsd.toFixed(1)} Å`, typeof reference.tm_score === 'number' ? `TM-score ${reference.tm_score.toFixed(2)}` : ''];
+  const name = `${reference.kind} ${reference.file} (${figures.filter(Boolean).join(', ')})`;
+  showTogether([{ prediction, colour: chainColour(0), name: 'prediction' }, { prediction: placed, colour: chainColour(1), name }]);
+}
+
+function offerReference({ reference, structure }) {
+  byId('compared').checked = false;
+  byId('with-reference').hidden = !meta.viewer || !structure || !(reference && reference.structure);
+  if (reference) byId('with-reference').lastChild.textContent = ` with the ${reference.kind}`;
+}
+
 // All models of the target, superposed on the first.
 async function models() {
   const order = chosen;
+  byId('compared').checked = false;
   if (!byId('together').checked) {
     legend();
     view.show(state.prediction);
@@ -117,6 +143,7 @@ async function choose(row) {
   pae.show(prediction);
   plddt.show(prediction, plddtScale(prediction));
   coverage.show(prediction, coverageScale(prediction));
+  agreement.show(prediction, agreementScale(prediction));
   drawNotes(prediction);
   drawSequence(prediction, { hover: (residue) => point(residue === null ? null : [residue, residue], true), pick: pin });
   drawPairs(prediction);
@@ -124,6 +151,7 @@ async function choose(row) {
   drawTemplates(prediction);
   drawDesign(prediction);
   offerModels(row);
+  offerReference(prediction);
   drawFiles(prediction);
   drawSettings(prediction);
   drawMatrix();

@@ -23,7 +23,8 @@ function drawTemplates({ templates, reference }) {
   panel('templates', 'Templates', ...(used.length ? [scrolled('templates', tableOf(['chain', 'template', 'aligned residues'], used))] : []));
   const columns = OF_REFERENCE.filter(({ key }) => reference && reference[key] !== undefined);
   const cells = reference ? [[String(reference.file), ...columns.map(({ key, digits }) => shown(reference[key], digits)), String(reference.chains || '')]] : [];
-  panel('reference', 'Compared with a reference structure',
+  byId('agreement-panel').hidden = !(reference && reference.lddt);
+  panel('reference', `Compared with ${reference && reference.kind === 'experiment' ? 'an experiment' : `a ${reference ? reference.kind : 'structure'}`}`,
     ...(reference ? [scrolled('comparison', tableOf(['structure', ...columns.map(({ label }) => label), 'chains'], cells))] : []));
 }
 

@@ -17,6 +17,7 @@ byId('score').replaceChildren(...pairScores.map(([key, label]) => make('option',
 byId('score').addEventListener('change', drawMatrix);
 byId('overlay').addEventListener('click', overlay);
 byId('together').addEventListener('change', models);
+byId('compared').addEventListener('change', withReference);
 byId('single').addEventListener('click', () => {
   byId('single').hidden = true;
   legend();

@@ -16,6 +16,7 @@ const events = {
 const pae = new PaeChart(byId('pae'), events);
 const plddt = new Strip(byId('plddt'), 'pLDDT', events);
 const coverage = new Strip(byId('coverage'), 'alignment rows', events);
+const agreement = new Strip(byId('agreement'), 'lDDT-CA', events);
 const view = new View(byId('view'), byId('view-note'), {
   hover: (residue) => point(residue === null ? null : [residue, residue], false),
   pick: (residue) => pin(residue),
@@ -28,7 +29,7 @@ function redraw() {
   isWaiting = true;
   requestAnimationFrame(() => {
     isWaiting = false;
-    for (const chart of [pae, plddt, coverage]) chart.draw(state);
+    for (const chart of [pae, plddt, coverage, agreement]) chart.draw(state);
     landscape.draw();
     designView.draw();
   });

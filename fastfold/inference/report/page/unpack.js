@@ -1,7 +1,8 @@
 // Pieces of the page, which are compressed.
 
-async function unpack(number) {
-  const text = document.getElementById('blob-' + number).textContent;
+const unpack = (number) => inflate(document.getElementById('blob-' + number).textContent);
+
+async function inflate(text) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new DecompressionStream('deflate');
   const writer = stream.writable.getWriter();

@@ -80,6 +80,19 @@ function plddtScale(prediction) {
   return { top: 100, ticks: [0, 50, 70, 90, 100], paint };
 }
 
+// lDDT of the residues that the reference has; gaps elsewhere.
+function agreementScale({ reference }) {
+  if (!reference || !reference.lddt) return null;
+  const paint = (context, x, y) => {
+    reference.lddt.forEach((value, residue) => {
+      if (value === null) return;
+      context.fillStyle = bandOf(100 * value).colour;
+      context.fillRect(x(residue), y(value), x(residue + 1) - x(residue), y(0) - y(value));
+    });
+  };
+  return { top: 1, ticks: [0, 0.5, 0.7, 0.9, 1], paint };
+}
+
 function coverageScale(prediction) {
   const { coverage } = prediction;
   if (!coverage) return null;
