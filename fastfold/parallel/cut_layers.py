@@ -10,7 +10,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.full_state import ShardFn
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
-from fastfold.utils.module_structure import replace_at
+from fastfold.utils.module_structure import tie
 
 
 def cut_layers(
@@ -25,7 +25,7 @@ def cut_layers(
     """
     for path, shard_fn in cuts.items():
         _replace(model, path, shard_fn, mesh)
-    _retie(model, tied)
+    tie(model, tied)
 
 
 def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:
@@ -39,12 +39,3 @@ def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh)
     except ConfigError as error:
         raise ConfigError(f"layers= cuts {path}: {error}") from error
     model.set_submodule(path, cut)
-
-
-def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
-    """Tie parameters again that were tied before layers were replaced."""
-    for names in tied:
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        present = [name for name in names if name in parameters]
-        for name in present[1:]:
-            replace_at(model, name, parameters[present[0]])

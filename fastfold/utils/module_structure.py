@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -49,6 +49,15 @@ def tied_names(model: nn.Module) -> list[list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return [alike for alike in names.values() if len(alike) > 1]
+
+
+def tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Make the parameters of each group of names one again: the first name's, without names that are gone."""
+    for names in tied:
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        present = [name for name in names if name in parameters]
+        for name in present[1:]:
+            replace_at(model, name, parameters[present[0]])
 
 
 def module_structure(module: nn.Module) -> dict[str, str]:

@@ -28,7 +28,7 @@ from fastfold.parallel.data_parallel.units import (
     listed_modules,
 )
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.utils.module_structure import replace_at, tensors_in, tied_names
+from fastfold.utils.module_structure import tensors_in, tie, tied_names
 
 
 def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
@@ -99,9 +99,7 @@ def _give_memory_to_shards(module: nn.Module, mesh: ParallelMesh) -> None:
         return
     tied = tied_names(module)
     module._apply(lambda x: torch.empty_like(x, device=mesh.device_type) if x.is_meta else x)
-    for first, *others in tied:
-        for name in others:
-            replace_at(module, name, module.get_parameter(first))
+    tie(module, tied)
 
 
 class FullySharded(ReducedGradients):
