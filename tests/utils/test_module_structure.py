@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fastfold.utils.module_structure import differences, digest, module_structure, tensors_in
+from fastfold.utils.module_structure import (
+    detached_copy,
+    differences,
+    digest,
+    module_structure,
+    tensors_in,
+    tie,
+    tied_names,
+    without_data,
+)
 
 
 def test_everything_but_values_counts() -> None:
@@ -35,3 +44,30 @@ class _Output:
 def test_tensors_are_found_in_attributes_too() -> None:
     first = torch.zeros(2)
     assert [x.shape for x in tensors_in(({"a": first}, _Output(), nn.Linear(1, 1)))] == [(2,), (1,)]
+
+
+def test_copies_of_what_has_a_history_have_none() -> None:
+    x = torch.ones(2, requires_grad=True) * 2
+    (copied,) = detached_copy([x])
+    assert copied.grad_fn is None
+    assert torch.equal(copied, x)
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+        self.head.weight = self.table.weight
+
+
+def test_tied_parameters_are_named_and_tied_again() -> None:
+    model = _Tied()
+    tied = tied_names(model)
+    assert tied == [["table.weight", "head.weight"]]
+    copied = without_data(model)
+    assert tied_names(copied) == tied
+    assert {p.device.type for p in copied.parameters()} == {"meta"}
+    model.head.weight = nn.Parameter(torch.zeros(3, 2))
+    tie(model, [*tied, ["gone.weight", "table.weight"]])
+    assert model.head.weight is model.table.weight
+    assert bool(model.head.weight.any())
