@@ -75,13 +75,15 @@ def self_attention(
     updated = kernels.gated_attention(
         part.x,
         bias,
-        mask[..., block.rows].transpose(-2, -1) if columns else mask[..., block.rows, :],
+        block.rows_of(mask, -1).transpose(-2, -1) if columns else block.rows_of(mask, -2),
         kernel_parameters(norm, attention),
         heads=attention.heads,
         residual=part.x,
         dropout=part.dropout,
         out=part.out,
     )
+    if block.out is not None:
+        return block.out
     return updated.transpose(-3, -2) if columns else updated
 
 

@@ -45,6 +45,10 @@ class Block(NamedTuple):
             _take(self.x, dim, rows), rows, dropout, None if self.out is None else _take(self.out, dim, rows)
         )
 
+    def rows_of(self, x: Tensor, dim: int) -> Tensor:
+        """Return this block's rows of a whole tensor ``x``, which is cut along ``dim``."""
+        return _take(x, dim, self.rows)
+
     def transposed(self) -> Block:
         """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
         return Block(self.x.transpose(-3, -2), self.rows, columns(self.dropout), columns(self.out))
@@ -260,7 +264,7 @@ def columns(x: Tensor | None) -> Tensor | None:
 
 
 def _take(x: Tensor, dim: int, index: slice) -> Tensor:
-    if index.stop - index.start == x.shape[dim]:
+    if index == slice(None) or index.stop - index.start == x.shape[dim]:
         return x
     return x.narrow(dim, index.start, index.stop - index.start)
 

@@ -106,7 +106,7 @@ class MSAColumnGlobalAttention(PolicyModule):
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_e]``; mask ``[*, S, N]``."""
 
         def add_attention(block: Block) -> Tensor:
-            mask = msa_mask[..., block.rows].transpose(-2, -1)
+            mask = block.rows_of(msa_mask, -1).transpose(-2, -1)
             return block.add(self.attention(self.norm(block.x.transpose(-3, -2)), mask).transpose(-3, -2))
 
         return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))

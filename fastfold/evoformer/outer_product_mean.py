@@ -75,7 +75,7 @@ class OuterProductMean(PolicyModule):
 
         def add_mean(block: Block) -> Tensor:
             assert block.out is not None  # without gradients there is one
-            return updates.write(block.out, left(block.rows), left_mask[..., block.rows], block.x)
+            return updates.write(block.out, left(block.rows), block.rows_of(left_mask, -1), block.x)
 
         return self.policy.apply_residual(pair, add_mean, dim=-3)
 

@@ -200,15 +200,15 @@ MUTANTS = [
     Mutant(
         "gated_attention",
         "gated_attention.triton_launch",
-        "None if hidden is None else hidden[None]",
-        "None",
+        "TritonOperands(q, k, v, bias, hidden,",
+        "TritonOperands(q, k, v, bias, None,",
         "mask",
     ),
     Mutant(
         "gated_attention",
         "gated_attention.triton_launch",
-        "None if bias is None else bias[None]",
-        "None",
+        "TritonOperands(q, k, v, bias, hidden,",
+        "TritonOperands(q, k, v, None, hidden,",
         "bias",
     ),
     Mutant(

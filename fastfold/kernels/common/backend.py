@@ -74,12 +74,12 @@ def is_traced() -> bool:
 
 
 def runs_directly(x: Tensor) -> bool:
-    """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold on a CPU."""
-    # The first call of a custom operator through the dispatcher imports PyTorch's compiler, which takes seconds.
-    # The compiler cannot trace the other questions.
+    """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold."""
+    # The dispatcher of custom operators costs host time, and its first call imports PyTorch's compiler, which takes
+    # seconds. The compiler cannot trace the other questions.
     if is_traced():
         return False
-    return x.device.type == "cpu" and type(x) is Tensor and torch.is_inference_mode_enabled()
+    return x.device.type in ("cpu", "cuda") and type(x) is Tensor and torch.is_inference_mode_enabled()
 
 
 def rows_backend(x: Tensor, backend: str | None) -> Literal["triton", "torch"]:

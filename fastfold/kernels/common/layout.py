@@ -60,8 +60,9 @@ def contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def strides(x: Tensor | None, count: int) -> tuple[int, ...]:
-    """Return the first ``count`` strides of ``x``; zeros for None."""
-    return (0,) * count if x is None else x.stride()[:count]
+    """Return ``count`` strides of the axes before the last; zeros for None and for missing leading axes."""
+    own = () if x is None else x.stride()[:-1]
+    return (0,) * (count - len(own)) + own
 
 
 def padded(size: int) -> int:

@@ -88,7 +88,7 @@ def test_copies_are_made_where_they_are_needed() -> None:
     assert found is not None
     assert found.is_contiguous()
     assert contiguous(None) is None
-    assert (strides(x, 1), strides(x, 2), strides(None, 3)) == ((6,), (6, 1), (0, 0, 0))
+    assert (strides(x, 1), strides(x, 2), strides(None, 3)) == ((6,), (0, 6), (0, 0, 0))
 
 
 def test_rows_are_padded_to_the_next_power_of_two() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -222,7 +223,7 @@ def attention_forward_kernel(
 
 
 class TritonOperands(NamedTuple):
-    """Operands of the kernels with one leading axis, or their strides; any strides, but channels innermost."""
+    """Operands of the kernels with at most one leading axis, or their strides; any strides, channels innermost."""
 
     q: Any
     k: Any
@@ -286,28 +287,28 @@ def triton_operands(
 
 
 def config(kernel: str, q: Tensor) -> LaunchConfig:
-    """Return the configuration for queries ``[B, R, Nq, H, D]``."""
+    """Return the configuration for queries ``[*, R, Nq, H, D]``."""
     key = f"{TRITON_TYPES[q.dtype]}_{padded(q.shape[-1])}"
-    short = "_short" if q.shape[2] <= SHORT else ""
+    short = "_short" if q.shape[-3] <= SHORT else ""
     return launch_config(kernel, key + short + products_suffix(q), q.device)
 
 
 def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor:
-    """Fill ``out [B, R, Nq, H, D]``, of any strides, but channels innermost.
+    """Fill ``out [*, R, Nq, H, D]``, of any strides, but channels innermost.
 
     Returns:
-        ``lse [B, H, R, Nq]`` in float32, for the backward pass: log2 of the sum of a query's exponentials, infinite if
+        ``lse [*, H, R, Nq]`` in float32, for the backward pass: log2 of the sum of a query's exponentials, infinite if
         all of its keys are masked.
     """
     q = operands.q
-    batch, rows, queries, heads, channels = q.shape
-    lse = q.new_empty(batch, heads, rows, queries, dtype=torch.float32)
+    *batch, rows, queries, heads, channels = q.shape
+    lse = q.new_empty(*batch, heads, rows, queries, dtype=torch.float32)
     chosen = config("attention_forward", q)
-    programs = triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch
+    programs = triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * math.prod(batch)
     if programs == 0 or channels == 0:
         return lse
     launch(attention_forward_kernel, (programs,))(
-        *(operands.pointers, out, lse, scale, heads, rows, queries, operands.k.shape[2]),
+        *(operands.pointers, out, lse, scale, heads, rows, queries, operands.k.shape[-3]),
         *(operands.strides, strides(out, 4)),
         D=channels,
         BD=padded(channels),

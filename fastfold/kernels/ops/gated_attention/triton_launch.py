@@ -71,14 +71,12 @@ class Forward(eager.Forward):
 def _attend(
     projected: Tensor, bias: Tensor | None, hidden: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
-    """Attend within a projected block: ``[1, r, N, H, D]``, sums of exponentials, and batched operands."""
-    q, k, v, *gate = projected.unsqueeze(0).unbind(3)
-    operands = TritonOperands(
-        *(q, k, v),
-        None if bias is None else bias[None],
-        None if hidden is None else hidden[None],
-        gate[0] if gate else None,
-    )
+    """Attend within a projected block: ``[*, r, N, H, D]``, sums of exponentials, and operands.
+
+    The operands may have a leading axis, as gradients need it.
+    """
+    q, k, v, *gate = projected.unbind(-3)
+    operands = TritonOperands(q, k, v, bias, hidden, gate[0] if gate else None)
     attended = scratch("attended", *q.shape)
     lse = attend_triton(attended, operands, q.shape[-1] ** -0.5)
     return attended, lse, operands
@@ -119,7 +117,8 @@ class Backward(eager.Backward):
         weights = self._weights
         x, bias, hidden, _, dropout = rows
         normed, projected = begun or self.begin(x, scratch)
-        attended, lse, read = _attend(projected, bias, hidden, scratch)
+        bias, hidden = (None if t is None else t[None] for t in (bias, hidden))
+        attended, lse, read = _attend(projected[None], bias, hidden, scratch)
         grad = (grad if dropout is None else grad * dropout).to(scratch.dtype).flatten(0, 1)
         flat = attended.view(len(grad), -1)
         grad_attended = _product(grad, weights.output)
