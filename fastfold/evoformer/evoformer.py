@@ -14,6 +14,7 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.transition import Transition
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.kernels.ops.gated_attention.passes import shared_masks
 
 
 def is_enabled(node: Any) -> bool:
@@ -190,8 +191,9 @@ class EvoformerStack(BlockStack):
 
         See :meth:`EvoformerBlock.forward`.
         """
-        for block in self.blocks[:last]:
-            msa, pair = self.run(block, msa, pair, msa_mask, pair_mask)
+        with shared_masks():
+            for block in self.blocks[:last]:
+                msa, pair = self.run(block, msa, pair, msa_mask, pair_mask)
         return msa, pair
 
 
@@ -208,6 +210,7 @@ class TemplatePairStack(BlockStack):
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return the updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
-        for block in self.blocks:
-            pair = self.run(block, pair, pair_mask)
+        with shared_masks():
+            for block in self.blocks:
+                pair = self.run(block, pair, pair_mask)
         return pair

@@ -46,7 +46,7 @@ class Block(NamedTuple):
         )
 
     def rows_of(self, x: Tensor, dim: int) -> Tensor:
-        """Return this block's rows of a whole tensor ``x``, which is cut along ``dim``."""
+        """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
         return _take(x, dim, self.rows)
 
     def transposed(self) -> Block:

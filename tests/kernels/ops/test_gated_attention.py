@@ -15,7 +15,8 @@ from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.kernels import attention_bias, reference
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.ops.gated_attention import eager, triton_launch
+from fastfold.kernels.ops.gated_attention import eager, passes, triton_launch
+from fastfold.kernels.ops.gated_attention.passes import shared_masks
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -221,8 +222,8 @@ def test_weights_are_arranged_and_their_gradients_brought_back() -> None:
     assert (back.gate_weight, back.gate_bias) == (None, None)
 
 
-@pytest.mark.parametrize("passes", [eager, triton_launch], ids=["torch", "triton"])
-def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> None:
+@pytest.mark.parametrize("blocks", [eager, triton_launch], ids=["torch", "triton"])
+def test_passes_of_a_block_of_rows_are_those_of_the_definition(blocks: Any) -> None:
     """Forward onto the residual, and backward of a first block and of one whose totals hold something already."""
     made = operands(3, 5)
     x, residual = made["x"], torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(1)).double()
@@ -244,18 +245,18 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
     expected = dict(zip(wanted, exact, strict=True))
     small = {name: value.detach().float().to(DEVICE) for name, value in made.items()}
     weights = eager.arrange(eager.GatedAttentionParams(*(small[name] for name in NAMES)), torch.float32)
-    bias, mask = passes.prepare(small["bias"], small["mask"], torch.float32)
+    bias, mask = blocks.prepare(small["bias"], small["mask"], torch.float32)
     out = residual.float().to(DEVICE)
     rows = eager.RowBlock(small["x"], bias, mask, out, dropout.float().to(DEVICE))
-    passes.Forward(weights, 2)(out, rows, Scratch(DEVICE))
+    blocks.Forward(weights, 2)(out, rows, Scratch(DEVICE))
     assert relative_error(out, residual + dropout * update) < 2e-6
     ones = eager.arrange(
         eager.GatedAttentionParams(*(torch.ones_like(small[n]) for n in NAMES)), torch.float32
     )
     zeros = eager.zeros_like(weights, torch.float32)
-    for totals, had in ((None if passes is triton_launch else zeros, 0.0), (ones, 1.0)):
+    for totals, had in ((None if blocks is triton_launch else zeros, 0.0), (ones, 1.0)):
         grad_bias = torch.full_like(small["bias"], had)
-        found, totals = passes.Backward(weights, 2)(
+        found, totals = blocks.Backward(weights, 2)(
             grad.float().to(DEVICE), rows, grad_bias, totals, Scratch(DEVICE)
         )
         assert relative_error(found, expected["x"]) < 2e-6
@@ -334,3 +335,37 @@ def test_only_rows_with_room_behind_them_count_as_aligned() -> None:
         assert found.data_ptr() != bias.data_ptr()
         assert torch.equal(found, bias)
         assert triton_launch.aligned(found) is found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_small_masks_are_laid_out_once_where_calls_share_them(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are the same; views of a mask, and masks of later calls, are told apart."""
+    module = {"torch": eager, "triton": triton_launch}[backend]
+    prepare, laid_out = module.prepare, []
+
+    def watched(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Any:
+        laid_out.append(mask is not None)
+        return prepare(bias, mask, dtype)
+
+    inputs = on_device(operands(3, 3)) | {"bias": None}
+    mask = torch.tensor([[1.0, 0, 1], [1, 1, 0], [0, 1, 1]], device=DEVICE)
+
+    def attended(*masks: Tensor) -> list[Tensor]:
+        return [gated_attention(**(inputs | {"mask": m}), heads=2, backend=backend) for m in masks]
+
+    expected = attended(mask, mask.t(), 1 - mask)
+    monkeypatch.setattr(module, "prepare", watched)
+    with shared_masks():
+        found = attended(mask, mask.t(), mask, mask.t())
+    assert sum(laid_out) == 2
+    assert all(map(torch.equal, found, (*expected[:2], *expected[:2])))
+    mask.sub_(1).neg_()
+    with shared_masks():
+        assert torch.equal(attended(mask)[0], expected[2])
+    monkeypatch.setattr(passes, "MAX_SHARED", 8)
+    laid_out.clear()
+    with shared_masks():
+        attended(mask, mask)
+    assert sum(laid_out) == 2
