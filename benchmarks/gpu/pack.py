@@ -1,9 +1,9 @@
 """Fill ``.gpu`` with the packages that ``benchmarks/gpu/whole_folds.py`` needs on a machine without a package index.
 
-Usage: python benchmarks/gpu/pack.py [--python 312] [--alphafold CHECKOUT]
+Usage: python benchmarks/gpu/pack.py [--python 312] [--alphafold CHECKOUT] [--openfold CHECKOUT]
 
-Wheels are unpacked into ``.gpu/site``, without their dependencies. Of AlphaFold's checkout the network is copied. The
-folder is ignored by git; at most 64 MiB may travel.
+Wheels are unpacked into ``.gpu/site``, without their dependencies. Of AlphaFold's checkout the network is copied, of
+OpenFold's the package. The folder is ignored by git; at most 64 MiB may travel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKED = REPOSITORY / ".gpu"
 PACKAGES = ("ml_collections", "dm-haiku", "dm-tree", "immutabledict", "jmp", "tabulate")
 """A fold of a random network needs the first, DeepMind's program the others."""
-_ALPHAFOLD = ("alphafold/__init__.py", "alphafold/model", "alphafold/common")
+_CHECKOUTS = {
+    "alphafold": ("alphafold/__init__.py", "alphafold/model", "alphafold/common"),
+    "openfold": ("openfold",),
+}
+"""What travels of each program's checkout."""
 LIMIT_BYTES = 64 * 2**20
 
 
@@ -31,6 +35,7 @@ def main() -> None:
     )
     parser.add_argument("--python", default="312", help="version of Python on the machine")
     parser.add_argument("--alphafold", type=Path, help="checkout of github.com/google-deepmind/alphafold")
+    parser.add_argument("--openfold", type=Path, help="checkout of github.com/aqlaboratory/openfold")
     options = parser.parse_args()
     shutil.rmtree(PACKED, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,8 +53,9 @@ def main() -> None:
         for wheel in sorted(Path(folder).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(PACKED / "site")
-    for name in _ALPHAFOLD if options.alphafold is not None else ():
-        source, target = options.alphafold / name, PACKED / "alphafold" / name
+    checkouts = {name: getattr(options, name) for name in _CHECKOUTS}
+    for program, name in ((a, b) for a, names in _CHECKOUTS.items() if checkouts[a] for b in names):
+        source, target = checkouts[program] / name, PACKED / program / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("*_test.py", "tf", "testdata"))

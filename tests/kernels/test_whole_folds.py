@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.gpu import pack, whole_folds
+from benchmarks import against_openfold
+from benchmarks.gpu import pack, rivals, whole_folds
+from benchmarks.gpu.rivals import generic, openfold, triangles
 from benchmarks.gpu.whole_folds import PARTS, TOTAL_SECONDS, TOY, Part, run_apart
 
 
@@ -39,6 +43,37 @@ def test_lines_have_the_times_of_host_and_device() -> None:
         assert (line["precision"], line["graphs"], line["passes"]) == ("bf16", False, 4)
 
 
+def test_triangle_multiplications_are_timed_in_each_way() -> None:
+    lines = list(triangles("cpu", TOY))
+    assert [line["variant"] for line in lines][:3] == ["groups", "all channels", "tiles"]
+    assert all(line["device_ms"] > 0 for line in lines)
+    (line,) = generic("cpu", TOY)
+    assert line == {"skipped": "cuequivariance_torch is not installed"}
+
+
+def test_blocks_run_beside_openfolds_if_there_is_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in takes OpenFold's place."""
+    monkeypatch.setattr(rivals, "REPOSITORY", tmp_path)
+    (tmp_path / ".gpu" / "openfold").mkdir(parents=True)
+
+    class Blocks:
+        def __init__(self, checkout: Path, case: Any) -> None:
+            assert checkout == tmp_path / ".gpu" / "openfold"
+            self.modules = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+
+        def infer(self, inputs: Any, pieces: bool) -> Any:
+            assert {x.dtype for x in inputs} == {self.modules[0].weight.dtype} == {torch.bfloat16}
+
+    monkeypatch.setattr(against_openfold, "OpenFoldBlocks", Blocks)
+    lines = list(openfold("cpu", TOY))
+    assert [(line["program"], line["call"]) for line in lines] == [
+        *(("FastFold", "first"), ("FastFold", "second")),
+        *(("OpenFold", "first"), ("OpenFold", "second")),
+    ]
+
+
 @pytest.mark.slow
 def test_all_parts_run_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert whole_folds.main(["--device", "cpu", "--toy", "--out", str(tmp_path)]) == 0
@@ -63,13 +98,18 @@ def test_packages_are_unpacked_and_weighed(
         (checkout / name).write_text("")
     monkeypatch.setattr(pack, "PACKED", tmp_path / "packed")
     monkeypatch.setattr(pack.subprocess, "run", download)
-    monkeypatch.setattr("sys.argv", ["pack.py", "--alphafold", str(checkout)])
+    other = tmp_path / "other" / "openfold" / "model"
+    other.mkdir(parents=True)
+    (other / "evoformer.py").write_text("")
+    arguments = ["--alphafold", str(checkout), "--openfold", str(other.parents[1])]
+    monkeypatch.setattr("sys.argv", ["pack.py", *arguments])
     pack.main()
     files = {path.relative_to(pack.PACKED).as_posix() for path in pack.PACKED.rglob("*.py")}
     assert files == {
         "site/thing/__init__.py",
         "alphafold/alphafold/__init__.py",
         "alphafold/alphafold/model/modules.py",
+        "openfold/openfold/model/evoformer.py",
     }
     assert "0.0 MiB of at most 64" in capsys.readouterr().out
     monkeypatch.setattr(pack, "LIMIT_BYTES", 1)

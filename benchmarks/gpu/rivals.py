@@ -1,0 +1,132 @@
+"""Parts of ``whole_folds.py`` about operators, blocks and steps: beside other programs, and with a memory manager."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.gpu.timing import REPOSITORY, Line, Sizes, Stopwatch, network_of
+
+PREBUILT = "CUEQ_TRIMUL_KF_CAMPAIGN"
+"""cuEquivariance's environment variable for its prebuilt kernels of triangle multiplication."""
+
+
+def openfold(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield forward passes of Evoformer blocks in bf16, and of OpenFold's if ``.gpu/openfold`` has its checkout."""
+    import torch
+
+    from benchmarks.against_openfold import Case, OpenFoldBlocks, make_inputs, randomise
+    from fastfold.evoformer.execution import set_policy
+    from fastfold.inference.planning.planner import folding_policy
+
+    checkout, (rows, number) = REPOSITORY / ".gpu" / "openfold", sizes.block_rows
+    ours = network_of("model_1", "cpu", "bf16", replace(sizes, blocks=number)).evoformer.to(device)
+    set_policy(ours, folding_policy(device))
+    programs: dict[str, Callable[..., Any]] = {"FastFold": ours}
+    if checkout.is_dir():
+        theirs = OpenFoldBlocks(checkout, Case(number, rows, 1))
+        randomise(theirs.modules)
+        theirs.modules.to(device, torch.bfloat16)
+        programs["OpenFold"] = lambda *inputs: theirs.infer(inputs, False)
+    else:
+        yield {"skipped": "no checkout in .gpu/openfold"}
+    for residues, (program, run) in itertools.product(sizes.block_lengths, programs.items()):
+        inputs = [x.to(device, torch.bfloat16) for x in make_inputs(Case(number, rows, residues))]
+        line: Line = {"program": program, "blocks": number, "rows": rows, "residues": residues}
+        watch = Stopwatch(device)
+        for call in ("first", "second"):
+            own = [x.clone() for x in inputs]  # the blocks overwrite them
+            with torch.inference_mode(), watch.measuring():
+                run(*own)
+            yield line | {"call": call} | watch.line()
+
+
+def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield triangle multiplications in bf16: in groups of channels, with all, by tiles, and by cuEquivariance."""
+    import torch
+
+    from benchmarks.kernels.cases import cases
+    from benchmarks.kernels.measuring import Inputs, Meter
+    from benchmarks.kernels.rivals import implementations
+    from fastfold import kernels
+    from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+
+    meter = Meter(torch.device(device), 0.1 if device == "cuda" else 0.0)
+
+    def ours(channels: int | None, tiles: str) -> Callable[[Inputs], object]:
+        def call(inputs: Inputs) -> object:
+            os.environ["FASTFOLD_TRIANGLE_TILES"] = tiles
+            z, mask, *parameters = inputs.values()
+            return kernels.triangle_multiplication(
+                z,
+                mask,
+                kernels.TriangleParams(*parameters),
+                outgoing=True,
+                residual=z,
+                out=torch.empty_like(z),
+                plan=ContractionPlan(channels),
+            )
+
+        return call
+
+    variants = {"groups": ours(None, "0"), "all channels": ours(128, "0"), "tiles": ours(128, "1")}
+    for rival in implementations("triangle_multiplication", meter.device):
+        if rival.name == "cuequivariance":
+            variants[rival.name] = lambda inputs, function=rival.function: function(**inputs)
+    for case in cases(tuple(sizes.triangle_lengths), ()):
+        if case.operator != "triangle_multiplication":
+            continue
+        sets = meter.sets(case.make(meter.device, torch.bfloat16))
+        for name, function in variants.items():
+            with torch.no_grad():
+                found = meter.time(function, sets)
+            yield {
+                "residues": case.residues,
+                "variant": name,
+                "device_ms": round(found.milliseconds, 4),
+                "host_ms": round(found.host_milliseconds, 4),
+            }
+
+
+def generic(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield what :func:`triangles` yields of cuEquivariance, without its prebuilt kernels."""
+    os.environ[PREBUILT] = "0"  # read when the package is imported
+    lines = [line for line in triangles(device, sizes) if line["variant"] == "cuequivariance"]
+    yield from lines or [{"skipped": "cuequivariance_torch is not installed"}]
+
+
+def offload(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield training steps without a memory manager, and by Gemini with half of their memory."""
+    import torch
+
+    from benchmarks.long_sequence import features
+    from fastfold.memory import CudaDevice, Gemini, GeminiConfig, SimulatedDevice
+
+    residues, rows, extra = sizes.crops[0]
+    batch = {name: value.to(device)[None] for name, value in features(residues, rows, extra).items()}
+    budget = 1 << 40
+    for share, steps in ((1.0, 2), (0.5, 6 if device == "cuda" else 2)):  # a manager records the first steps
+        is_managed = share < 1.0
+        model = network_of("model_1_ptm", "cpu" if is_managed else device, "bf16", sizes).train()
+        stepper: Any = torch.optim.SGD(model.parameters(), lr=1e-6)
+        memory: Any = SimulatedDevice(budget)
+        if device == "cuda":
+            memory = CudaDevice(budget, torch.device(device))
+        if is_managed:
+            stepper = Gemini(model, stepper, GeminiConfig(budget, device=memory))
+        watch = Stopwatch(device)
+        line: Line = {"crop": residues, "rows": rows, "extra_rows": extra, "memory": share}
+        line["budget_gib"] = round(budget / 2**30, 3) if is_managed else None
+        for step in range(steps):
+            with watch.measuring(), memory.running():
+                result = model(batch, 0)
+                loss = result["representations"]["pair"].float().square().mean()
+                (loss + result["structure_module"]["final_atom_positions"].square().mean()).backward()
+            stepper.step()
+            stepper.zero_grad()
+            yield line | {"step": step} | watch.line()
+        held = 0 if device == "cuda" else sum(x.nbytes for x in model.parameters())
+        budget = int((memory.mark() + held) / 2)
