@@ -1,4 +1,4 @@
-"""Parts of ``whole_folds.py`` about operators, blocks and steps: beside other programs, and with a memory manager."""
+"""Parts of ``whole_folds.py`` that compare operators and blocks with other programs, and steps with Gemini."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
         sets = meter.sets(case.make(meter.device, torch.bfloat16))
         for name, function in variants.items():
             with torch.no_grad():
-                found = meter.time(function, sets)
+                timing = meter.time(function, sets)
             yield {
                 "residues": case.residues,
                 "variant": name,
-                "device_ms": round(found.milliseconds, 4),
-                "host_ms": round(found.host_milliseconds, 4),
+                "device_ms": round(timing.milliseconds, 4),
+                "host_ms": round(timing.host_milliseconds, 4),
             }
 
 

@@ -22,11 +22,14 @@ def prepare_environment() -> None:
     On a GPU, PyTorch's memory grows by pages instead of segments of fixed sizes. With such segments, a long target
     would leave gaps that no tensor fits into.
 
+    On an Apple GPU, operators that Metal lacks run on the CPU instead of failing.
+
     Variables that the user has set are kept. Measurements are in ``benchmarks/results/choices.md``.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     if "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 

@@ -93,14 +93,14 @@ class InferConfig:
         help="write the predicted aligned error into new .cif files too, for ChimeraX and Mol* (default: of targets "
         "up to 400 residues; 36 MB at 1,000)",
     )
-    #: ``auto`` (CUDA if available), ``cpu``, ``cuda`` or ``cuda:1``
+    #: ``auto`` (CUDA if available), ``cpu``, ``cuda``, ``cuda:1`` or ``mps``
     device: str = option(
         "--device",
         default="auto",
         parse=parse_device,
         group="machine",
         metavar="DEVICE",
-        help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
+        help="auto, cpu, cuda, cuda:1 for the second GPU, or mps for an Apple GPU (default: cuda where there is one)",
     )
     #: ``dap=<number>``: processes that fold each target together (:mod:`fastfold.inference.distributed`); None for 1
     parallel: str | None = option(

@@ -73,6 +73,10 @@ def prepare(
     request, options = replace(request, config=config), request.options
     if device is not None:
         check_cuda_graphs(config.cuda_graphs, device)
+        if device.type == "mps" and config.parallel is not None:
+            raise ConfigError(
+                "--parallel needs CUDA devices or CPUs, and the device is mps: leave out one of them"
+            )
     check_request(config, options)
     left_out: list[str] = []
     if networks is None:
@@ -184,9 +188,24 @@ def with_precision(config: InferConfig, device: torch.device | None) -> tuple[In
     return replace(config, precision=precision), line
 
 
+def about_device(device: torch.device) -> str:
+    """Return a line about a device on which operators run otherwise than on NVIDIA's GPUs and CPUs; empty for those."""
+    if device.type == "mps":
+        return (
+            "mps: operators run in PyTorch, and on the CPU where Metal lacks them or float64; --cuda-graphs and "
+            "--parallel are refused; not tested on an Apple GPU"
+        )
+    if device.type == "cuda" and torch.version.hip is not None:
+        kernels = f"in Triton's kernels with {VARIABLE}=triton"
+        return f"ROCm {torch.version.hip}: operators run in PyTorch, or {kernels}; not tested on ROCm"
+    return ""
+
+
 def about_kernels(device: torch.device) -> str:
     """Return a line about kernels that the first fold on a GPU compiles; empty if they are compiled."""
     if device.type != "cuda" or os.environ.get(VARIABLE) == "torch" or find_spec("triton") is None:
+        return ""
+    if torch.version.hip is not None and os.environ.get(VARIABLE) != "triton":
         return ""
     from triton import knobs
 

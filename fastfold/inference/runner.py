@@ -27,7 +27,7 @@ from fastfold.inference.folding.batch import group_by_length
 from fastfold.inference.folding.target_lines import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import FailuresFile, SummaryFile
-from fastfold.inference.prepare import InferJob, about_kernels, prepare
+from fastfold.inference.prepare import InferJob, about_device, about_kernels, prepare
 from fastfold.inference.progress import LOG, Progress, RunLog
 from fastfold.inference.report.write import is_stale, write_report
 from fastfold.inference.request import InferRequest
@@ -86,8 +86,8 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
         device = distributed.context.device
     with Progress(sum(costs), quiet=options.quiet) as progress:
         announce(job, progress)
-        if compiles := about_kernels(device):
-            progress.line(compiles)
+        for line in filter(None, (about_device(device), about_kernels(device))):
+            progress.line(line)
         if config.cuda_graphs:
             progress.line(
                 "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"

@@ -37,8 +37,8 @@ def structure_path(text: str) -> Path:
 
 def parse_device(text: str) -> str:
     """Return the name of a device, or raise ConfigError."""
-    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
-        raise ConfigError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
+    if re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", text, re.ASCII) is None:
+        raise ConfigError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1, mps")
     return text
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastfold.utils.device import has_float64
+
 _CONSTANTS: dict[tuple[str, torch.device], Tensor] = {}
 
 
@@ -18,7 +20,10 @@ def constant(name: str, make: Callable[[], Any], device: torch.device) -> Tensor
     tensor = _CONSTANTS.get((name, device))
     if tensor is None:
         with torch.inference_mode(mode=False):  # gradients may be recorded later
-            tensor = torch.as_tensor(np.asarray(make()), device=device)
+            array = np.asarray(make())
+            if array.dtype == np.float64 and not has_float64(device):
+                array = array.astype(np.float32)
+            tensor = torch.as_tensor(array, device=device)
         if type(tensor) is Tensor:  # fake tensors exist only during tracing
             _CONSTANTS[name, device] = tensor
     return tensor

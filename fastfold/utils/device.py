@@ -16,16 +16,24 @@ from fastfold.utils.machine import process_memory
 
 
 def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
-    """Return the device of a name: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda`` or ``cuda:<number>``.
+    """Return the device of a name: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda[:<number>]``, ``mps``.
 
     Raises:
-        ConfigError: The device does not exist, or CUDA was asked for and cannot be used.
+        ConfigError: The device does not exist, or a GPU was asked for and cannot be used.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
-        raise ConfigError(f"unknown device {name!r}; use auto, cpu, cuda, or cuda:1 for the second GPU")
+    if re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", name) is None:
+        raise ConfigError(
+            f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 for the second GPU, or mps for an Apple GPU"
+        )
     if name == "cpu":
+        return torch.device(name)
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError(
+                f"no Apple GPU can be used here: use {setting}cpu, or PyTorch's build for macOS 14"
+            )
         return torch.device(name)
     if not torch.cuda.is_available():
         raise ConfigError(
@@ -44,6 +52,16 @@ def current_device(device: torch.device) -> contextlib.AbstractContextManager[ob
     Events, streams, libraries and kernels of other packages use the current device, whatever the device of tensors.
     """
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return True if a device computes in float64; Apple's GPUs do not."""
+    return device.type != "mps"
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Return a tensor in float64, on the CPU if its device has no float64."""
+    return x.double() if has_float64(x.device) else x.cpu().double()
 
 
 def reads_are_free(device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from fastfold.evoformer.precision import precision_of
 from fastfold.evoformer.weights import checkpoint
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
-from fastfold.inference.prepare import about_kernels, with_precision
+from fastfold.inference.prepare import about_device, about_kernels, with_precision
 from tests.helpers.command_line import QUICK, CommandLine
 
 CPU = torch.device("cpu")
@@ -89,6 +89,16 @@ def test_kernels_to_compile_are_announced_where_there_are_none_yet(
     assert about_kernels(torch.device("cuda")) == line
     assert about_kernels(CPU) == ""
     (tmp_path / "kernel").mkdir()
+    assert about_kernels(torch.device("cuda")) == ""
+
+
+def test_a_device_on_which_operators_run_otherwise_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert about_device(CPU) == about_device(torch.device("cuda")) == ""
+    assert "on the CPU where Metal lacks them or float64" in about_device(torch.device("mps"))
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.delenv("FASTFOLD_KERNELS", raising=False)
+    assert about_device(torch.device("cuda")).startswith("ROCm 7.0: operators run in PyTorch")
     assert about_kernels(torch.device("cuda")) == ""
 
 

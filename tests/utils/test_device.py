@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from fastfold.errors import ConfigError
-from fastfold.utils.device import HostCopy, choose_device, current_device, reads_are_free, upload
+from fastfold.utils.device import (
+    HostCopy,
+    choose_device,
+    current_device,
+    has_float64,
+    reads_are_free,
+    to_float64,
+    upload,
+)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -27,6 +35,7 @@ def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, there
         ("cuda:x", True, "unknown device 'cuda:x'"),
         ("cuda:2", True, "no device 'cuda:2'; GPUs here: 2, the first is cuda:0"),
         ("cuda", False, "no CUDA device can be used here"),
+        ("mps", True, "no Apple GPU can be used here: use --device cpu"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(
@@ -34,8 +43,18 @@ def test_a_device_that_is_not_there_is_refused(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=message):
         choose_device(name)
+
+
+def test_an_apple_gpu_is_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by its name alone, because no test runs on it."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("mps") == torch.device("mps")
+    assert choose_device("auto").type in ("cuda", "cpu")
+    assert [has_float64(torch.device(name)) for name in ("mps", "cpu", "cuda")] == [False, True, True]
+    assert to_float64(torch.ones(2)).dtype == torch.float64
 
 
 def test_arrays_go_to_a_device_and_tensors_come_back_as_they_are() -> None:

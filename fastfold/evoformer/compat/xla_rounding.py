@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
+from fastfold.utils.device import to_float64
 
 Vector = tuple[Tensor, ...]  #: Three components
 
@@ -74,7 +75,7 @@ def _divide(a: Vector, length: Tensor) -> Vector:
 
 def _length(square: Tensor) -> Tensor:
     """Return the correctly rounded float32 root, by float64, because a float32 ``sqrt`` may be off by one bit."""
-    return square.clamp(min=_SMALLEST_SQUARE).double().sqrt().float()
+    return to_float64(square.clamp(min=_SMALLEST_SQUARE)).sqrt().to(square)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
     The sum is first rounded to float64, which changes the result of about one in 2**29 operations.
     """
-    return (a.double() * b.double() + c.double()).float()
+    return (to_float64(a) * to_float64(b) + to_float64(c)).to(a)
 
 
 def _dot_x_rounded(a: Vector, b: Vector) -> Tensor:

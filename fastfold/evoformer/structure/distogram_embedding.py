@@ -16,6 +16,7 @@ from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import LazyRows
 from fastfold.protein.metrics.tm_score import best_rotation, superpose
 from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
+from fastfold.utils.device import to_float64
 
 _FAR = 0.3  #: Probability of the last bin from which a pair counts as far apart, at an unknown distance
 _RISE = 3.8  #: Distance of neighbouring CA atoms in Å, the most that a residue adds along the chain
@@ -69,14 +70,15 @@ def turned(affines: Tensor, points: Tensor) -> Tensor:
     """
     length = len(affines)
     near = torch.arange(length)[:, None] + torch.arange(-_WINDOW, _WINDOW + 1)
-    weight = ((near >= 0) & (near < length)).to(affines)[..., None]
-    near = near.clamp(0, length - 1).to(affines.device)
+    target, source = to_float64(points), to_float64(affines[:, 4:])
+    weight = ((near >= 0) & (near < length)).to(target)[..., None]
+    near = near.clamp(0, length - 1).to(target.device)
 
     def centred(x: Tensor) -> Tensor:
         around = x[near]
         return (around - (around * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)) * weight
 
-    covariance = centred(points.double()).transpose(1, 2) @ centred(affines[:, 4:].double())
+    covariance = centred(target).transpose(1, 2) @ centred(source)
     rotation = best_rotation(covariance).to(affines) @ quaternion_to_rotation(affines[:, :4])
     return torch.cat([rotation_to_quaternion(rotation), points], -1)
 

@@ -37,13 +37,13 @@ def place_rotamers(
     for sample in itertools.product(*map(range, aatype.shape[:-1])):
         length = len(aatype[sample])
         rotamers = place_side_chains(
-            positions[sample].double().cpu().numpy(),
+            positions[sample].cpu().double().numpy(),
             present[sample].cpu().numpy(),
             aatype[sample].clamp(max=rc.unk_restype_index).cpu().numpy(),
             chain_index=np.zeros(length, np.int64),
             residue_index=residue_index[sample].cpu().numpy(),
             rebuild=np.ones(length, bool),
-            hints=chi[sample].double().cpu().numpy(),
+            hints=chi[sample].cpu().double().numpy(),
         )
         placed[sample] = torch.as_tensor(rotamers.positions).to(placed)
     atom14 = gather_atoms(placed, lookup("restype_atom14_to_atom37", aatype))

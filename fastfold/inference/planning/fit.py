@@ -33,8 +33,11 @@ def share_host_memory(processes: int) -> None:
 
 
 def host_memory_bytes(device: str) -> int:
-    """Return the bytes of host memory for offloaded tensors of this process: most of the free memory; 0 on a CPU."""
-    return 0 if device == "cpu" else available_bytes(torch.device("cpu")) * 4 // (5 * _SHARERS.get())
+    """Return the bytes of host memory for offloaded tensors of this process: most of the free memory.
+
+    It is 0 on devices that compute in the host's memory.
+    """
+    return 0 if device in ("cpu", "mps") else available_bytes(torch.device("cpu")) * 4 // (5 * _SHARERS.get())
 
 
 def available_bytes(device: torch.device) -> int:

@@ -171,6 +171,8 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
 
     z = torch.zeros(n, n, c, device=device, dtype=dtype)
     mask = torch.ones(n, n, device=device, dtype=dtype)

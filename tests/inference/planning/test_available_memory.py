@@ -168,6 +168,7 @@ def test_processes_of_one_machine_have_equal_parts_of_the_hosts_memory(monkeypat
     monkeypatch.setattr(fitting, "available_bytes", lambda device: 100 * GIB)
     monkeypatch.setattr(fitting, "_SHARERS", ContextVar("sharers", default=1))
     assert fitting.host_memory_bytes("cuda") == 80 * GIB
+    assert fitting.host_memory_bytes("mps") == 0
     fitting.share_host_memory(4)
     assert fitting.host_memory_bytes("cuda") == 20 * GIB
     assert fitting.host_memory_bytes("cpu") == 0

@@ -185,6 +185,7 @@ def project_tiles(
         BH=BH,
         num_warps=4,
         num_stages=STAGES,
+        enable_fp_fusion=True,
     )
 
 
@@ -204,4 +205,5 @@ def write_update_tiles(out: Tensor, product: Tensor, z: Tensor, weights: UpdateP
         BM=BM,
         num_warps=8,
         num_stages=STAGES,
+        enable_fp_fusion=True,
     )
