@@ -23,7 +23,7 @@ from fastfold.evoformer.precision import element_size
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun, SavedInputs
 from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
-from fastfold.kernels.ops.gated_attention.passes import GPU_POSITIONS
+from fastfold.kernels.common.layout import GPU_POSITIONS
 from fastfold.memory import BudgetError
 from fastfold.parallel.alphafold.workload import input_gradient_workload
 from fastfold.parallel.comm.groups import Group

@@ -27,9 +27,9 @@ from fastfold.inference.planning.layer_costs import (
     template_bytes,
 )
 from fastfold.inference.planning.time_model import Costs, StepTimes, template_channels
-from fastfold.kernels.common.layout import padded_width
+from fastfold.kernels.common.layout import GPU_POSITIONS, padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
-from fastfold.kernels.ops.gated_attention.passes import GPU_POSITIONS, lanes_bytes
+from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows

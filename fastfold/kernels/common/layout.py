@@ -17,6 +17,9 @@ MAX_ROW_LENGTH = 4096  #: Maximum row length of the Triton kernels whose program
 MAX_CHANNELS = 256
 """Maximum row width of the Triton kernels that multiply whole rows by a matrix, in channels."""
 
+GPU_POSITIONS = 1 << 17
+"""Positions of the largest block of attention on a GPU, which fills it and takes little of its memory."""
+
 MASKED_LOGIT = -1e9
 """AlphaFold's substitute for minus infinity: if all keys of a row are masked, they have equal weights, and attention
 returns the mean of their values."""

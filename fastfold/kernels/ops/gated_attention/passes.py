@@ -35,7 +35,6 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-GPU_POSITIONS = 1 << 17  #: Positions of the largest block on a GPU, which fills it and takes little memory
 MAX_SHARED = 2**20  #: Elements of the largest mask whose layout is kept for further calls
 LONG_ROW = 4096  #: Maximum row length at which each thread works on its own blocks, in positions
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.layout import GPU_POSITIONS
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
 from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, aligned, attend_triton, hidden_keys
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project, projections
-from fastfold.kernels.ops.gated_attention.passes import GPU_POSITIONS
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
