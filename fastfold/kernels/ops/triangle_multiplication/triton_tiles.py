@@ -51,7 +51,7 @@ def serves_update(
 ) -> bool:
     """Return True if tiles are requested and serve the arguments of :func:`~.triton_update.write_update`.
 
-    The residual is ``z`` itself, and there is no dropout.
+    The residual is ``z`` itself, without dropout.
     """
     if dropout is not None or residual is None or not serves(z, *product.shape[::2]):
         return False
