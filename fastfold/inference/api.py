@@ -217,7 +217,7 @@ def predict_many(
     ]
     check_settings(config, [network.config for network in networks])
     found = Predictions({name: [] for name in targets})
-    graph, folder = KeptGraph(), BatchFolder(_log.warning)
+    graph, folder = KeptGraph(is_required=bool(config.cuda_graphs)), BatchFolder(_log.warning)
     where = next(networks[0].parameters()).device
     names = list(targets)
     for group in group_by_length([one.num_residues for one in targets.values()], batch, where):

@@ -33,6 +33,14 @@ DEFAULT_SEEDS = (0,)  #: Seeds where neither the settings nor an input name othe
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 """``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
 
+WITHOUT_GRAPHS = {
+    "parallel": "a graph does not contain messages to other processes",
+    "dropout": "a replay would repeat the random numbers",
+    "host_memory": "a replay does not offload to the host",
+    "offload_dir": "a replay does not offload to a disk",
+}
+"""Settings that exclude CUDA graphs, with the reasons."""
+
 
 @dataclass(frozen=True)
 class InferConfig:
@@ -166,14 +174,18 @@ class InferConfig:
         is_rare=True,
         help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
     )
-    #: Replay passes from a CUDA graph (:mod:`fastfold.inference.planning.cuda_graph`), without offloading
-    cuda_graphs: bool = option(
+    #: Replay passes from a CUDA graph (:mod:`fastfold.inference.planning.cuda_graph`), without offloading; None for
+    #: short targets with several passes
+    cuda_graphs: bool | None = option(
         "--cuda-graphs",
-        default=False,
+        default=None,
+        choices={"auto": None, "yes": True, "no": False},
+        nargs="?",
+        bare="yes",
         group="machine",
         is_rare=True,
-        help="on a GPU, record one pass as a CUDA graph and replay it for the others, for short targets whose passes "
-        "wait for the host",
+        help="on a GPU, record one pass as a CUDA graph and replay it for the others (default: for targets up to 256 "
+        "residues, whose passes wait for the host)",
     )
     #: Keep dropout on, for more diverse predictions of different seeds
     dropout: bool = option(
@@ -384,12 +396,7 @@ class InferConfig:
         if self.embed is not None:
             self._check_embed()
         if self.cuda_graphs:
-            for name, why in (
-                ("parallel", "a graph does not contain messages to other processes"),
-                ("dropout", "a replay would repeat the random numbers"),
-                ("host_memory", "a replay does not offload to the host"),
-                ("offload_dir", "a replay does not offload to a disk"),
-            ):
+            for name, why in WITHOUT_GRAPHS.items():
                 if getattr(self, name):
                     raise ConfigError(
                         f"cuda_graphs and {name} exclude each other, {why}: leave out one of them"
@@ -446,7 +453,7 @@ class FoldSettings(TypedDict, total=False):
     offload_dir: str | Path | None
     max_msa: tuple[int, int] | None
     use_cluster_profile: bool
-    cuda_graphs: bool
+    cuda_graphs: bool | None
     dropout: bool
     sample: Sampling | None
     recycle_tolerance: float | None

@@ -72,7 +72,7 @@ def prepare(
     config, chosen = with_precision(request.config, device)
     request, options = replace(request, config=config), request.options
     if device is not None:
-        check_cuda_graphs(config.cuda_graphs, device)
+        check_cuda_graphs(bool(config.cuda_graphs), device)
         if device.type == "mps" and config.parallel is not None:
             raise ConfigError(
                 "--parallel needs CUDA devices or CPUs, and the device is mps: leave out one of them"

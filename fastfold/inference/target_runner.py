@@ -99,11 +99,12 @@ class TargetRunner:
     #: True to leave plots, relaxation, and files made from them to :meth:`finish` in another process
     leaves_rest: bool = False
     _checked: bool = field(default=False, init=False)
-    _graph: KeptGraph = field(default_factory=KeptGraph, init=False)
+    _graph: KeptGraph = field(init=False)
     _batches: BatchFolder = field(init=False)
 
     def __post_init__(self) -> None:
         self.ranking = partial(ranking_scores, self.config.rank)
+        self._graph = KeptGraph(is_required=bool(self.config.cuda_graphs))
         self._batches = BatchFolder(lambda line: self.progress.line(line, important=True))
         if self.config.plots and not is_installed("matplotlib"):
             self.config = replace(self.config, plots=False)

@@ -30,7 +30,7 @@ from fastfold.inference.folding.prediction import (
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
-from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
+from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs, uses_cuda_graphs
 from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target
 from fastfold.inference.sampling.samples import Sample
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
@@ -66,11 +66,9 @@ class TargetPredictor:
         distributed: DistributedFolder | None = None,
         graph: KeptGraph | None = None,
     ) -> None:
-        check_cuda_graphs(config.cuda_graphs, device)
-        self._graph = (graph or KeptGraph()) if config.cuda_graphs else None
-        self._stays = self._graph is not None and len(models) == 1
-        if self._graph is not None:
-            self._graph.keep_for(target.num_residues)
+        check_cuda_graphs(bool(config.cuda_graphs), device)
+        graph = graph or KeptGraph(is_required=bool(config.cuda_graphs))
+        graph.keep_for(target.num_residues)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self.say, self._distributed = device, say, distributed
         self._run: RunNetwork = run_network
@@ -109,24 +107,39 @@ class TargetPredictor:
 
             self._restraints = read_restraints(config.restraints, target, say=say)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
-        # A replayed graph cannot offload to the host.
-        host = 0 if config.cuda_graphs else config.host_bytes
+        passes = len(config.seeds) * sum(1 + self.num_recycles(model) for model in models)
+        is_graphed = uses_cuda_graphs(config, device, target.num_residues, passes)
         available = partial(FoldMemory.here, device) if distributed is None else distributed.memory
-        memory = available(host_memory=host, offload_dir=config.offload_dir)
-        fit = partial(
-            fit_target,
-            name=target.name,
-            rows=rows,
-            templates=shown,
-            memory=memory,
-            offload_dir=config.offload_dir,
-            ranks=1 if distributed is None else distributed.ranks,
-            cuda_graph=config.cuda_graphs,
-        )
-        self._fits: dict[int, Fit] = {
-            id(model): fit(model, device, target.num_residues, config.budget, config=self._configs[id(model)])
-            for model in models
-        }
+
+        def fits(is_graphed: bool) -> dict[int, Fit]:
+            # A replayed graph cannot offload to the host.
+            host = 0 if is_graphed else config.host_bytes
+            fit = partial(
+                fit_target,
+                name=target.name,
+                rows=rows,
+                templates=shown,
+                memory=available(host_memory=host, offload_dir=config.offload_dir),
+                offload_dir=config.offload_dir,
+                ranks=1 if distributed is None else distributed.ranks,
+                cuda_graph=is_graphed,
+            )
+            return {
+                id(model): fit(
+                    model, device, target.num_residues, config.budget, config=self._configs[id(model)]
+                )
+                for model in models
+            }
+
+        try:
+            self._fits = fits(is_graphed)
+        except InputError:
+            if not is_graphed or config.cuda_graphs:
+                raise
+            is_graphed = False
+            self._fits = fits(is_graphed)
+        self._graph = graph if is_graphed else None
+        self._stays = is_graphed and len(models) == 1
         self._gradients: dict[int, GradientPlan | None] = {}
         if self._restraints:
             from fastfold.inference.restraints.fit import plan_restraints

@@ -22,6 +22,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, shown_templates
 from fastfold.evoformer.execution import CallSettings, PolicyModule, calling, current_call
 from fastfold.evoformer.model import AlphaFold, Features, PassResult, RunPass
+from fastfold.inference.config import WITHOUT_GRAPHS, InferConfig
 from fastfold.inference.error_messages import is_out_of_memory
 
 Iterate = Callable[[list[Features], Features], PassResult]
@@ -32,6 +33,11 @@ _OUTSIDE_OF_PASSES = ("num_recycle", "recycle_early_stop_tolerance", "num_ensemb
 """Settings of a configuration's ``model`` that no pass reads."""
 _REPLACING = threading.Lock()
 
+MAX_GRAPH_RESIDUES = (
+    256  #: Longest targets that have graphs by default: passes of longer ones keep a GPU busy
+)
+MIN_GRAPH_PASSES = 4  #: Fewest passes that have graphs by default: two of them are not replayed
+
 
 def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
     """Raise ConfigError if CUDA graphs are requested on a device that is not a GPU."""
@@ -40,6 +46,23 @@ def check_cuda_graphs(wanted: bool, device: torch.device) -> None:
             f"cuda_graphs needs a GPU, and the device is {device.type}: leave out `cuda_graphs`, or choose a GPU with "
             "`device=cuda`"
         )
+
+
+def uses_cuda_graphs(config: InferConfig, device: torch.device, residues: int, passes: int) -> bool:
+    """Return True if passes of a target are replayed from a CUDA graph; by default short ones on NVIDIA's GPUs.
+
+    Args:
+        config: Settings of the fold.
+        device: Device of the fold.
+        residues: Residues of the target.
+        passes: Number of passes of all networks and seeds together.
+    """
+    if config.cuda_graphs is not None:
+        return config.cuda_graphs
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    is_worth_it = residues <= MAX_GRAPH_RESIDUES and passes >= MIN_GRAPH_PASSES
+    return is_worth_it and not any(getattr(config, name) for name in (*WITHOUT_GRAPHS, "restraints", "embed"))
 
 
 def capture_graph(
@@ -118,11 +141,13 @@ class PassGraph:
     runs normally, which compiles and loads its kernels. The second pass is captured on copies of its inputs and of the
     parameters, and replayed. Later ones, also of other networks, copy their inputs to these tensors and replay; the
     parameters are copied if they are another network's or have changed. The graph is captured again when something
-    else changes: shapes, visible templates, the network's structure, or the execution policy.
+    else changes: shapes, visible templates, the network's structure, or the execution policy. Unless the graph is
+    required, passes run normally where it cannot be captured.
     """
 
-    def __init__(self, capture: Capture | None = None) -> None:
-        self._capture = capture or capture_graph
+    def __init__(self, capture: Capture | None = None, *, is_required: bool = True) -> None:
+        self._capture, self._is_required = capture or capture_graph, is_required
+        self._is_refused = False
         self._key: Hashable = None
         self._graph: _Graph | None = None
         self._held: tuple[AlphaFold, list[tuple[int, int | None]]] | None = None
@@ -145,13 +170,19 @@ class PassGraph:
         inputs = [(name, x.shape, x.dtype) for part in (*members, previous) for name, x in part.items()]
         policies = tuple(m.policy for m in model.modules() if isinstance(m, PolicyModule))
         key = tuple(inputs), shown, network.structure, policies
-        if key != self._key:
+        if key != self._key or self._is_refused:
             self._key, self._graph, self._held = key, None, None
             with _templates(model, shown):
                 return iterate(members, previous)
         graph, held = self._graph, (model, network.versions)
         if graph is None:
-            graph = self._graph = self._record(network, iterate, members, previous, shown)
+            try:
+                graph = self._graph = self._record(network, iterate, members, previous, shown)
+            except ConfigError:
+                if self._is_required:
+                    raise
+                self._is_refused = True
+                return self._run(network, iterate, members, previous)
             self.captures += 1
         else:
             for own, given in zip(graph.inputs, (*members, previous), strict=True):
@@ -202,7 +233,8 @@ def _templates(model: AlphaFold, shown: tuple[int, ...] | None) -> Iterator[None
 class KeptGraph:
     """Graph of the last predictions, kept for targets of the same length; one, because it holds a pass's memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_required: bool = True) -> None:
+        self._is_required = is_required
         self._residues: int | None = None
         self._graph: PassGraph | None = None
 
@@ -215,7 +247,7 @@ class KeptGraph:
     def of(self, model: AlphaFold) -> RunPass:
         """Return the function that runs passes of a network, by the graph of earlier networks if it serves them."""
         if self._graph is None:
-            self._graph = PassGraph()
+            self._graph = PassGraph(is_required=self._is_required)
         return self._graph.of(model)
 
     def drop(self) -> None:

@@ -76,7 +76,7 @@ class Admission:
                 self.device,
                 host_memory=self.host_memory,
                 parameters=network.info.parameters * size,
-                cuda_graph=config.cuda_graphs,
+                cuda_graph=bool(config.cuda_graphs),
                 rows=rows,
                 templates=shown if takes_templates(network.info.config, target) else 0,
             )

@@ -64,8 +64,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[PassGraph]:
     """The stand-in in the place of CUDA graphs; gives those that folds made."""
     made: list[PassGraph] = []
 
-    def make() -> PassGraph:
-        made.append(PassGraph())
+    def make(**options: Any) -> PassGraph:
+        made.append(PassGraph(**options))
         return made[-1]
 
     if not torch.cuda.is_available():
@@ -381,6 +381,74 @@ def test_settings_that_no_graph_can_hold_are_refused(settings: dict[str, Any], m
     with pytest.raises(ConfigError, match=message):
         InferConfig(cuda_graphs=True, **settings)
     InferConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "residues", "passes", "expected"),
+    [
+        ({}, GPU, 256, 4, True),
+        ({}, GPU, 257, 4, False),
+        ({}, GPU, 256, 3, False),
+        ({}, CPU, 100, 20, False),
+        ({"cuda_graphs": False}, GPU, 100, 20, False),
+        ({"cuda_graphs": True}, GPU, 3000, 1, True),
+        ({"dropout": True}, GPU, 100, 20, False),
+        ({"host_memory": "1GiB"}, GPU, 100, 20, False),
+        ({"restraints": "r.tsv"}, GPU, 100, 20, False),
+    ],
+)
+def test_short_targets_have_graphs_by_default(
+    settings: dict[str, Any],
+    device: torch.device,
+    residues: int,
+    passes: int,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On NVIDIA's GPUs, with several passes, and without settings that exclude graphs."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    config = InferConfig(**settings)
+    assert cuda_graph.uses_cuda_graphs(config, device, residues, passes) == expected
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert cuda_graph.uses_cuda_graphs(config, device, residues, passes) == bool(config.cuda_graphs)
+
+
+def test_a_graph_that_is_not_required_may_fail() -> None:
+    """All passes of the fold then run normally."""
+    model, features = _network("synthetic_monomer")
+    set_policy(model.eval(), FOLDING_POLICY)
+    tried: list[int] = []
+
+    def fail(function: Callable[[], Any], device: torch.device) -> Any:
+        tried.append(1)
+        raise ConfigError("no capture")
+
+    graph = PassGraph(fail, is_required=False)
+    with torch.inference_mode():
+        expected = model(features, 2)["structure_module"]["final_atom_positions"]
+        found = model(features, 2, run_pass=graph.of(model))["structure_module"]["final_atom_positions"]
+    assert torch.equal(found, expected)
+    assert (len(tried), graph.captures, graph.replays) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_default_graph_needs_memory_to_spare(
+    fits: bool, graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target whose plan with a graph does not fit is folded without one."""
+    model = small_network("synthetic_monomer").float().eval()
+    monkeypatch.setattr(predictor, "uses_cuda_graphs", lambda *arguments: True)
+    if not fits:
+        fit = predictor.fit_target
+
+        def refuse(*arguments: Any, cuda_graph: bool, **options: Any) -> Any:
+            if cuda_graph:
+                raise InputError("no room")
+            return fit(*arguments, cuda_graph=cuda_graph, **options)
+
+        monkeypatch.setattr(predictor, "fit_target", refuse)
+    fastfold.predict("MKTAYIAKQR", model, num_recycles=2)
+    assert [graph.captures for graph in graphs] == ([1] if fits else [])
 
 
 def test_no_gpu_is_refused_before_anything_is_read(cli: CommandLine) -> None:
