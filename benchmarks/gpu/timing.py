@@ -95,3 +95,22 @@ def network_of(name: str, device: str, precision: str, sizes: Sizes) -> Any:
     network = set_precision(AlphaFold(config), precision).to(device).eval()
     network.name = name
     return network
+
+
+def random_target(residues: int, rows: int) -> tuple[str, Any]:
+    """Return a random sequence and an alignment whose rows share six tenths of it."""
+    import numpy as np
+
+    from fastfold.data.msa.msa import Msa
+    from fastfold.protein.residue_constants import restypes
+
+    random = np.random.default_rng(residues)
+    query = random.integers(20, size=residues)
+    aligned = np.where(
+        random.random((rows, residues)) < 0.4, random.integers(20, size=(rows, residues)), query
+    )
+    aligned[0] = query
+    letters = tuple("".join(restypes[i] for i in row) for row in aligned)
+    return letters[0], Msa(
+        letters, np.zeros((rows, residues), np.int32), tuple(f"row_{i}" for i in range(rows))
+    )

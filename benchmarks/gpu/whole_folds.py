@@ -27,8 +27,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
+from benchmarks.gpu.compiling import kernels  # noqa: E402
 from benchmarks.gpu.rivals import generic, offload, openfold, triangles  # noqa: E402
-from benchmarks.gpu.timing import REPOSITORY, SITE, TOY, Line, Sizes, Stopwatch, network_of  # noqa: E402
+from benchmarks.gpu.timing import REPOSITORY, SITE, TOY, Line, Sizes, Stopwatch, network_of, random_target  # noqa: E402
 
 sys.path.append(str(SITE))
 
@@ -142,25 +143,6 @@ def ceilings(device: str, sizes: Sizes) -> Iterator[Line]:
     yield {"copied_gb_per_s": round(20 * x.numel() / watch.device_ms / 1e6, 1)}
 
 
-def random_target(residues: int, rows: int) -> tuple[str, Any]:
-    """Return a random sequence and an alignment whose rows share six tenths of it."""
-    import numpy as np
-
-    from fastfold.data.msa.msa import Msa
-    from fastfold.protein.residue_constants import restypes
-
-    random = np.random.default_rng(residues)
-    query = random.integers(20, size=residues)
-    aligned = np.where(
-        random.random((rows, residues)) < 0.4, random.integers(20, size=(rows, residues)), query
-    )
-    aligned[0] = query
-    letters = tuple("".join(restypes[i] for i in row) for row in aligned)
-    return letters[0], Msa(
-        letters, np.zeros((rows, residues), np.int32), tuple(f"row_{i}" for i in range(rows))
-    )
-
-
 def timed_folds(network: Any, residues: int, device: str, sizes: Sizes, *, graphs: bool) -> Iterator[Line]:
     """Fold a target with two seeds, a long one with one; yield the times of each run of the network.
 
@@ -228,6 +210,33 @@ def monomers(device: str, sizes: Sizes) -> Iterator[Line]:
 def multimers(device: str, sizes: Sizes) -> Iterator[Line]:
     """Yield folds of ``model_1_multimer_v3`` in bf16."""
     return folds(device, sizes, "model_1_multimer_v3", "bf16", sizes.lengths)
+
+
+def five_networks(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield folds of a short target by five networks of one structure, without a CUDA graph and with one for all."""
+    import fastfold
+
+    models = [network_of("model_1_ptm", device, "bf16", sizes) for _ in range(5)]
+    sequence, msa = random_target(sizes.lengths[0], sizes.rows)
+    for graphs in (False, True) if device == "cuda" else (False,):
+        for call in ("first", "second"):
+            watch = Stopwatch(device)
+            with watch.measuring():
+                fastfold.predict_many(
+                    [sequence],
+                    models,
+                    msas={"query_1": msa},
+                    num_recycles=PASSES - 1,
+                    recycle_tolerance=0.0,
+                    cuda_graphs=graphs,
+                )
+            yield {
+                "networks": len(models),
+                "residues": len(sequence),
+                "passes": PASSES,
+                "graphs": graphs,
+                "call": call,
+            } | watch.line()
 
 
 def float32(device: str, sizes: Sizes) -> Iterator[Line]:
@@ -387,16 +396,18 @@ class Part:
 
 
 PARTS = (
-    Part("ceilings", 20, ceilings),
-    Part("monomers", 100, monomers),
-    Part("multimers", 60, multimers),
-    Part("float32", 30, float32),
-    Part("alphafold", 100, alphafold),
+    Part("kernels", 45, kernels),
+    Part("ceilings", 10, ceilings),
+    Part("monomers", 80, monomers),
+    Part("multimers", 50, multimers),
+    Part("networks", 20, five_networks),
+    Part("float32", 25, float32),
+    Part("alphafold", 90, alphafold),
     Part("openfold", 45, openfold),
-    Part("training", 60, training),
+    Part("training", 50, training),
     Part("triangles", 25, triangles),
     Part("generic", 15, generic),
-    Part("longest", 50, longest),
+    Part("longest", 45, longest),
     Part("offload", 25, offload),
     Part("profile", 10, profile),
 )

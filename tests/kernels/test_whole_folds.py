@@ -12,13 +12,15 @@ import torch
 
 from benchmarks import against_openfold
 from benchmarks.gpu import pack, rivals, whole_folds
+from benchmarks.gpu.compiling import OPERATORS, RESIDUES, ROWS, compile_job
 from benchmarks.gpu.rivals import generic, openfold, triangles
 from benchmarks.gpu.whole_folds import PARTS, TOTAL_SECONDS, TOY, Part, run_apart
+from benchmarks.kernels.cases import cases
 
 
 def test_slots_fit_into_the_time() -> None:
     assert sum(part.seconds for part in PARTS) <= TOTAL_SECONDS <= 9 * 60
-    assert [part.name for part in PARTS][:3] == ["ceilings", "monomers", "multimers"]
+    assert [part.name for part in PARTS][:4] == ["kernels", "ceilings", "monomers", "multimers"]
 
 
 def test_a_part_that_fails_hangs_or_has_no_time_is_a_line() -> None:
@@ -41,6 +43,20 @@ def test_lines_have_the_times_of_host_and_device() -> None:
     for line in lines:
         assert 0 < line["host_ms"] <= line["wall_ms"] <= 2e3 * line["mean_fold_s"]
         assert (line["precision"], line["graphs"], line["passes"]) == ("bf16", False, 4)
+
+
+def test_kernels_of_operators_and_networks_are_compiled() -> None:
+    """Each name is an operator of the benchmark; a job computes outputs and gradients."""
+    assert set(OPERATORS) <= {case.operator for case in cases((RESIDUES,), ((ROWS, RESIDUES),))}
+    assert compile_job("residual_update", "gradients", "cpu") > 0
+
+
+def test_five_networks_fold_one_target() -> None:
+    lines = list(whole_folds.five_networks("cpu", TOY))
+    assert [(line["call"], line["networks"], line["graphs"]) for line in lines] == [
+        ("first", 5, False),
+        ("second", 5, False),
+    ]
 
 
 def test_triangle_multiplications_are_timed_in_each_way() -> None:
