@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer.confidence import plddt
+from fastfold.evoformer.confidence.restraint_evidence import limit_probabilities
 from fastfold.evoformer.config import descent_settings
 from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
 from fastfold.evoformer.embedders.multimer_templates import (
@@ -30,6 +31,7 @@ from fastfold.evoformer.heads import (
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.backbone_energy import bonds
 from fastfold.evoformer.structure.distogram_descent import descend
+from fastfold.evoformer.structure.restraint_springs import RestraintSprings
 from fastfold.evoformer.structure.side_chains import place_rotamers
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
@@ -154,7 +156,8 @@ class AlphaFold(PolicyModule):
             features: AlphaFold's features. Either a dict of tensors with a leading axis of size
                 ``(num_recycles + 1) * num_ensemble``, cycle by cycle, or a function ``(cycle, member)`` that returns
                 one cycle's dict. Batch axes may follow. The optional ``initial_positions [N, 37, 3]`` (Å) replace the
-                structure of a cycle before the first (AF2 initial guess, Bennett et al., 2023).
+                structure of a cycle before the first (AF2 initial guess, Bennett et al., 2023). A descent on the
+                distogram obeys the optional :data:`~fastfold.evoformer.structure.restraint_springs.RESTRAINT_FEATURES`.
             num_recycles: Extra passes after the first; by default the configuration's.
             num_ensemble: Feature samples whose representations are averaged in each cycle.
             recycle_tolerance: Recycling stops one pass after the mean change of CA distances is at most this, in Å.
@@ -244,20 +247,34 @@ class AlphaFold(PolicyModule):
         phi_and_psi = structure["sidechains"]["angles_sin_cos"][-1][..., 1:3, :]
         predicted = torch.atan2(phi_and_psi[..., 0], phi_and_psi[..., 1])
         moved = torch.empty_like(found)
+        index, mask = features["residue_index"], features["seq_mask"]
+        rows = {"first_row": self._own_rows(aatype.shape[-1]).start, "sum_over_ranks": self._sum_over_ranks}
+        probabilities: list[Tensor] = []
         for sample in itertools.product(*map(range, aatype.shape[:-1])):
+            logits, edges = of_sample(head["logits"], sample), head["bin_edges"]
+            springs = RestraintSprings.from_features(features, sample)
             moved[sample] = descend(
                 found[sample],
-                of_sample(head["logits"], sample),
-                head["bin_edges"],
+                logits,
+                edges,
                 aatype=aatype[sample],
-                residue_index=features["residue_index"][sample],
-                seq_mask=features["seq_mask"][sample],
+                residue_index=index[sample],
+                seq_mask=mask[sample],
                 predicted=predicted[sample],
                 config=config,
-                first_row=self._own_rows(aatype.shape[-1]).start,
-                sum_over_ranks=self._sum_over_ranks,
+                restraints=springs,
+                **rows,
             )
-        index, mask = features["residue_index"], features["seq_mask"]
+            if springs is not None:
+                pairs, present = springs.limited_pairs(), mask[sample] > 0
+                probabilities.append(
+                    limit_probabilities(
+                        logits, edges, pairs, residue_index=index[sample], present=present, **rows
+                    )
+                )
+        if probabilities:
+            whole = torch.stack(probabilities).unflatten(0, aatype.shape[:-1] or (1,))
+            structure = structure | {"restraint_probabilities": whole if aatype.dim() > 1 else whole[0]}
         structure = self.structure_module.moved(structure, moved, aatype, bonds(index, mask > 0))
         return structure | place_rotamers(structure, aatype, index, mask)
 

@@ -26,6 +26,7 @@ from fastfold.evoformer.structure.distogram_potential import Distances
 from fastfold.evoformer.structure.mirrored_windows import mirror_windows
 from fastfold.evoformer.structure.peptide_planes import PlaneWeights, peptide_planes
 from fastfold.evoformer.structure.ramachandran import RamachandranPotential
+from fastfold.evoformer.structure.restraint_springs import RestraintSprings
 from fastfold.evoformer.structure.rigid_points import arms, placed, rotations, torques
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import update_quaternion
@@ -108,6 +109,7 @@ def build_backbone(
     predicted: Tensor,
     steps: int,
     sum_over_ranks: Callable[[Tensor], Tensor],
+    restraints: RestraintSprings | None = None,
 ) -> Tensor:
     """Give frames near others the backbone of a protein, without recording gradients.
 
@@ -120,6 +122,7 @@ def build_backbone(
         predicted: Phi and psi ``[N, 2]`` of the network, in radians.
         steps: Steps of all phases together.
         sum_over_ranks: Sums a tensor over the processes that hold other pairs.
+        restraints: Springs between restrained residues; None for none.
 
     Returns:
         Frames ``[N, 7]``.
@@ -142,7 +145,11 @@ def build_backbone(
         own_steps = round(phase.share * steps)
 
         def pull(points: Tensor) -> Tensor:
-            return phase.distances * sum_over_ranks(distances.forces(points))
+            own = torch.zeros_like(points)
+            own[:, _CB] = sum_over_ranks(distances.forces(points[:, _CB]))
+            if restraints is not None:
+                own += restraints.forces(points.flatten(0, 1)).view_as(points)
+            return phase.distances * own
 
         return _descend(frames, own_steps, phase.rate, energy=energy, pull=pull, radius=radius, shape=shape)
 
@@ -207,7 +214,7 @@ def _descend(
     mean = centre.new_zeros(2, len(centre), 3)
     square = centre.new_zeros(2, len(centre), 1)
     size = centre.new_tensor([1.0, _TURN])[:, None, None]
-    far = spread = torch.zeros_like(centre)
+    far, spread = torch.zeros_like(shape), torch.zeros_like(centre)
     for step in range(steps):
         done = step / steps
         length = rate * (_LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
@@ -219,8 +226,8 @@ def _descend(
         ramachandran = min(1.0, _RAMACHANDRAN_START + 2 * (1 - _RAMACHANDRAN_START) * done)
         gradient = energy.gradient(points, ramachandran)
         if step % _KEEP_FORCES == 0:
-            far, spread = pull(points[:, _CB]), radius.forces(centre)
-        gradient[:, _CB] += far
+            far, spread = pull(points), radius.forces(centre)
+        gradient += far
         gradient[:, _CA] += spread  # which is the origin of the frame, so it turns nothing
         both = torch.stack([gradient.sum(1), torques(rotation, arm, gradient)])
         mean = torch.lerp(both, mean, _MEAN)

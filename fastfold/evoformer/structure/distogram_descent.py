@@ -30,6 +30,7 @@ from fastfold.evoformer.structure.distogram_potential import (
     potential_bytes,
     strand_twist,
 )
+from fastfold.evoformer.structure.restraint_springs import RestraintSprings
 from fastfold.evoformer.structure.rigid_points import arms, placed, rotations, torques
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import update_quaternion
@@ -57,6 +58,7 @@ def descend(
     config: Any,
     first_row: int = 0,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda x: x,
+    restraints: RestraintSprings | None = None,
 ) -> Tensor:
     """Move residue frames down the potential of their distances, without recording gradients.
 
@@ -81,6 +83,7 @@ def descend(
             ``backbone_steps``, those of the backbone, 0 to leave it as it is.
         first_row: Number of the first row of ``logits``.
         sum_over_ranks: Sums a tensor over the processes that hold other rows.
+        restraints: Springs between restrained residues; None for none.
 
     Returns:
         The moved frames ``[N, 7]``.
@@ -91,10 +94,16 @@ def descend(
         starts = [affines]
         if int(present.sum()) > _POINTS_WITH_HAND:
             starts += mirror_images(
-                affines, logits, bin_edges, residue_index=residue_index, present=present, **rows
+                affines,
+                logits,
+                bin_edges,
+                residue_index=residue_index,
+                present=present,
+                restraints=restraints,
+                **rows,
             )
         distances = Distances.from_logits(logits, bin_edges, residue_index, present, **rows)
-        fall = _Fall(affines, distances, aatype, residue_index, present, config, sum_over_ranks)
+        fall = _Fall(affines, distances, aatype, residue_index, present, config, sum_over_ranks, restraints)
         together = len(starts) if len(affines) <= _TOGETHER else 1
         group = fall.repeated(together)
         ends: list[Tensor] = []
@@ -120,6 +129,7 @@ def descend(
             predicted=predicted,
             steps=config.backbone_steps,
             sum_over_ranks=sum_over_ranks,
+            restraints=restraints,
         )
 
 
@@ -141,7 +151,9 @@ class _Fall:
         present: Tensor,
         config: Any,
         sum_over_ranks: Callable[[Tensor], Tensor],
+        restraints: RestraintSprings | None = None,
     ) -> None:
+        self._restraints = restraints
         centre = affines[:, 4:]
         self._config, self._distances, self._sum_over_ranks = config, distances, sum_over_ranks
         self._overlap = config.overlap
@@ -160,6 +172,8 @@ class _Fall:
         found._distances = self._distances.repeated(copies)
         found._overlaps = Overlaps(found._distances.blocks, self._config.overlap_distance, len(found._shape))
         found._bonds, found._local = self._bonds.repeated(copies), self._local.repeated(copies)
+        if self._restraints is not None:
+            found._restraints = self._restraints.repeated(copies)
         return found
 
     def stiffer(self, factor: float) -> _Fall:
@@ -176,7 +190,8 @@ class _Fall:
         own = self._distances.total(points[:, _POINTS["CB"]])
         own += self._distances.overlap(centre, config.overlap_distance, self._overlap)
         flat = points.flatten(0, 1)
-        return self._sum_over_ranks(own) + self._bonds.total(flat) + self._local.total(flat)
+        total = self._sum_over_ranks(own) + self._bonds.total(flat) + self._local.total(flat)
+        return total if self._restraints is None else total + self._restraints.total(flat)
 
     def descend(self, affines: Tensor, steps: int, local_start: float) -> Tensor:
         """Move frames ``[N, 7]`` down the energy, with local springs that weaken from ``local_start`` to 1."""
@@ -204,7 +219,10 @@ class _Fall:
         gradient[:, _POINTS["CA"]] = self._overlaps.forces(points[:, _POINTS["CA"]], self._overlap)
         gradient = self._sum_over_ranks(gradient)
         flat = points.flatten(0, 1)
-        return gradient + (self._bonds.forces(flat) + local * self._local.forces(flat)).view_as(points)
+        of_chain = self._bonds.forces(flat) + local * self._local.forces(flat)
+        if self._restraints is not None:
+            of_chain += self._restraints.forces(flat)
+        return gradient + of_chain.view_as(points)
 
 
 def _rigid_points(aatype: Tensor, like: Tensor) -> Tensor:

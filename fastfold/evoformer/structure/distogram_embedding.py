@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import LazyRows
+from fastfold.evoformer.structure.restraint_springs import RestraintSprings
 from fastfold.protein.metrics.tm_score import best_rotation, superpose
 from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
 from fastfold.utils.device import to_float64
@@ -35,11 +36,13 @@ def mirror_images(
     present: Tensor,
     first_row: int = 0,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda x: x,
+    restraints: RestraintSprings | None = None,
 ) -> list[Tensor]:
     """Return frames ``[N, 7]`` of two mirror images at the distances of a distogram, with equal local poses.
 
-    Both are superposed on the given structure. Arguments are those of
-    :func:`fastfold.evoformer.structure.distogram_descent.descend`. Residues that are not ``present [N]`` stay.
+    Both are superposed on the given structure. Restrained residues are at most as far apart as their limits. Residues
+    that are not ``present [N]`` stay. Arguments are those of
+    :func:`fastfold.evoformer.structure.distogram_descent.descend`.
     """
     length = len(affines)
     width = float(bin_edges[1] - bin_edges[0])
@@ -51,7 +54,10 @@ def mirror_images(
         unknown = probability[..., -1] > _FAR
         distance[first_row + rows.start : first_row + rows.stop] = expected.masked_fill(unknown, torch.inf)
     chosen, fixed = present.cpu(), affines[present, 4:].cpu().double()
-    known = sum_over_ranks(distance).cpu().double()[chosen][:, chosen]
+    distance = sum_over_ranks(distance)
+    if restraints is not None:
+        restraints.shorten(distance)
+    known = distance.cpu().double()[chosen][:, chosen]
     points = _embed(known, residue_index.cpu()[chosen])
     images = []
     for image in (points, points * points.new_tensor([1.0, 1.0, -1.0])):
