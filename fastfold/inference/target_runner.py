@@ -323,7 +323,10 @@ class TargetRunner:
         found = answer.found
         if isinstance(found, Prediction) and found.restraints is not None:
             counts = (found.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
-            self.progress.line(f"{work}: {{}} of {{}} restraints hold, {{}} before".format(*counts))
+            line = "{}: {} of {} restraints hold, {} before".format(work, *counts)
+            if found.restraints["doubtful"]:
+                line += "; the network's distances speak against them, check the file"
+            self.progress.line(line, important=found.restraints["doubtful"])
         took = {
             "seconds": round(answer.seconds, 1),
             "peak_memory": None if most is None else round(most / 2**20),

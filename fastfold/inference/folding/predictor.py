@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fastfold.data.features.pipeline import FeatureSampler, featurize
+from fastfold.data.features.pipeline import featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.config import descent_settings
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embedding.compute import Embedding, compute_embedding
@@ -39,7 +40,6 @@ from fastfold.utils.device import current_device
 if TYPE_CHECKING:
     from fastfold.inference.distributed import DistributedFolder
     from fastfold.inference.planning.gradient_plan import GradientPlan
-    from fastfold.inference.restraints.fit import RestrainedFeatures
     from fastfold.inference.restraints.restraint import Restraint
 
 
@@ -146,7 +146,9 @@ class TargetPredictor:
 
             is_limited = config.budget is not None
             self._gradients = {
-                number: plan_restraints(fit, is_limited=is_limited) for number, fit in self._fits.items()
+                id(model): plan_restraints(self.fit(model), is_limited=is_limited)
+                for model in models
+                if descent_settings(model.config) is None
             }
 
     def _shows(self, model: AlphaFold) -> bool:
@@ -174,14 +176,10 @@ class TargetPredictor:
         """
         with self.moved(model):
             one = self.target_fold(model, seed, on_cycle, sample=sample)
-            restrained = None
             if self._restraints:
-                restrained = self._restrained(model, one.sampler)
-                one.sampler = restrained.sampler
-            prediction = self.fit(model).run(partial(one.run, run=self._run, state=state), self.say)
-        if restrained is not None:
-            restraints = restrained.report(prediction.atom_positions, prediction.mean_plddt)
-            prediction = replace(prediction, restraints=restraints.to_json())
+                prediction = self._restrained(model, one, state)
+            else:
+                prediction = self._fold(model, one, self._run, state)
         templates, given = self._templates_for(model), self.target.given
         return replace(
             prediction,
@@ -253,17 +251,33 @@ class TargetPredictor:
                 if not self._stays:
                     model.to(home)
 
-    def _restrained(self, model: AlphaFold, sampler: FeatureSampler) -> RestrainedFeatures:
-        """Return features with the bias of the restraints, or raise InputError if the memory was not enough."""
-        from fastfold.inference.restraints import fit_restraints
+    def _fold(
+        self, model: AlphaFold, one: TargetFold, run: RunNetwork, state: RecycleState | None = None
+    ) -> Prediction:
+        return self.fit(model).run(partial(one.run, run=run, state=state), self.say)
 
+    def _restrained(self, model: AlphaFold, one: TargetFold, state: RecycleState | None) -> Prediction:
+        """Fold under the restraints, or raise InputError if the memory was not enough for gradients."""
+        from fastfold.inference.restraints.fit import fit_restraints
+        from fastfold.inference.restraints.springs import fold_with_springs
+
+        leave_one_out = self.config.restraint_leave_one_out
+        if descent_settings(model.config) is not None:
+            prediction, report = fold_with_springs(
+                one,
+                self._restraints,
+                lambda trial, run: self._fold(model, trial, run, state if trial is one else None),
+                self._run,
+                leave_one_out=leave_one_out,
+            )
+            return replace(prediction, restraints=report.to_json())
         try:
-            return fit_restraints(
+            restrained = fit_restraints(
                 model,
-                sampler,
+                one.sampler,
                 self._restraints,
                 steps=self.config.restraint_steps,
-                leave_one_out=self.config.restraint_leave_one_out,
+                leave_one_out=leave_one_out,
                 plan=self._gradients[id(model)],
                 distributed=self._distributed,
             )
@@ -275,6 +289,10 @@ class TargetPredictor:
                 "`precision=bf16`, or a device with more memory",
                 record=self.target.name,
             ) from error
+        one.sampler = restrained.sampler
+        prediction = self._fold(model, one, self._run, state)
+        report = restrained.report(prediction.atom_positions, prediction.mean_plddt)
+        return replace(prediction, restraints=report.to_json())
 
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
         return self.templates if self._shows(model) else None

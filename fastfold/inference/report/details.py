@@ -103,11 +103,15 @@ def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         rows = [_restraint(one, residues) for one in entry["restraints"][:_MOST_RESTRAINTS]]
         counts = {key: int(entry[key]) for key in ("satisfied_before", "satisfied", "total", "steps")}
-        paid = _number(entry["confidence_paid"])
+        summary = {
+            name: None if entry[name] is None else _number(entry[name])
+            for name in ("confidence_paid", "evidence", "satisfied_left_out")
+            if name in entry
+        }
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("its restraints have another form") from error
-    summary = {"confidence_paid": paid, "leave_one_out": entry.get("leave_one_out") is True}
-    return {**counts, **summary, "restraints": rows}
+    flags = {name: entry[name] is True for name in ("leave_one_out", "doubtful") if name in entry}
+    return {**counts, **summary, **flags, "restraints": rows}
 
 
 def _restraint(entry: Any, residues: int) -> dict[str, Any]:
@@ -120,9 +124,13 @@ def _restraint(entry: Any, residues: int) -> dict[str, Any]:
     row["max"] = None if entry["max"] is None else _number(entry["max"])
     if "atoms" in entry:  # files of earlier versions are about CA
         row |= {"atoms": str(entry["atoms"])[:_LONGEST_LINE], "pairs": int(entry["pairs"])}
+    if "probability" in entry:
+        row |= {key: _number(entry[key]) for key in ("probability", "usual_probability")}
     if "contradicts" in entry:
         row["contradicts"] = [str(line)[:_LONGEST_LINE] for line in entry["contradicts"][:_MOST_RESTRAINTS]]
-        row["plddt_gain_without"] = _number(entry["plddt_gain_without"])
+        row |= {
+            key: _number(entry[key]) for key in ("plddt_gain_without", "distance_without") if key in entry
+        }
     return row
 
 

@@ -64,6 +64,22 @@ def atom_reach(origin: Literal["CA", "CB"]) -> np.ndarray:
     return reach
 
 
+_NEARER = 0.35
+"""Part of the reach of both side chains by which their nearest atoms are closer than CB, the mean in experiments."""
+
+
+def beta_limits(restraint: Restraint, first: int, second: int) -> tuple[float, float]:
+    """Return the limits of a restraint in Å as those of the distance of CB, of two residue types.
+
+    CB is one of the closest heavy atoms, or farther by a part of the reach of the side chains. CA counts as CB.
+    """
+    if restraint.atoms != "any":
+        return restraint.low, restraint.high
+    reach = atom_reach("CB")
+    nearer = _NEARER * float(reach[first] + reach[second])
+    return restraint.low + nearer * (restraint.low > 0), restraint.high + nearer
+
+
 class RestrainedAtoms:
     """Pairs of atoms whose distances restraints limit.
 

@@ -12,17 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fastfold.data.features.assembly import CHAIN_GAP
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.errors import ConfigError
+from fastfold.evoformer.confidence.restraint_evidence import LimitedPairs, limit_probabilities
 from fastfold.evoformer.confidence.scores import plddt
+from fastfold.evoformer.config import descent_settings
 from fastfold.evoformer.losses.design import Outputs, plddt_loss
-from fastfold.evoformer.losses.masked import at_columns, masked_mean
+from fastfold.evoformer.losses.masked import PairLogits, at_columns, masked_mean
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientRun, differentiable
@@ -37,17 +40,21 @@ from fastfold.inference.planning.gradient_plan import (
 from fastfold.inference.restraints.distances import (
     RestrainedAtoms,
     atom_reach,
+    beta_limits,
     restraint_distances,
     smooth_minimum,
 )
-from fastfold.inference.restraints.restraint import Restraint, grouped, holding, satisfied
+from fastfold.inference.restraints.report import Confidence, LeftOut, RestraintReport
+from fastfold.inference.restraints.restraint import Restraint, grouped, satisfied
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel.comm.collectives import broadcast
 from fastfold.parallel.distributed import DistributedContext
 
 BIASED = ("msa_feat", "target_feat")  #: Features that get a bias
 
-_RATE, _CONFIDENCE, _LOCAL, _SIZE = 0.03, 0.3, 2.0, 0.1
+_RATE, _CONFIDENCE, _LOCAL, _SIZE = 1.0, 0.3, 2.0, 0.1
+RECYCLES = 0  #: Passes without gradients before that of a step
+PATIENCE = 3  #: Steps without a better one after which a fit ends
 _NEAR = 8  #: Residues within this separation in the sequence keep their distances
 
 _BETA_TOLERANCE = 3.0
@@ -59,7 +66,6 @@ _COPIES = 6
 """Float32 copies of these features: themselves, the bias, their sum, its gradient, and two moments of Adam."""
 
 _SCALE = 10.0
-_TRIAL = 0.25
 _GROUP_TEMPERATURE = 0.05
 """Temperature of the smooth minimum over the losses of a group: that of 0.5 Å, by the scale."""
 
@@ -71,91 +77,6 @@ class Figures(NamedTuple):
     plddt: float
 
 
-class LeftOut(NamedTuple):
-    """Trial without a group of restraints, by their numbers, and its gain of mean pLDDT.
-
-    It contradicts the restraints of groups that hold without it, and not with it.
-    """
-
-    group: tuple[int, ...]
-    contradicts: tuple[int, ...]
-    plddt: float
-
-
-@dataclass(frozen=True)
-class RestraintReport:
-    r"""Restraints before and after the fit (:class:`FitResult`), for one network and seed.
-
-    ``after`` are distances in Å in the final structure, ``[R]``, and ``plddt`` is its mean.
-
-    Example:
-        >>> from pathlib import Path
-        >>> import fastfold
-        >>> _ = Path("links.csv").write_text("chain1,residue1,chain2,residue2,max\nA,2,A,10,30\n")
-        >>> prediction = fastfold.predict("MTYKLILNGK", "mini", num_recycles=0, restraints="links.csv")
-        >>> prediction.restraints["satisfied"], prediction.restraints["total"]
-        (1, 1)
-    """
-
-    restraints: tuple[Restraint, ...]
-    before: Figures
-    fitted: Figures
-    after: np.ndarray
-    plddt: float
-    steps: int
-    left_out: tuple[LeftOut, ...] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report in JSON's types, with a row for each line of a group."""
-        lines: dict[Any, list[int]] = {}
-        for number, one in enumerate(self.restraints):
-            lines.setdefault((one.line, one.group) if one.group else number, []).append(number)
-        rows = [self._row(numbers) for numbers in lines.values()]
-        row_of = {
-            number: row for row, numbers in zip(rows, lines.values(), strict=True) for number in numbers
-        }
-        for trial in self.left_out or ():
-            contradicted = list(dict.fromkeys(self.restraints[i].line for i in trial.contradicts))
-            for number in trial.group:
-                row_of[number] |= {"contradicts": contradicted, "plddt_gain_without": round(trial.plddt, 2)}
-        return {
-            "satisfied_before": satisfied(self.restraints, self.before.distances),
-            "satisfied": satisfied(self.restraints, self.after),
-            "total": len(grouped(self.restraints)),
-            "plddt_before": round(self.before.plddt, 2),
-            "plddt": round(self.plddt, 2),
-            "confidence_paid": round(self.before.plddt - self.fitted.plddt, 2),
-            "steps": self.steps,
-            "leave_one_out": self.left_out is not None,
-            "restraints": rows,
-        }
-
-    def _row(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """Return the row of restraints of one line and group, by the pair nearest to its limits."""
-        before, after = (self._nearest(numbers, x) for x in (self.before.distances, self.after))
-        one = self.restraints[after]
-        return {
-            "line": one.line,
-            "residues": [one.first + 1, one.second + 1],
-            "atoms": one.atoms,
-            "pairs": len(numbers),
-            "min": one.low,
-            "max": one.high if np.isfinite(one.high) else None,
-            "weight": round(one.weight, 4),
-            "group": one.group,
-            "distance_before": round(float(self.before.distances[before]), 2),
-            "distance": round(float(self.after[after]), 2),
-            "holds": holding([one], self.after[[after]])[0],
-        }
-
-    def _nearest(self, numbers: Sequence[int], distances: np.ndarray) -> int:
-        def violation(number: int) -> tuple[float, float]:
-            one, distance = self.restraints[number], float(distances[number])
-            return max(one.low - distance, distance - one.high, 0.0), distance
-
-        return min(numbers, key=violation)
-
-
 class FitResult(NamedTuple):
     """Result of a fit."""
 
@@ -164,6 +85,7 @@ class FitResult(NamedTuple):
     fitted: Figures  #: Figures with it
     steps: int  #: Steps of the fit
     left_out: tuple[LeftOut, ...] | None  #: Trials without each group; None if there were none
+    probabilities: np.ndarray  #: See :class:`~fastfold.inference.restraints.report.RestraintReport`
 
 
 @dataclass(frozen=True)
@@ -177,9 +99,15 @@ class RestrainedFeatures:
 
     def report(self, positions: np.ndarray, mean_plddt: float) -> RestraintReport:
         """Return the report of a structure, from its atoms ``[N, 37, 3]`` in Å and its mean pLDDT."""
-        after, fit = restraint_distances(self.restraints, positions, self.aatype), self.fit
+        fit = self.fit
         return RestraintReport(
-            self.restraints, fit.before, fit.fitted, after, mean_plddt, fit.steps, fit.left_out
+            self.restraints,
+            before=fit.before.distances,
+            after=restraint_distances(self.restraints, positions, self.aatype),
+            probabilities=fit.probabilities,
+            plddt=mean_plddt,
+            confidence=Confidence(fit.before.plddt, fit.fitted.plddt, fit.steps),
+            left_out=fit.left_out,
         )
 
 
@@ -212,8 +140,9 @@ class _Loss:
         )
         self._groups = [torch.tensor(group, device=like.device) for group in grouped(restraints)]
         first, second = self._atoms.first, self._atoms.second
-        types = zip(restraints, aatype[first].tolist(), aatype[second].tolist(), strict=True)
+        types = list(zip(restraints, aatype[first].tolist(), aatype[second].tolist(), strict=True))
         under, over = zip(*(_beta_tolerances(*one) for one in types), strict=True)
+        self._expected = tuple(map(column, zip(*(beta_limits(*one) for one in types), strict=True)))
         self._beta_low, self._beta_high = self.low - column(under), self.high + column(over)
         # Restraints of a residue are columns of its row.
         used: Counter[int] = Counter()
@@ -224,6 +153,17 @@ class _Loss:
         self._slots = torch.tensor(slots, device=like.device)
         self._columns = torch.zeros(len(order), max(slots) + 1, dtype=torch.int64, device=like.device)
         self._columns[first, self._slots] = second
+
+    def probabilities(self, outputs: Outputs, residue_index: Tensor) -> Tensor:
+        """Return the probabilities ``[R, 2]`` of :func:`.limit_probabilities`, without gradients."""
+        logits = outputs.distogram
+        return limit_probabilities(
+            logits.logits if isinstance(logits, PairLogits) else logits,
+            outputs.lower_edges[1:],
+            LimitedPairs(self._atoms.first, self._atoms.second, *self._expected),
+            residue_index=residue_index,
+            present=torch.ones_like(residue_index, dtype=torch.bool),
+        )
 
     def distances(self, outputs: Outputs) -> Tensor:
         """Return the distance of each restraint's closest atoms in Å, ``[R]``."""
@@ -283,6 +223,7 @@ class _Fit:
             first = self._run()
             self._start = at_columns(first.distogram, self._neighbours).log_softmax(-1)
             self.first = self._figures(first)
+            self._probabilities = self._agreed(self._all.probabilities(first, _numbered(features)))
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -293,7 +234,7 @@ class _Fit:
     def _run(self) -> Outputs:
         biased = {key: self._features[key].to(self._dtype) + value for key, value in self.bias.items()}
         given = self._features | biased
-        return Outputs.from_result(self._model(lambda cycle, member: given, 1, recycle_tolerance=0.0))
+        return Outputs.from_result(self._model(lambda cycle, member: given, RECYCLES, recycle_tolerance=0.0))
 
     def _figures(self, outputs: Outputs) -> Figures:
         distances = self._agreed(self._all.distances(outputs))
@@ -305,48 +246,71 @@ class _Fit:
         found = distances if group is None else broadcast(distances, 0, group)
         return found.cpu().numpy()
 
-    def figures(self) -> Figures:
-        with torch.no_grad(), self._recorded():
-            return self._figures(self._run())
-
     def fit(self, steps: int, leave_one_out: bool) -> FitResult:
-        done = self.descend(steps)
-        last = self.figures()
+        done, best = self.descend(steps)
         left_out = None
         if leave_one_out:
-            holds = satisfied(self._restraints, last.distances) == len(grouped(self._restraints))
-            left_out = () if holds else tuple(self.contradictions(max(1, round(steps * _TRIAL))))
+            left_out = () if self._all_hold(best) else tuple(self.contradictions(steps))
         bias = {key: value.detach().cpu() for key, value in self.bias.items()}
-        return FitResult(bias, self.first, last, done, left_out)
+        return FitResult(bias, self.first, best, done, left_out, self._probabilities)
 
-    def descend(self, steps: int, left_out: Sequence[int] = ()) -> int:
-        """Take steps until all restraints hold but those left out, or their number is reached; return their number."""
+    def descend(self, steps: int, left_out: Sequence[int] = ()) -> tuple[int, Figures]:
+        """Take steps until all restraints hold but those left out, or until no step helps.
+
+        The bias becomes that of the best step: most restraints hold, and then the loss is lowest.
+
+        Returns:
+            The number of steps, and the figures of the best one.
+        """
         kept = [one for number, one in enumerate(self._restraints) if number not in left_out]
         loss = self._loss(kept)
-        optimizer = torch.optim.Adam(self.bias.values(), lr=_RATE)
-        for done in range(steps):
-            with self._recorded():
+        best: tuple[float, float] = (-1.0, 0.0)
+        best_figures, best_bias, best_step = self.first, self._copied(), 0
+        for done in range(steps + 1):
+            with self._recorded(), torch.set_grad_enabled(done < steps):
                 outputs = self._run()
+                figures = self._figures(outputs)
+                total = self._total(loss, outputs)
                 held = satisfied(kept, self._agreed(loss.distances(outputs)))
-                if held == len(grouped(kept)) and done:
-                    return done
-                changed = at_columns(outputs.distogram, self._neighbours).log_softmax(-1)
-                changed = (self._start.exp() * (self._start - changed)).sum(-1)
-                sizes = [value.square().sum() for value in self.bias.values()]
-                size = torch.stack(sizes).sum() / self.residues
-                total = (
-                    loss(outputs)
-                    + _CONFIDENCE * plddt_loss(outputs, self._everyone)
-                    + _LOCAL * masked_mean(self._near, changed, 2)
-                    + _SIZE * size
-                )
-                optimizer.zero_grad()
-                total.backward()
-            for value in self.bias.values():
-                assert value.grad is not None
-                value.grad = self._recording.mean(value.grad)
-            optimizer.step()
-        return steps
+                score = float(held), -float(self._agreed(total[None])[0])
+                if score > best:
+                    best, best_figures, best_bias, best_step = score, figures, self._copied(), done
+                if held == len(grouped(kept)) or done == steps or done - best_step >= PATIENCE:
+                    break
+                gradients = torch.autograd.grad(total, list(self.bias.values()))
+            self._step(gradients, _RATE * (1 - done / steps))
+        self._restore(best_bias)
+        return done, best_figures
+
+    def _total(self, loss: _Loss, outputs: Outputs) -> Tensor:
+        changed = at_columns(outputs.distogram, self._neighbours).log_softmax(-1)
+        changed = (self._start.exp() * (self._start - changed)).sum(-1)
+        sizes = [value.square().sum() for value in self.bias.values()]
+        return (
+            loss(outputs)
+            + _CONFIDENCE * plddt_loss(outputs, self._everyone)
+            + _LOCAL * masked_mean(self._near, changed, 2)
+            + _SIZE * torch.stack(sizes).sum() / self.residues
+        )
+
+    def _step(self, gradients: Sequence[Tensor], rate: float) -> None:
+        """Move the bias by ``rate`` per residue, down the gradient."""
+        gradients = [self._recording.mean(gradient) for gradient in gradients]
+        length = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        with torch.no_grad():
+            for value, gradient in zip(self.bias.values(), gradients, strict=True):
+                value -= rate * self.residues**0.5 / (length + 1e-12) * gradient
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {key: value.detach().clone() for key, value in self.bias.items()}
+
+    def _restore(self, bias: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for key, value in self.bias.items():
+                value.copy_(bias[key])
+
+    def _all_hold(self, figures: Figures) -> bool:
+        return satisfied(self._restraints, figures.distances) == len(grouped(self._restraints))
 
     def contradictions(self, steps: int) -> list[LeftOut]:
         """Leave out each group in turn, return what then holds, and restore the bias.
@@ -355,25 +319,29 @@ class _Fit:
         in one with the same number of steps and all groups.
         """
         groups = grouped(self._restraints)
-        fitted = {key: value.detach().clone() for key, value in self.bias.items()}
+        fitted = self._copied()
 
-        def trial(left_out: Sequence[int]) -> tuple[list[list[int]], float]:
-            """Return the groups that hold, and the mean pLDDT."""
-            self.descend(steps, left_out)
-            found = self.figures()
-            with torch.no_grad():
-                for key, value in self.bias.items():
-                    value.copy_(fitted[key])
-            holds = [satisfied([self._restraints[i] for i in one], found.distances[one]) for one in groups]
-            return list(compress(groups, holds)), found.plddt
+        def trial(left_out: Sequence[int]) -> tuple[list[list[int]], Figures]:
+            """Return the groups that hold, and the figures."""
+            _, figures = self.descend(steps, left_out)
+            self._restore(fitted)
+            holds = [satisfied([self._restraints[i] for i in one], figures.distances[one]) for one in groups]
+            return list(compress(groups, holds)), figures
 
-        base, confidence = trial(())
-        found = []
+        base, with_all = trial(())
+        left_out = []
         for group in groups if len(base) < len(groups) and len(groups) > 1 else ():
-            held, mean = trial(group)
+            held, figures = trial(group)
             contradicted = tuple(i for one in held if one not in base and one != group for i in one)
-            found.append(LeftOut(tuple(group), contradicted, mean - confidence))
-        return found
+            gain = figures.plddt - with_all.plddt
+            left_out.append(LeftOut(tuple(group), contradicted, figures.distances, gain))
+        return left_out
+
+
+def _numbered(features: Mapping[str, Tensor]) -> Tensor:
+    """Return residue numbers ``[N]`` with a gap between chains."""
+    index = features["residue_index"].long()
+    return index if "asym_id" not in features else index + CHAIN_GAP * features["asym_id"].long()
 
 
 def _near_residues(features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -401,8 +369,8 @@ def fit_restraints(
 ) -> RestrainedFeatures:
     r"""Return features with a bias under which the prediction obeys the restraints.
 
-    Adam takes steps until all restraints hold or their number is reached. Each runs one recycling pass without and one
-    with gradients.
+    Steps down the gradient end when all restraints hold, or when none of the last :data:`PATIENCE` was better; the best
+    one counts. Each is one pass without recycling. If all restraints hold in the first pass, no step is taken.
 
     Args:
         model: The network, on its device.
@@ -414,7 +382,8 @@ def fit_restraints(
         distributed: Processes that share each pass; None for one.
 
     Raises:
-        ConfigError: The trunk computes in 8 bits, for which gradients are missing.
+        ConfigError: The trunk computes in 8 bits, for which gradients are missing, or the network ends in a descent,
+            which obeys restraints itself (:mod:`fastfold.inference.restraints.springs`).
 
     Example:
         >>> import fastfold
@@ -422,6 +391,7 @@ def fit_restraints(
         >>> from fastfold.inference.restraints import Restraint, fit_restraints
         >>> from fastfold.data.msa.msa import parse_a3m
         >>> model = fastfold.load_model("mini", device="cpu")
+        >>> model.config.model.heads.structure_module.distogram_descent = None  # as of AlphaFold's networks
         >>> alignment = parse_a3m(">query\nMTYKLILNGK\n")
         >>> sampler = fastfold.featurize([Chain("A", "MTYKLILNGK")], [([alignment], [])], model.config)
         >>> biased = fit_restraints(model, sampler, [Restraint(1, 9, 0.0, 30.0)], steps=1)
@@ -430,6 +400,8 @@ def fit_restraints(
     """
     if not next(model.parameters()).is_floating_point():
         raise ConfigError(f"{model.name}: restraints need gradients; 8 bits lack them, use `precision=fp32`")
+    if descent_settings(model.config) is not None:
+        raise ConfigError(f"{model.name}: its descent obeys restraints; fold with them instead of a fit")
     sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampler.sample(0).items()}
     make = partial(_fit_on, sampled, input_order(sampler), restraints, plan)
     if distributed is None:

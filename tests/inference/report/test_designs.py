@@ -93,13 +93,19 @@ def report(**changes: Any) -> dict[str, Any]:
         "contradicts": ["line 3"],
         "plddt_gain_without": 2.0,
     }
+    row |= {
+        key: changes.pop(key)
+        for key in ("probability", "usual_probability", "distance_without")
+        if key in changes
+    }
     top = {"satisfied_before": 0, "satisfied": 1, "total": 1, "steps": 5, "confidence_paid": 1.5}
     rows = [{**row, **{key: changes.pop(key) for key in list(changes) if key in row}}]
     return {"plddt": [1.0] * 3, "restraints": {**top, "leave_one_out": True, "restraints": rows, **changes}}
 
 
 def test_restraints_are_shown_as_written() -> None:
-    scores = report()
+    springs = {"confidence_paid": None, "evidence": -0.4, "doubtful": True, "satisfied_left_out": 1}
+    scores = report(**springs, probability=0.1, usual_probability=0.2, distance_without=9.5)
     made = restraints_of(scores)
     assert made == scores["restraints"]
     assert restraints_of({"plddt": []}) is None
@@ -118,7 +124,8 @@ def test_restraints_are_shown_as_written() -> None:
         {"distance": float("nan")},
         {"max": "far"},
         {"pairs": "many"},
-        {"confidence_paid": None},
+        {"confidence_paid": "much"},
+        {"evidence": "strong"},
         {"steps": "many"},
         {"restraints": 3},
         {"contradicts": 3},

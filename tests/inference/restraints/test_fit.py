@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +19,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.config import InferConfig
 from fastfold.inference.restraints.distances import atom_reach, restraint_distances
-from fastfold.inference.restraints.fit import (
-    Figures,
-    LeftOut,
-    RestraintReport,
-    _Fit,
-    _Loss,
-    fit_restraints,
-)
+from fastfold.inference.restraints.fit import PATIENCE, RECYCLES, Figures, _Fit, _Loss, fit_restraints
 from fastfold.inference.restraints.restraint import Restraint, grouped, satisfied
 from fastfold.protein.residue_constants import sequence_to_aatype
 from tests.helpers.command_line import CommandLine
@@ -154,61 +148,6 @@ def test_groups_and_satisfied_restraints() -> None:
     assert satisfied(given, np.array([8.0, 9.0, 7.0])) == 2
 
 
-def test_the_report_is_plain() -> None:
-    given = (Restraint(0, 1, 0.0, 8.0, line="line 2"), Restraint(0, 2, 5.0, np.inf, line="line 3"))
-    before, fitted = Figures(np.array([9.0, 4.0]), 50.0), Figures(np.array([7.0, 4.5]), 47.0)
-    made = RestraintReport(given, before, fitted, np.array([7.0, 4.0]), 60.0, 12)
-    found = made.to_json()
-    assert (found["satisfied_before"], found["satisfied"], found["total"]) == (0, 1, 2)
-    assert [row["holds"] for row in found["restraints"]] == [True, False]
-    assert found["restraints"][1]["max"] is None
-    assert found["restraints"][0]["residues"] == [1, 2]
-    assert (found["plddt_before"], found["plddt"], found["confidence_paid"]) == (50.0, 60.0, 3.0)
-    assert not found["leave_one_out"]
-    tried = replace(made, left_out=(LeftOut((0,), (1,), 4.0), LeftOut((1,), (), -1.0))).to_json()
-    assert tried["leave_one_out"]
-    assert [row["contradicts"] for row in tried["restraints"]] == [["line 3"], []]
-    assert [row["plddt_gain_without"] for row in tried["restraints"]] == [4.0, -1.0]
-
-
-def test_a_line_of_several_pairs_is_one_row_of_the_report() -> None:
-    """The row is that of the pair nearest to its limits, before and after."""
-    ambiguous = [Restraint(0, i, 0.0, 8.0, 0.5, "line 2", "line 2", "any") for i in (1, 2, 3)]
-    site = [Restraint(0, 4, 5.0, 8.0, group="site", line=f"line {i}") for i in (3, 4)]
-    before = Figures(np.array([20.0, 15.0, 30.0, 9.0, 9.0]), 50.0)
-    after = np.array([12.0, 20.0, 7.5, 3.0, 6.0])
-    trials = (LeftOut((0, 1, 2), (3, 4), 1.0), LeftOut((3, 4), (), 2.0))
-    report = RestraintReport((*ambiguous, *site), before, before, after, 60.0, 3, trials).to_json()
-    assert (report["satisfied_before"], report["satisfied"], report["total"]) == (0, 2, 2)
-    assert [(row["line"], row["residues"], row["pairs"], row["holds"]) for row in report["restraints"]] == [
-        ("line 2", [1, 4], 3, True),
-        ("line 3", [1, 5], 1, False),
-        ("line 4", [1, 5], 1, True),
-    ]
-    first = report["restraints"][0]
-    assert (first["distance_before"], first["distance"], first["atoms"], first["weight"]) == (
-        15.0,
-        7.5,
-        "any",
-        0.5,
-    )
-    assert [row["contradicts"] for row in report["restraints"]] == [["line 3", "line 4"], [], []]
-
-
-def test_a_pair_within_limits_is_nearer_to_them_than_a_closer_one() -> None:
-    pairs = tuple(Restraint(0, i, 5.0, 8.0, 1.0, "line 2", "line 2") for i in (1, 2, 3))
-    figures = Figures(np.array([3.0, 9.0, 20.0]), 50.0)
-    (row,) = RestraintReport(pairs, figures, figures, np.array([3.0, 12.0, 6.0]), 50.0, 3).to_json()[
-        "restraints"
-    ]
-    assert (row["residues"], row["distance"], row["holds"], row["distance_before"]) == (
-        [1, 4],
-        6.0,
-        True,
-        9.0,
-    )
-
-
 class Trials(_Fit):
     """Fits in which restraints 0 and 1 exclude each other: 0 holds with both, 1 without 0."""
 
@@ -222,74 +161,140 @@ class Trials(_Fit):
         self.bias = {"msa_feat": torch.zeros(2, requires_grad=True)}
         self.seen: list[tuple[int, ...]] = []
 
-    def descend(self, steps: int, left_out: Sequence[int] = ()) -> int:
+    def descend(self, steps: int, left_out: Sequence[int] = ()) -> tuple[int, Figures]:
         assert steps == 5
         assert not self.bias["msa_feat"].any()
         self.seen.append(tuple(left_out))
         with torch.no_grad():
             self.bias["msa_feat"] += 1
-        return steps
-
-    def figures(self) -> Figures:
-        holds = 0 not in self.seen[-1]
-        return Figures(
-            np.array([7.0 if holds else 9.0, 9.0 if holds else 7.0, 9.0, 7.0]), 50.0 + 2 * (not holds)
-        )
+        holds = 0 not in left_out
+        distances = np.array([7.0 if holds else 9.0, 9.0 if holds else 7.0, 9.0, 7.0])
+        return steps, Figures(distances, 50.0 + 2 * (not holds))
 
 
 def test_restraints_that_exclude_each_other_are_found() -> None:
     """Each trial starts from the fit, and is compared with one of the same length."""
     fit = Trials()
-    assert fit.contradictions(5) == [
-        LeftOut((0,), (1,), 2.0),
-        LeftOut((1,), (), 0.0),
-        LeftOut((2, 3), (), 0.0),
+    trials = fit.contradictions(5)
+    assert [(one.group, one.contradicts, one.plddt) for one in trials] == [
+        ((0,), (1,), 2.0),
+        ((1,), (), 0.0),
+        ((2, 3), (), 0.0),
     ]
+    assert [float(one.distances[0]) for one in trials] == [9.0, 7.0, 7.0]
     assert fit.seen == [(), (0,), (1,), (2, 3)]
     assert not fit.bias["msa_feat"].any()
 
 
-@pytest.mark.slow
-def test_mini_obeys_restraints() -> None:
-    """Helices that are far apart come together; the network is left as it was."""
+class Course(_Fit):
+    """Fit whose restraint has a given distance after each step."""
+
+    def __init__(self, distances: Sequence[float]) -> None:
+        self._course, self.passes, self.gradients = list(distances), 0, 0
+        self._restraints = [Restraint(0, 1, 0.0, 8.0)]
+        self.bias = {"msa_feat": torch.zeros(1, requires_grad=True)}
+        self.residues, self.first = 1, Figures(np.array([distances[0]]), 50.0)
+        self._loss = lambda restraints: self  # type: ignore[assignment]
+
+    def _run(self) -> float:  # type: ignore[override]
+        self.passes += 1
+        return self._course[self.passes - 1]
+
+    def _recorded(self) -> object:  # type: ignore[override]
+        return nullcontext()
+
+    def distances(self, distance: float) -> torch.Tensor:
+        return torch.tensor([distance])
+
+    def _agreed(self, distances: torch.Tensor) -> np.ndarray:
+        return distances.detach().numpy()
+
+    def _figures(self, distance: float) -> Figures:  # type: ignore[override]
+        return Figures(np.array([distance]), 50.0)
+
+    def _total(self, loss: object, distance: float) -> torch.Tensor:  # type: ignore[override]
+        return distance + 0 * self.bias["msa_feat"].sum()
+
+    def _step(self, gradients: Sequence[torch.Tensor], rate: float) -> None:
+        self.gradients += 1
+        with torch.no_grad():
+            self.bias["msa_feat"] += 1
+
+
+@pytest.mark.parametrize(
+    ("distances", "steps", "taken", "best"),
+    [
+        ([7.0], 5, 0, 0),  # holds already
+        ([12.0, 10.0, 7.9, 6.0], 5, 2, 2),  # holds after two steps
+        ([12.0, 9.0, 10.0, 11.0], 3, 3, 1),  # the best step is not the last
+        ([12.0, 9.0, *[10.0] * PATIENCE, 7.0], 9, 1 + PATIENCE, 1),  # no step was better for long
+    ],
+)
+def test_a_fit_ends_early_and_keeps_the_best_step(
+    distances: list[float], steps: int, taken: int, best: int
+) -> None:
+    fit = Course(distances)
+    done, figures = fit.descend(steps)
+    assert (done, fit.passes, fit.gradients) == (taken, taken + 1, taken)
+    assert fit.bias["msa_feat"].tolist() == [best]
+    assert figures.distances[0] == distances[best]
+
+
+def ends_in_the_structure_module() -> fastfold.AlphaFold:
+    """Return ``mini`` without its descent, as AlphaFold's networks are."""
     model = fastfold.load_model("mini")
+    model.config.model.heads.structure_module.distogram_descent = None
+    return model
+
+
+def test_a_network_that_obeys_restraints_itself_is_refused() -> None:
+    model = fastfold.load_model("mini")
+    sampler = featurize(target_from_sequence("MKTAYIAKQR").chains, [([], [])], model.config)
+    with pytest.raises(ConfigError, match="its descent obeys restraints"):
+        fit_restraints(model, sampler, [Restraint(0, 5, 0.0, 8.0)], steps=1)
+
+
+@pytest.mark.slow
+def test_a_network_obeys_restraints() -> None:
+    """Helices that are far apart come together; the network is left as it was."""
+    model = ends_in_the_structure_module()
     before = copy.deepcopy(model.state_dict())
     target = target_from_sequence(SEQUENCE)
     sampler = featurize(target.chains, [([], [])], model.config)
-    found = fit_restraints(model, sampler, PAIRS, steps=25)
-    plain = fastfold.predict(SEQUENCE, model, num_recycles=1)
-    assert (
-        satisfied(PAIRS, restraint_distances(PAIRS, plain.atom_positions, sequence_to_aatype(SEQUENCE))) < 3
-    )
+    found = fit_restraints(model, sampler, PAIRS, steps=12)
+    first = found.fit.before.distances
+    assert satisfied(PAIRS, first) < 3
     with torch.no_grad():
         result = model(
             lambda cycle, member: {
                 k: torch.as_tensor(v) for k, v in found.sampler.sample(cycle, member).items()
             },
-            1,
+            RECYCLES,
         )
     positions = result["structure_module"]["final_atom_positions"].numpy()
     after = restraint_distances(PAIRS, positions, sequence_to_aatype(SEQUENCE))
-    assert np.maximum(after - 8.0, 0).sum() < 0.5 * np.maximum(found.fit.before.distances - 8.0, 0).sum()
+    assert np.maximum(after - 8.0, 0).sum() < 0.5 * np.maximum(first - 8.0, 0).sum()
     assert found.fit.left_out is None
     np.testing.assert_allclose(found.fit.fitted.distances, after, atol=1e-2)
+    assert ((found.fit.probabilities >= 0) & (found.fit.probabilities <= 1)).all()
     assert model.structure_module.stop_rotation_gradient
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.slow
-def test_mini_tells_contradictions() -> None:
+def test_contradictions_are_told() -> None:
     """A pair of residues cannot be near and far; which one of both holds is up to the network."""
-    model = fastfold.load_model("mini")
+    model = ends_in_the_structure_module()
     target = target_from_sequence(SEQUENCE)
     sampler = featurize(target.chains, [([], [])], model.config)
     near, far, other = Restraint(2, 26, 0.0, 8.0), Restraint(2, 26, 20.0, np.inf), Restraint(4, 10, 0.0, 30.0)
-    found = fit_restraints(model, sampler, [near, far, other], steps=12, leave_one_out=True)
+    found = fit_restraints(model, sampler, [near, far, other], steps=8, leave_one_out=True)
     assert found.fit.left_out is not None
     by_group = {trial.group: trial.contradicts for trial in found.fit.left_out}
     assert by_group[(0,)] == (1,) or by_group[(1,)] == (0,)
     assert by_group[(2,)] == ()
-    assert fit_restraints(model, sampler, [other], steps=4, leave_one_out=True).fit.left_out == ()
+    done = fit_restraints(model, sampler, [other], steps=4, leave_one_out=True).fit
+    assert (done.left_out, done.steps) == ((), 0)
 
 
 @pytest.mark.long
@@ -310,7 +315,8 @@ def test_the_command_writes_the_report(cli: CommandLine) -> None:
     assert report["total"] == 2
     assert report["leave_one_out"]
     assert all(row["holds"] or "contradicts" in row for row in report["restraints"])
-    assert "confidence_paid" in report
+    assert report["steps"] == 0
+    assert -1 < report["evidence"] < 1
     assert [row["line"] for row in report["restraints"]] == ["line 2", "line 3"]
     assert cli.config("T1")["settings"]["restraints"] == "links.csv"
     path.write_text("chain1,residue1,chain2,residue2,max\nA,3,A,99,5\n")
