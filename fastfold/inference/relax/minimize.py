@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -37,8 +37,14 @@ _LEAST_VOLUME = 1.0
 _MAX_PLANAR = 30.0  #: Degrees from cis or trans up to which an initial peptide bond counts as planar
 _TWIST_OF_PLANAR, _TWIST_OF_FREE, _TWIST_OF_HELD = 25.0, 30.0, 90.0
 """Degrees from cis or trans within which peptide bonds are force-free: planar ones, of free and of other residues."""
-_USUAL_PHI, _PHI_REACH = -90.0, 80.0
-"""Degrees around which phi is kept below 0, and largest deviation at which it is force-free."""
+_HELIX = (-70.0, 38.0), (-40.0, 38.0)
+_STRAND = (-105.0, 73.0), (145.0, 63.0)
+_LEFT_OF_ZERO = ((-90.0, 80.0),)
+"""Degrees around which phi and psi of residues in helices and strands, and phi of others below 0, are kept.
+
+Each has the largest deviation at which it is force-free. They are just within the regions of
+:func:`fastfold.protein.metrics.backbone.in_helix_or_strand`.
+"""
 _PLANE_STIFFNESS = 1000.0  #: Force constant of springs on omega and phi, in kJ/mol/rad²
 _HAND_STIFFNESS = 500.0  #: Force constant of the pull on chiral carbons, in kJ/mol/Å⁶
 
@@ -128,7 +134,7 @@ def _context(
     system = _force_field("amber99sb.xml").createSystem(prepared.topology, constraints=constraints)
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
     system.addForce(_chirality_guard(prepared))
-    system.addForce(_phi_guard(prepared))
+    system.addForce(_torsion_guard(prepared))
     guard = OmegaGuard(prepared, free_residues)
     system.addForce(guard.force)
     integrator = openmm.VerletIntegrator(0.001)  # required by a context, and not used
@@ -199,18 +205,40 @@ def _chirality_guard(prepared: PreparedStructure) -> Any:
     return force
 
 
-def _phi_guard(prepared: PreparedStructure) -> Any:
-    """Return springs that keep phi below 0 in residues other than glycine; zero otherwise."""
+def _torsion_guard(prepared: PreparedStructure) -> Any:
+    """Return springs that keep residues other than glycine in the region of phi and psi that they start in.
+
+    They are zero within the region: a helix, a strand, or phi below 0.
+    """
     force = openmm.CustomTorsionForce(
-        f"{_PLANE_STIFFNESS}*max(0, off-{math.radians(_PHI_REACH)})^2; off=min(turn, {2 * math.pi}-turn); "
-        f"turn=abs(theta-{math.radians(_USUAL_PHI)})"
+        f"{_PLANE_STIFFNESS}*max(0, off-reach)^2; off=min(turn, {2 * math.pi}-turn); turn=abs(theta-centre)"
     )
+    for name in ("centre", "reach"):
+        force.addPerTorsionParameter(name)
+    next_n = {first["C"]: second["N"] for first, second, _ in _peptide_bonds(prepared)}
     for before, residue, name in _peptide_bonds(prepared):
-        atoms = [before["C"], residue["N"], residue["CA"], residue["C"]]
-        if name != "GLY" and dihedrals(*prepared.positions[atoms]) < 0.0:
-            force.addTorsion(*atoms)
+        if name == "GLY":
+            continue
+        phi = [before["C"], residue["N"], residue["CA"], residue["C"]]
+        torsions = [phi]
+        if residue["C"] in next_n:
+            torsions.append([residue["N"], residue["CA"], residue["C"], next_n[residue["C"]]])
+        angles = [float(dihedrals(*prepared.positions[atoms])) for atoms in torsions]
+        for atoms, (centre, reach) in zip(torsions, _region(angles), strict=False):
+            force.addTorsion(*atoms, [math.radians(centre), math.radians(reach)])
     force.setForceGroup(_GUARDS)
     return force
+
+
+def _region(angles: Sequence[float]) -> Sequence[tuple[float, float]]:
+    """Return the centres and reaches of the region that phi and psi are in, in degrees; none for phi above 0."""
+    for region in (_HELIX, _STRAND):
+        limits = zip(angles, region, strict=False)
+        if len(angles) == 2 and all(
+            abs((x - centre + 180) % 360 - 180) <= reach for x, (centre, reach) in limits
+        ):
+            return region
+    return _LEFT_OF_ZERO if angles[0] < 0.0 else ()
 
 
 def _peptide_bonds(prepared: PreparedStructure) -> Iterator[tuple[dict[str, int], dict[str, int], str]]:

@@ -121,6 +121,8 @@ def minimized(protein: Protein) -> tuple[float, float]:
 def test_a_clash_does_not_twist_a_planar_peptide(monkeypatch: pytest.MonkeyPatch) -> None:
     protein = pushed(0.5)
     assert minimized(protein)[0] < 30.0
+    monkeypatch.setattr(minimize, "_region", lambda angles: ())  # phi and psi do not hold it
+    assert minimized(protein)[0] < 30.0
     monkeypatch.setattr(minimize, "_TWIST_OF_PLANAR", 90.0)
     assert minimized(protein)[0] > 40.0
 
@@ -158,33 +160,57 @@ def test_planes_are_held_again_until_none_twists(monkeypatch: pytest.MonkeyPatch
     context.setPositions.assert_called_once()
 
 
-def test_phi_stays_below_zero_but_for_glycine_and_residues_that_begin_above() -> None:
-    """Half a turn of the residues after a bond N-CA moves its phi from -60 to 120 degrees, 120 beyond the limit."""
+def test_residues_stay_in_their_region_but_for_glycine_and_phi_above_zero() -> None:
+    """Half a turn of the residues after a bond N-CA moves its phi from -60 to 120 degrees, after CA-C psi from -40."""
     prepared = prepare(helix("AAGAA"))
-    every = []
-    for residue in (1, 2):
+
+    def turned(residue: int, *, axis: tuple[str, str], moved: tuple[str, ...], degrees: float) -> np.ndarray:
         atoms = {a.name: a.index for a in list(prepared.topology.residues())[residue].atoms()}
-        n, ca = (prepared.positions[atoms[name]] for name in ("N", "CA"))
+        first, second = (prepared.positions[atoms[name]] for name in axis)
         is_moved = prepared.residue_of > residue
-        is_moved[[atoms["C"], atoms["O"]]] = True
-        turned = prepared.positions.copy()
-        turned[is_moved] = ca + Rotation.from_rotvec(np.pi * (ca - n) / np.linalg.norm(ca - n)).apply(
-            turned[is_moved] - ca
-        )
-        every.append(turned)
-    assert phi_energy(prepared, prepared.positions) == 0.0
-    # 120 degrees are 150 from -90 the short way round, and 80 are free.
-    of_alanine, of_glycine = (phi_energy(prepared, turned) for turned in every)
-    assert of_alanine == pytest.approx(1000 * np.radians(150 - 80) ** 2, rel=0.02)
-    assert of_glycine == 0.0
-    assert phi_energy(replace(prepared, positions=every[0]), every[0]) == 0.0
+        is_moved[[atoms[name] for name in moved]] = True
+        turn = Rotation.from_rotvec(np.radians(degrees) * (second - first) / np.linalg.norm(second - first))
+        xyz = prepared.positions.copy()
+        xyz[is_moved] = second + turn.apply(xyz[is_moved] - second)
+        return xyz
+
+    def phi(residue: int, degrees: float = 180.0) -> np.ndarray:
+        return turned(residue, axis=("N", "CA"), moved=("C", "O"), degrees=degrees)
+
+    def psi(residue: int, degrees: float) -> np.ndarray:
+        return turned(residue, axis=("CA", "C"), moved=("O",), degrees=degrees)
+
+    of_alanine = torsion_energy(prepared, phi(1))
+    start = torsion(prepared, 1)
+    assert torsion_energy(prepared, prepared.positions) == 0.0
+    # Both ways round are 180 degrees from the start, and 38 about -70 and -40 are free.
+    assert of_alanine == pytest.approx(1000 * np.radians(180 - abs(start[0] + 70) - 38) ** 2, rel=0.02)
+    beyond = 60 - 38 + (start[1] + 40)
+    assert torsion_energy(prepared, psi(1, 60.0)) == pytest.approx(1000 * np.radians(beyond) ** 2, rel=0.02)
+    assert torsion_energy(prepared, psi(1, 20.0)) == 0.0
+    assert torsion_energy(prepared, phi(2)) == torsion_energy(prepared, psi(2, 60.0)) == 0.0  # of glycine
+    assert torsion_energy(replace(prepared, positions=phi(1)), phi(1)) == 0.0
+    # From a psi between helix and strand, phi alone is kept, below 0.
+    between = psi(1, 90.0)
+    assert torsion_energy(replace(prepared, positions=between), psi(1, 150.0)) == 0.0
+    assert torsion_energy(replace(prepared, positions=between), phi(1)) > 100.0
 
 
-def phi_energy(prepared: PreparedStructure, positions: np.ndarray) -> float:
+def torsion(prepared: PreparedStructure, residue: int) -> tuple[float, float]:
+    """Return phi and psi of a residue in degrees."""
+    before, own, after = (
+        {a.name: prepared.positions[a.index] for a in each.atoms()}
+        for each in list(prepared.topology.residues())[residue - 1 : residue + 2]
+    )
+    angles = (before["C"], own["N"], own["CA"], own["C"]), (own["N"], own["CA"], own["C"], after["N"])
+    return tuple(float(dihedrals(*atoms)) for atoms in angles)  # type: ignore[return-value]
+
+
+def torsion_energy(prepared: PreparedStructure, positions: np.ndarray) -> float:
     system = openmm.System()
     for _ in positions:
         system.addParticle(1.0)
-    system.addForce(minimize._phi_guard(prepared))
+    system.addForce(minimize._torsion_guard(prepared))
     platform = openmm.Platform.getPlatformByName("Reference")
     context = openmm.Context(system, openmm.VerletIntegrator(0.001), platform)
     context.setPositions(positions / 10.0)
