@@ -42,14 +42,24 @@ class OuterProductMean(PolicyModule):
         """
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
+        if self.policy.block_elements is None and kernels.keeps_bfloat16(msa):
+            both = kernels.normalised_linear(
+                msa,
+                self.norm.weight,
+                self.norm.bias,
+                torch.cat([self.left.weight, self.right.weight]),
+                torch.cat([self.left.bias, self.right.bias]),
+            )
+            all_left, all_right = both.chunk(2, -1)
+            return self.in_blocks(self.rows([all_right], msa_mask), lambda _: all_left, pair, msa_mask)
         # A side of a deep alignment is large, so the left one is computed for a block's rows only.
-        parts = (self.right(self.norm(msa[..., part, :, :])) for part in self.policy.slices(msa, -3))
+        parts = (self.side(msa[..., part, :, :], self.right) for part in self.policy.slices(msa, -3))
         updates = self.rows(parts, msa_mask)
 
         def left(rows: slice) -> Tensor:
             # Transposed because columns have an even stride in memory; parts of rows do not.
             columns = msa[..., rows, :].transpose(-3, -2)
-            return self.left(self.norm(columns)).transpose(-3, -2)
+            return self.side(columns, self.left).transpose(-3, -2)
 
         return self.in_blocks(updates, left, pair, msa_mask)
 
@@ -82,6 +92,10 @@ class OuterProductMean(PolicyModule):
     def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
         """Return the updates of pair rows, from right sides ``[*, s, N, c]`` of blocks of sequences."""
         return kernels.OuterProductRows(right, right_mask, self.output.weight, self.output.bias)
+
+    def side(self, msa: Tensor, layer: Linear) -> Tensor:
+        """Return a factor ``[*, S, N, c]`` of the products from ``msa [*, S, N, c_m]``, without gradients."""
+        return kernels.normalised_linear(msa, self.norm.weight, self.norm.bias, layer.weight, layer.bias)
 
     def sides(self, msa: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factors ``left`` and ``right`` ``[*, S, N, c]`` of the products from ``msa [*, S, N, c_m]``."""

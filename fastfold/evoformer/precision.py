@@ -21,9 +21,8 @@ Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 
 * ``fp32``: float32;
 * ``bf16``: parameters and activations in bfloat16; softmax, statistics and parameters of normalisations in float32;
-* ``bf16-products``: float32, but matrix products in bfloat16, except those of attention;
-* ``int8``: as ``bf16-products``, but products with weights in 8 bits if that is faster and accurate enough. On
-  processors without bfloat16 units most products are in 8 bits, and the others in float32.
+* ``bf16-products``: float32 representations; operators compute in bfloat16 from normalisation to residual;
+* ``int8``: most products in 8 bits, the others in float32; on processors with bfloat16 units ``bf16-products``.
 
 The last two are for inference on CPUs (:mod:`fastfold.kernels.cpu.linear`).
 """

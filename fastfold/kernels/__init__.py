@@ -5,6 +5,7 @@ the public function that networks call; the fast implementations are modules nex
 """
 
 from fastfold.kernels import reference
+from fastfold.kernels.cpu.projection import keeps_bfloat16, normalised_linear
 from fastfold.kernels.ops.attention.op import attention
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.op import attention_bias, gated_attention
@@ -28,7 +29,9 @@ __all__ = [
     "attention",
     "attention_bias",
     "gated_attention",
+    "keeps_bfloat16",
     "layer_norm",
+    "normalised_linear",
     "outer_product_mean",
     "pair_bias",
     "reference",

@@ -165,6 +165,14 @@ def normalise(
     return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
+def normalise_to(dtype: torch.dtype, x: Tensor, norm: tuple[Tensor, Tensor], eps: float) -> Tensor:
+    """Normalise a block of any dtype by scale and shift in an exact dtype; round the result once, to ``dtype``."""
+    if x.dtype == dtype == torch.bfloat16 and x.device.type == "cpu":
+        # PyTorch's kernel for these dtypes computes in float32, and copies nothing.
+        return torch.native_layer_norm(x, x.shape[-1:], *norm, eps)[0]
+    return normalise(x.to(norm[0].dtype), *norm, eps)[0].to(dtype)
+
+
 def normalise_backward(
     grad: Tensor,
     x: Tensor,

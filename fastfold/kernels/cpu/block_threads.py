@@ -28,16 +28,18 @@ it; on more cores, several cores work on each block. Not measured on more than t
 _OWN_TOTALS = 3 * BLOCK_ELEMENTS  #: Maximum elements of totals that each thread has of its own
 
 
-def forward_positions(channels: int, positions: int) -> int:
+def forward_positions(channels: int, positions: int, dtype: torch.dtype = torch.float32) -> int:
     """Return the number of positions per block of a forward pass, which sums nothing over positions.
 
     Narrow channels get blocks of up to 4,096 positions, so that fewer operators are started, and at least four blocks
-    for each thread. ``channels`` are those of the widest buffer, ``positions`` those of all blocks.
+    for each thread. ``channels`` are those of the widest buffer, ``positions`` those of all blocks. Fast products of
+    ``dtype`` bfloat16 get blocks of 2,048 positions at least.
     """
     lanes = min(MAX_LANES, torch.get_num_threads())
-    return max(
-        block_positions(channels), min(4096, BLOCK_ELEMENTS // 4 // channels, positions // (4 * lanes))
-    )
+    largest = min(4096, BLOCK_ELEMENTS // 4 // channels)
+    if dtype == torch.bfloat16:
+        largest = max(2048, largest)
+    return max(block_positions(channels), min(largest, positions // (4 * lanes)))
 
 
 def for_blocks(

@@ -1,9 +1,8 @@
 """Products in the operators' PyTorch paths: in the dtype of the data, or with fewer bits on a CPU.
 
 Within :func:`reduced_products`, operators on a CPU multiply float32 data in bfloat16 or 8 bits, for which processors
-have faster units than for float32. Products with weights use both (:class:`Linear`); products of data with data use
-bfloat16 (:func:`product_dtype`), except those of attention. Sums are float32 or int32. All other operations keep their
-dtype.
+have faster units than for float32. In bfloat16, data keep this dtype from an operator's normalisation to its residual,
+and products include what follows them (:class:`Linear`). Sums and statistics are float32 or int32.
 
 After a normalisation, positions have much in common (``benchmarks/results/choices.md`` has shares). Rounding the common
 part costs twice: it widens the steps of 8 bits, and its rounding errors are equal everywhere, so they do not average
@@ -21,17 +20,24 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from fastfold.kernels.common.backend import is_traced
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
     block_positions,
+    finish,
     normalise,
     position_blocks,
 )
-from fastfold.kernels.cpu.products import multiplies_bfloat16, onednn_linear, onednn_multiplies, pack_weight
+from fastfold.kernels.cpu.products import (
+    multiplies_bfloat16,
+    onednn_linear,
+    onednn_linear_with,
+    onednn_multiplies,
+    pack_weight,
+)
 
 Products = Literal["bf16", "int8"]
 Least = Literal["int8", "int8x2", "bf16", "fp32"]
@@ -45,9 +51,11 @@ _PACKED_POSITIONS = 4096
 _PACKED_ELEMENTS = 2**16
 """Least positions and weights for which packing once takes less time than packing in each of the calls."""
 
-FEW_INPUTS = 128
-"""Maximum number of inputs of a product that is made in bfloat16 instead of 8 bits, on a processor with units for it.
-Times are in ``benchmarks/results/choices.md``."""
+_ROOM = 32
+"""Inputs in addition to a product's own that hold its bias; matrix units read this many at a time."""
+
+_LARGEST_WEIGHT = 1e30
+"""Maximum weight whose sums of products with normalised data are numbers in any case."""
 
 
 @contextmanager
@@ -58,8 +66,8 @@ def reduced_products(products: Products) -> Iterator[None]:
 
     Args:
         products: ``bf16`` or ``int8``. ``int8`` takes rows of the data in 8 bits, and weights in one or two words of 8
-            bits, with a scale for each position and output channel. A processor that multiplies bfloat16 uses it in
-            place of two words, which are slower, and of float32 for data that 8 bits are too coarse for.
+            bits, with a scale for each position and output channel. A processor that multiplies bfloat16 does so for
+            ``int8`` too, because rounding to 8 bits takes longer than it saves (``benchmarks/results/choices.md``).
     """
     token = _PRODUCTS.set(products)
     try:
@@ -70,12 +78,18 @@ def reduced_products(products: Products) -> Iterator[None]:
 
 def reduced(x: Tensor | Scratch) -> Products | None:
     """Return the precision of products with weights like ``x``; None for their own dtype."""
-    return _PRODUCTS.get() if x.dtype == torch.float32 and x.device.type != "cuda" else None
+    products = _PRODUCTS.get() if x.dtype == torch.float32 and x.device.type != "cuda" else None
+    return "bf16" if products == "int8" and multiplies_bfloat16() else products
 
 
 def product_dtype(x: Tensor | Scratch) -> torch.dtype:
-    """Return the dtype for products of data like ``x``, and of their results; sums are float32."""
-    return torch.bfloat16 if _at_least_bfloat16(reduced(x)) == "bf16" else x.dtype
+    """Return the dtype of data like ``x`` within an operator, from its normalisation to its residual."""
+    return torch.bfloat16 if reduced(x) == "bf16" else x.dtype
+
+
+def multiplies_units(x: Tensor) -> bool:
+    """Return True if the processor has units for products of data like ``x`` in bfloat16."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and multiplies_bfloat16()
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch, data: Tensor) -> None:
@@ -104,6 +118,8 @@ class Linear:
         weight: ``[N, K]``.
         bias: ``[N]``, or None.
         relu: True to apply a ReLU to the result.
+        keep_nan: False if the ReLU may turn NaN into zero, which takes less time.
+        sigmoid: True to apply a sigmoid to the result, if the product is made in bfloat16.
         positive: True if no element of ``x`` is negative, as after a ReLU: 8 bits are then unsigned, and their steps
             are half as wide.
         mean: ``[K]``, mean of the positions of ``x``, if known: the bias then corrects the rounding of the weights for
@@ -121,6 +137,8 @@ class Linear:
         bias: Tensor | None = None,
         *,
         relu: bool = False,
+        keep_nan: bool = True,
+        sigmoid: bool = False,
         positive: bool = False,
         mean: Tensor | None = None,
         least: Least = "int8x2",
@@ -128,11 +146,17 @@ class Linear:
     ) -> None:
         self._weight, self._bias, self._outputs, self._relu = weight, bias, weight.shape[0], relu
         self.products = None if least == "fp32" else reduced(weight)
-        in_one_word = least == "int8" and weight.shape[1] > FEW_INPUTS
-        if self.products is not None and (least == "bf16" or (not in_one_word and multiplies_bfloat16())):
-            self.products = _at_least_bfloat16(self.products)
-        if self.products == "int8" and weight.shape[1] > max_inputs(positive):
+        if self.products == "int8" and (least == "bf16" or weight.shape[1] > max_inputs(positive)):
             self.products = None
+        elif multiplies_units(weight):
+            self.products = "bf16"
+        self._within: Literal["none", "relu", "sigmoid"] = "none"
+        if self.products == "bf16" and sigmoid:
+            self._within = "sigmoid"
+        elif (
+            self.products == "bf16" and multiplies_bfloat16() and relu and not keep_nan and _is_finite(weight)
+        ):
+            self._within = "relu"
         self._by_onednn = self.products is None and by_onednn(weight)
         if self._by_onednn:
             self._weight = weight.contiguous()
@@ -142,6 +166,7 @@ class Linear:
             self._weight, self._scale = split_into_words(weight, 1 if least == "int8" else 2)
             self._offsets = self._integers().sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
         self._packed = self._weight
+        self._with_bias: Tensor | None = None
         is_large = positions >= _PACKED_POSITIONS and weight.numel() >= _PACKED_ELEMENTS
         is_onednns = self._by_onednn or (self.products == "bf16" and multiplies_bfloat16())
         if is_large and is_onednns and weight.device.type == "cpu" and not is_traced():
@@ -155,16 +180,38 @@ class Linear:
         """Return ``[n, N]`` for ``x [n, K]``, in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
         if self._by_onednn:
             return self._activate(onednn_linear(x, self._packed, self._bias))
+        if self.products == "bf16" and scratch.dtype == torch.bfloat16:
+            return self._activate(self._multiply(x))
         return self.fill(scratch(name, x.shape[0], self._outputs), x, scratch)
 
-    def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """Compute the product in bfloat16 if it is made so, for callers that copy or multiply it."""
-        if self.products != "bf16":
-            return self(x, name, scratch)
-        return self._activate(_multiply_bfloat16(_round_to_bfloat16(x, scratch), self._packed, self._bias))
+    def update(
+        self, out: Tensor, x: Tensor, residual: Tensor | None, dropout: Tensor | None, scratch: Scratch
+    ) -> None:
+        """Write ``residual + dropout * product`` to ``out [*, N]``, maybe the residual, for ``x [n, K]``."""
+        if (
+            self.products == "bf16"
+            and dropout is None
+            and residual is not None
+            and multiplies_units(residual)
+            and (self._bias is None or self._bias.dtype == residual.dtype)
+        ):
+            rows = residual.reshape(len(x), self._outputs)
+            out.copy_(onednn_linear_with(x, self._packed, self._bias, rows, "add").view(out.shape))
+        else:
+            finish(out, self(x, "update", scratch).view(out.shape), residual, dropout)
+
+    def gated(self, x: Tensor, gate: Tensor, scratch: Scratch) -> Tensor:
+        """Return the product for ``x [n, K]`` times ``gate [n, N]``, in their dtype, which may be overwritten."""
+        if self.products != "bf16" or self._bias is None or not multiplies_units(x) or is_traced():
+            return gate.mul_(self(x, "gated", scratch))
+        with_ones, weight = self._append_bias(x, scratch)
+        return onednn_linear_with(with_ones, weight, None, gate, "mul")
 
     def by_channel(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """Return ``[N, n]`` for ``x [n, K]``, as :meth:`__call__` does."""
+        narrow = self.products == "bf16" and scratch.dtype == torch.bfloat16
+        if narrow and self._within == "none" and not is_traced():
+            return self._activate(self._multiply_by_channel(x, scratch(name, self._outputs, len(x)), scratch))
         if not self._by_onednn:
             out = scratch(name, self._outputs, len(x))
             # cuBLAS refuses the strides of a single row's transposed view.
@@ -190,21 +237,47 @@ class Linear:
         return self._activate(out) if self._relu else out
 
     def _activate(self, out: Tensor) -> Tensor:
-        # Not within the product: oneDNN's ReLU turns NaN into zero.
-        return out.relu_() if self._relu else out
+        return out.relu_() if self._relu and self._within == "none" else out
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """Compute the product of bfloat16 data, summed in float32 and rounded once."""
+        if multiplies_bfloat16():
+            return onednn_linear(x, self._packed, self._bias, self._within)
+        bias = None if self._bias is None else self._bias.float()
+        out = linear(x.float(), self._weight.float(), bias)
+        return (out.sigmoid_() if self._within == "sigmoid" else out).to(x.dtype)
+
+    def _multiply_by_channel(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+        """Fill ``out [N, n]`` from bfloat16 data ``x [n, K]``."""
+        if self._bias is None:
+            return torch.mm(self._weight, x.t(), out=out)
+        with_ones, weight = self._append_bias(x, scratch)
+        return torch.mm(weight, with_ones.t(), out=out)
+
+    def _append_bias(self, x: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+        """Return data ``x [n, K]`` with more inputs of one, and the weight with a bias as more inputs: exact in sum."""
+        # Adding a bias later would read the whole result once more, or round the bias.
+        assert self._bias is not None
+        inputs = x.shape[1]
+        if self._with_bias is None:
+            exact = self._bias.float()[:, None]
+            rounded = exact.to(x.dtype)
+            parts = (self._weight, rounded, (exact - rounded).to(x.dtype))
+            self._with_bias = pad(torch.cat(parts, 1), (0, -(inputs + 2) % _ROOM))
+        with_ones = scratch("x with ones", len(x), self._with_bias.shape[1])
+        with_ones[:, :inputs] = x
+        with_ones[:, inputs:] = 1
+        return with_ones, self._with_bias
 
     def _fill_from_product(self, out: Tensor, x: Tensor, scratch: Scratch) -> None:
-        if self._by_onednn:
-            multiply = onednn_linear
+        if not self._by_onednn:
+            out.copy_(self._multiply(_round_to_bfloat16(x, scratch)))
+        elif _is_column_major(out):
+            out.copy_(onednn_linear(self._weight, x).t())
+            if self._bias is not None:
+                out.add_(self._bias)
         else:
-            multiply, x = _multiply_bfloat16, _round_to_bfloat16(x, scratch)
-        if not _is_column_major(out):
-            out.copy_(multiply(x, self._packed, self._bias))
-            return
-        # Added after a copy, because arithmetic of two dtypes is slow.
-        out.copy_(multiply(self._weight, x).t())
-        if self._bias is not None:
-            out.add_(self._bias)
+            out.copy_(onednn_linear(x, self._packed, self._bias))
 
     def _fill_in_int8(self, out: Tensor, x: Tensor, scratch: Scratch) -> None:
         rounded, step = _round_to_int8(x, scratch, positive=self._offsets is not None)
@@ -252,18 +325,9 @@ def max_inputs(positive: bool = False) -> int:
     return (2**31 - 1) // (largest * _LARGEST * (_WORDS + 1))
 
 
-def _at_least_bfloat16(products: Products | None) -> Products | None:
-    """Replace 8 bits by bfloat16, or by None if the processor has no units for it."""
-    if products != "int8":
-        return products
-    return "bf16" if multiplies_bfloat16() else None
-
-
-def _multiply_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``x Wᵀ + b`` of bfloat16 data and a float32 bias, summed in float32 and rounded once."""
-    if multiplies_bfloat16():
-        return onednn_linear(x, weight, bias)
-    return linear(x.float(), weight.float(), bias).to(x.dtype)
+def _is_finite(weight: Tensor) -> bool:
+    """Return True if no product of normalised data with a weight is NaN."""
+    return not is_traced() and bool(weight.abs().amax() < _LARGEST_WEIGHT)
 
 
 def _round_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -53,14 +54,32 @@ def multiplies_bfloat16() -> bool:
     )
 
 
-def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute ``x Wᵀ + b`` by oneDNN, whatever the process's setting; other threads may change it.
+def onednn_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Literal["none", "relu", "sigmoid"] = "none",
+) -> torch.Tensor:
+    """Compute ``activation(x Wᵀ + b)`` by oneDNN, whatever the process's setting; other threads may change it.
 
     ``x [n, K]`` and the weight ``[N, K]``, or the result of :func:`pack_weight`, are in float32, or in bfloat16 if
-    :func:`multiplies_bfloat16`. The bias ``[N]`` is in float32.
+    :func:`multiplies_bfloat16`. The bias ``[N]`` is in float32 or in the dtype of ``x``. The ReLU turns NaN into zero.
     """
-    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return found
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    return product
+
+
+def onednn_linear_with(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    other: torch.Tensor,
+    operation: Literal["add", "mul"],
+) -> torch.Tensor:
+    """Compute the sum or product of ``x Wᵀ + b`` and ``other``, rounded once; all are in bfloat16."""
+    # The operator's overload has no type.
+    combined: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, operation)
+    return combined
 
 
 def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:

@@ -376,3 +376,13 @@ def test_narrow_channels_get_few_large_blocks_of_a_forward_pass(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: count)
     assert forward_positions(channels, positions) == size
+
+
+@pytest.mark.parametrize(
+    ("channels", "positions", "size"), [(512, 100_000, 2048), (512, 5_000, 1250), (16, 100_000, 4096)]
+)
+def test_fast_products_get_larger_blocks(
+    channels: int, positions: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert forward_positions(channels, positions, torch.bfloat16) == size

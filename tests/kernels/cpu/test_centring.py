@@ -95,12 +95,12 @@ def test_nothing_is_moved_where_products_are_exact() -> None:
 OPERATORS = ("transition", "gated_attention", "triangle_multiplication_outgoing")
 
 
-def _with_a_common_part(name: str, n: int) -> tuple[dict[str, Any], Tensor]:
+def _with_a_common_part(name: str, n: int, size: float = 6.0) -> tuple[dict[str, Any], Tensor]:
     """Inputs of an operator whose positions have much in common, and its output in float64."""
     case = case_of(name, n)
     main = "z" if name.startswith("triangle") else "x"
     torch.manual_seed(1)
-    common = 6 * torch.randn(case.inputs[main].shape[-1], dtype=torch.float64)
+    common = size * torch.randn(case.inputs[main].shape[-1], dtype=torch.float64)
     inputs = case.inputs | {main: case.inputs[main] + common}
     exact = case.definition(**inputs)
     return {k: v.float() if isinstance(v, Tensor) else v for k, v in inputs.items()}, exact
@@ -108,19 +108,21 @@ def _with_a_common_part(name: str, n: int) -> tuple[dict[str, Any], Tensor]:
 
 @pytest.mark.parametrize("products", ["bf16", "int8"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_lose_less_to_rounding(
+def test_operators_lose_no_more_to_rounding_than_without_a_common_part(
     name: str, products: Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs, exact = _with_a_common_part(name, 33)
+    """But for the mean they would; what is rounded between their products is not centred."""
 
-    def error() -> float:
+    def error(size: float = 6.0) -> float:
+        inputs, exact = _with_a_common_part(name, 33, size)
         with torch.no_grad(), reduced_products(products):
             found = case_of(name, 33).operator(**inputs)
         return float((found - exact).norm() / exact.norm())
 
     less = error()
+    assert less < 1.05 * error(0.0)
     monkeypatch.setattr(linear, "SAMPLE", 0)
-    assert less < 0.7 * error()
+    assert less < (0.7 if name == "transition" else 0.8) * error()
 
 
 @pytest.mark.parametrize("products", ["bf16", "int8"])

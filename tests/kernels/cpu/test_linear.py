@@ -34,12 +34,6 @@ def _made(n: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(n, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
 
 
-@pytest.fixture(autouse=True)
-def _eight_bits_for_few_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they are like shows in small products."""
-    monkeypatch.setattr(linear, "FEW_INPUTS", 0)
-
-
 @pytest.fixture(params=[True, False], ids=["with units", "without"])
 def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the processor is taken for one that multiplies bfloat16."""
@@ -65,17 +59,16 @@ def _product(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None, *, posi
     layer = _layer(kind, weight, bias, positive=positive)
     found = layer(x, "out", Scratch())
     assert found.dtype == x.dtype
-    narrow = layer.narrow(x, "narrow", Scratch())
-    assert narrow.dtype == (torch.bfloat16 if layer.products == "bf16" else x.dtype)
-    torch.testing.assert_close(narrow.to(x.dtype), found, rtol=0, atol=0, equal_nan=True)
+    if layer.products == "bf16":
+        narrow = layer(x.bfloat16(), "narrow", Scratch(dtype=torch.bfloat16))
+        assert narrow.dtype == torch.bfloat16
+        torch.testing.assert_close(narrow.to(x.dtype), found, rtol=0, atol=0, equal_nan=True)
     rows, columns = x.new_empty(len(x), len(weight)), x.new_empty(len(weight), len(x)).T
     assert layer.fill(rows, x, Scratch()) is rows
     torch.testing.assert_close(rows, found, rtol=0, atol=0, equal_nan=True)
     assert layer.fill(columns, x, Scratch()) is columns
-    # In bfloat16 the bias of columns is added behind the rounding.
-    rounding = 2**-8 if layer.products == "bf16" else 1e-6
     largest = float(found[found.isfinite()].abs().max())
-    torch.testing.assert_close(columns, found, rtol=rounding, atol=rounding * largest, equal_nan=True)
+    torch.testing.assert_close(columns, found, rtol=1e-6, atol=1e-6 * largest, equal_nan=True)
     return found
 
 
@@ -91,8 +84,8 @@ def test_a_product_is_as_exact_as_its_precision(
 ) -> None:
     x, weight, bias = _made(n, inputs, outputs)
     exact = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
-    # Where the processor has units for bfloat16, that takes the place of two words.
-    least, most = ERRORS["bf16" if kind == "int8x2" and units else kind]
+    # Where the processor has units for bfloat16, that takes the place of 8 bits.
+    least, most = ERRORS["bf16" if units else kind]
     assert least < _error(_product(kind, x, weight, bias if with_bias else None), exact) < most
 
 
@@ -164,15 +157,51 @@ def test_what_8_bits_are_too_coarse_for_is_in_bfloat16_if_the_processor_multipli
     assert product_dtype(x) == torch.float32
 
 
-def test_few_inputs_and_weights_of_two_words_are_multiplied_in_bfloat16_where_8_bits_take_longer(
-    units: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linear, "FEW_INPUTS", 16)
+def test_8_bits_are_used_only_where_the_processor_does_not_multiply_bfloat16(units: bool) -> None:
     with reduced_products("int8"):
-        found = [Linear(torch.randn(8, inputs), least="int8").products for inputs in (16, 17)]
-        assert Linear(torch.randn(8, 17)).products == ("bf16" if units else "int8")
-    assert found == ["bf16" if units else "int8", "int8"]
+        for least in ("int8", "int8x2"):
+            assert Linear(torch.randn(8, 1024), least=least).products == ("bf16" if units else "int8")
     assert Linear(torch.randn(8, 16)).products is None
+
+
+def test_a_relu_within_a_product_may_hide_nan_but_not_for_weights_that_make_it(units: bool) -> None:
+    x, weight, bias = _made(37, 32, 8)
+    narrow = Scratch(dtype=torch.bfloat16)
+    with reduced_products("bf16"):
+        plain, within = (Linear(weight, bias, relu=True, keep_nan=keep) for keep in (True, False))
+        weight[3, 5] = torch.nan
+        broken = Linear(weight, bias, relu=True, keep_nan=False)
+    rounded = x.bfloat16()
+    assert torch.equal(within(rounded, "out", narrow), plain(rounded, "out", narrow))
+    assert broken(rounded, "out", narrow).isnan().any(0).tolist() == [i == 3 for i in range(8)]
+
+
+def test_a_sigmoid_and_a_gate_are_part_of_a_product_in_bfloat16(units: bool) -> None:
+    x, weight, bias = _made(300, 32, 8)
+    rounded, narrow = x.bfloat16(), Scratch(dtype=torch.bfloat16)
+    with reduced_products("bf16"):
+        gate, layer = Linear(weight, bias, sigmoid=True), Linear(weight, bias)
+        opened = gate(rounded, "gate", narrow)
+        exact = rounded.double() @ weight.bfloat16().double().T + bias.double()
+        assert 1e-4 < _error(opened, exact.sigmoid()) < 3e-3
+        product = layer.gated(rounded, opened.clone(), narrow)
+    assert 1e-4 < _error(product, exact * opened.double()) < 3e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_update_is_added_to_a_residual_of_any_strides(dtype: torch.dtype, units: bool) -> None:
+    """In bfloat16 by the product itself, which rounds once."""
+    x, weight, bias = (t.to(dtype) for t in _made(6, 32, 8))
+    residual = torch.randn(3, 2, 8).to(dtype).transpose(0, 1)
+    layer, scratch = Linear(weight, bias), Scratch(dtype=dtype)
+    exact = residual.double() + (x.double() @ weight.double().T + bias.double()).view(2, 3, 8)
+    out, dropout = torch.empty(2, 3, 8, dtype=dtype), torch.full((2, 3, 8), 2.0, dtype=dtype)
+    layer.update(out, x, residual, None, scratch)
+    assert _error(out, exact) < (1e-6 if dtype == torch.float32 else 2.2e-3 if units else 4e-3)
+    layer.update(out, x, residual, dropout, scratch)
+    assert _error(out, 2 * exact - residual) < (1e-6 if dtype == torch.float32 else 4e-3)
+    layer.update(out, x, None, None, scratch)
+    assert _error(out, exact - residual) < (1e-6 if dtype == torch.float32 else 4e-3)
 
 
 @pytest.mark.parametrize("products", [None, "bf16", "int8"])
@@ -190,7 +219,6 @@ def test_a_relu_is_put_behind_a_product(
     assert 0 < int((expected == 0).sum()) < expected.numel()
     same = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
     same(layer(x, "out", Scratch()), expected)
-    same(layer.narrow(x, "out", Scratch()).float(), expected)
     columns = x.new_empty(8, 37).T
     expected_columns = plain.fill(torch.empty_like(columns), x, Scratch()).relu()
     same(layer.fill(columns, x, Scratch()), expected_columns)
@@ -247,8 +275,8 @@ def test_operators_use_it_for_every_weight_but_a_few(
 ) -> None:
     """Each differs from float32 by the rounding of its products, and float64 data are left alone.
 
-    The projection of the triangle product is exact; where 8 bits are all that the processor has, so are the gate of
-    that, and the projection of what attention gives.
+    Where 8 bits are all that the processor has, the projection and the gate of the triangle product are exact, and so
+    is the projection of what attention gives.
     """
     case = case_of(name, 33)
     if name == "outer_product_mean":  # of more sequences, so that the weight is not folded into one side
@@ -276,8 +304,7 @@ def test_operators_use_it_for_every_weight_but_a_few(
     without = {"transition": 2, "gated_attention": 1, "outer_product_mean": 1}
     assert len(used) == (bfloat16.get(name, 3) if products == "bf16" or units else without.get(name, 1))
     if products == "int8":
-        in_8_bits = int(name == "gated_attention") if units else len(used)
-        assert sum(one.products == "int8" for one in used) == in_8_bits
+        assert sum(one.products == "int8" for one in used) == (0 if units else len(used))
     assert _error(plain, exact) < 2e-6
     assert 10 * _error(plain, exact) < _error(found, exact) < 3e-2
     assert _error(double, exact) < 1e-12

@@ -51,6 +51,8 @@ def attend(
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
+    # Heads of a row are interleaved: in float32, strides of a power of two would fall on the same places of the cache.
+    by_head = _as_is if q.dtype == torch.bfloat16 else scratch.copy
     # A block of rows is still in the cache when the gate reads it. Bias and mask together make one tensor of the
     # size of the scores, so with both a block also splits the queries.
     per_row = q.shape[1:].numel() if bias is None or masked is None else heads * queries * k.shape[1]
@@ -59,12 +61,11 @@ def attend(
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
     for r in range(0, rows, step):
         row = slice(r, r + step)
-        # Heads of a row are interleaved: strides of a power of two would fall on the same places of the cache.
-        b_k, b_v = scratch.copy("k", k[row].transpose(1, 2)), scratch.copy("v", v[row].transpose(1, 2))
+        b_k, b_v = by_head("k", k[row].transpose(1, 2)), by_head("v", v[row].transpose(1, 2))
         b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)
-            b_q = scratch.copy("q or gate", q[row, query].transpose(1, 2))
+            b_q = by_head("q or gate", q[row, query].transpose(1, 2))
             b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
             if b_masked is not None:
                 shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
@@ -83,6 +84,10 @@ def attend(
                     torch.mul(b_out, opened, out=out[row, query])
                 else:
                     torch.addcmul(add, b_out, opened, out=out[row, query])
+
+
+def _as_is(name: str, x: Tensor) -> Tensor:
+    return x
 
 
 def row_step(q: Tensor, k: Tensor) -> int:

@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, normalise, normalise_backward
+from fastfold.kernels.common.scratch import (
+    Scratch,
+    accumulation_dtype,
+    normalise,
+    normalise_backward,
+    normalise_to,
+)
 from fastfold.kernels.cpu.linear import (
-    Least,
     Linear,
     add_product,
     centred,
     mean_of,
+    product_dtype,
     reduced,
     sample,
 )
@@ -116,7 +122,10 @@ def gradients_of(totals: Weights) -> GatedAttentionParams:
 
 def row_step(x: Tensor) -> int:
     """Return the number of rows per block of ``x [R, N, c]``, for the projections."""
-    return max(1, POSITIONS // max(1, x.shape[1]))
+    positions = POSITIONS
+    if product_dtype(x) == torch.bfloat16 and x.shape[:-1].numel() >= 16 * POSITIONS:
+        positions *= 2
+    return max(1, positions // max(1, x.shape[1]))
 
 
 def centred_on(x: Tensor, weights: Weights) -> Weights:
@@ -148,7 +157,7 @@ def _bias(weights: Weights) -> Tensor | None:
 def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
     """Project ``normed [r, N, c]`` to queries, keys, values and gate logits ``[r, N, 3 or 4, H, D]``."""
     rows, length, _ = normed.shape
-    out = linear.narrow(normed.flatten(0, 1), "projected", scratch)
+    out = linear(normed.flatten(0, 1), "projected", scratch)
     return out.view(rows, length, -1, heads, weights.output.shape[1] // heads)
 
 
@@ -170,23 +179,23 @@ class Forward:
         self._projections = projections(weights)
         self._add, output_bias = None, weights.output_bias
         if weights.attended is not None:
-            self._add = weights.attended.neg().view(heads, -1)
-            output_bias = output_bias + torch.mv(weights.output, weights.attended)
-        # This small projection would cause much of the error in 8 bits, and in bfloat16 too if the common part of all
-        # positions were rounded; see benchmarks/results/choices.md.
-        least: Least = "fp32" if self._add is None else "bf16"
-        self._output = Linear(weights.output, output_bias, least=least, positions=weights.positions)
+            attended = weights.attended.to(product_dtype(weights.attended))
+            self._add = attended.neg().view(heads, -1)
+            output_bias = output_bias + torch.mv(weights.output, attended.to(weights.output.dtype))
+        # This small projection would cause much of the error in 8 bits; see benchmarks/results/choices.md.
+        self._output = Linear(weights.output, output_bias, least="bf16", positions=weights.positions)
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Compute projections ``[r, N, 3 or 4, H, D]`` of a block ``x [r, N, c]``, in the dtype of ``scratch``."""
         weights = self._weights
-        normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
+        normed = normalise_to(scratch.dtype, x, weights.norm, EPS)
         return project(normed, self._projections, weights, self._heads, scratch)
 
     def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
         """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``begun`` is the result of :meth:`begin`."""
         x, bias, masked, residual, dropout = rows
-        q, k, v, *gate = (self.begin(x, scratch) if begun is None else begun).unbind(2)
+        projected = self.begin(x, scratch) if begun is None else begun.to(scratch.dtype)
+        q, k, v, *gate = projected.unbind(2)
         attended = scratch("attended", *q.shape)
         attend(
             attended,
@@ -195,8 +204,9 @@ class Forward:
             scratch,
             add=self._add,
         )
-        update = self._output(attended.view(x.shape[0] * x.shape[1], -1), "update", scratch)
-        finish(out, update.view(x.shape), residual, dropout)
+        self._output.update(
+            out, attended.view(x.shape[0] * x.shape[1], -1), residual, dropout, scratch=scratch
+        )
 
 
 def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:

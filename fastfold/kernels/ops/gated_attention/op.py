@@ -22,6 +22,7 @@ from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.cpu.linear import product_dtype
 from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centred_on
@@ -243,8 +244,9 @@ def _compute_beginning(
             step = blocks.Backward(arrange(given, dtype), heads)
             return step.begin(part(x, rows), Scratch().of(x, dtype))
         weights = centred_on(x, arrange(given, x.dtype))
-        begun = blocks.Forward(weights, heads).begin(part(x, rows), Scratch().of(x))
-        return [begun.to(x.dtype)]
+        scratch = Scratch().of(x, product_dtype(x))
+        projected = blocks.Forward(weights, heads).begin(part(x, rows), scratch)
+        return [projected.to(x.dtype)]
     return []  # there are no rows
 
 

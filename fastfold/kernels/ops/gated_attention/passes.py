@@ -24,6 +24,7 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
+from fastfold.kernels.cpu.linear import product_dtype
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,
@@ -103,7 +104,7 @@ def _lay_out(
     if shared is None or mask is None or mask.numel() > MAX_SHARED:
         return blocks.prepare(bias, mask, dtype)
     place = mask.untyped_storage()._cdata, mask.storage_offset(), mask.shape, mask.stride(), mask.dtype
-    key = (*place, dtype if bias is None else bias.dtype, blocks)
+    key = (*place, dtype, None if bias is None else bias.dtype, blocks)
     if key not in shared:
         bias, laid_out = blocks.prepare(bias, mask, dtype)
         shared[key] = mask, laid_out  # the mask keeps its memory from being another tensor's
@@ -128,7 +129,8 @@ def forward(
     """
     blocks = blocks_of(backend)
     x, bias, mask, residual, dropout = operands
-    bias, mask = _lay_out(blocks, bias, mask, x.dtype)
+    scratch = scratch.of(x, product_dtype(x))
+    bias, mask = _lay_out(blocks, bias, mask, scratch.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
     step = blocks.Forward(weights, heads)
@@ -137,7 +139,7 @@ def forward(
     if first is None:
         return out
     if first == ((), ()):  # a single block
-        step(out, RowBlock(x, bias, mask, residual, dropout), scratch.of(x), *begun)
+        step(out, RowBlock(x, bias, mask, residual, dropout), scratch, *begun)
         return out
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
@@ -145,7 +147,7 @@ def forward(
         step(part(out, rows), own, scratch, *begun)
 
     blocks_and_begun = _with_first(itertools.chain([first], indices), begun)
-    for_blocks(block, blocks_and_begun, scratch.of(x), lanes=_most_lanes(x, backend))
+    for_blocks(block, blocks_and_begun, scratch, lanes=_most_lanes(x, backend))
     return out
 
 

@@ -16,6 +16,7 @@ from fastfold.kernels.common.scratch import (
     block_positions,
     normalise,
     normalise_backward,
+    normalise_to,
     position_blocks,
     without_autocast,
 )
@@ -46,7 +47,10 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
-        b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
+        if weight is None or bias is None:
+            b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
+        else:
+            b_out.copy_(normalise_to(x.dtype, b_x, (weight, bias), eps))
 
     for_blocks(block, position_blocks(block_positions(x.shape[-1]), x, out), Scratch().of(x))
     return out

@@ -14,12 +14,11 @@ from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
     accumulation_dtype,
-    finish,
     share_of,
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
-from fastfold.kernels.cpu.linear import Least, Linear, add_product, by_onednn, product_dtype
+from fastfold.kernels.cpu.linear import Linear, add_product, by_onednn, product_dtype
 from fastfold.kernels.cpu.products import onednn_linear
 
 DEEP = 512
@@ -63,11 +62,10 @@ class Rows:
         (*batch, sequences, columns), c = right_mask.shape, math.isqrt(weight.shape[-1])
         dtype = product_dtype(like)
         self._columns = like.new_empty(*batch, columns, c, sequences, dtype=dtype)
-        ordered = weight.to(like.dtype).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
+        self._weight = weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
         self._share = share_of(sequences, like.dtype)
-        # Products in bfloat16 are multiplied without another rounding.
-        least: Least = "bf16" if dtype == torch.bfloat16 else "int8x2"
-        self._output = Linear(ordered, (bias * self._share).to(like.dtype), least=least)
+        self._bias = bias * self._share
+        self._output = Linear(self._weight.to(like.dtype), self._bias.to(like.dtype))
         # Read before threads start, because for_blocks changes the setting.
         self._by_onednn = by_onednn(self._columns)
         self._mask, self._eps = right_mask, eps
@@ -89,23 +87,40 @@ class Rows:
                 .reciprocal_()[..., None]
             )
 
+            output = self._output
+            scales: tuple[Tensor, ...] = (factor,)
+            if columns_l.dtype == torch.bfloat16 and bool((factor == factor.flatten()[:1]).all()):
+                # A factor that all pairs share is part of the weight.
+                mean, scales = factor.flatten()[0], ()
+                weight, bias = (self._weight * mean).to(columns_l.dtype), (self._bias * mean).to(out.dtype)
+                output = Linear(weight, bias)
+            residuals = () if residual is None else (residual[i],)
+
             def block(
                 scratch: Scratch,
+                tile: Tile,
                 b_left: Tensor,
                 b_right: Tensor,
                 b_out: Tensor,
-                b_factor: Tensor,
                 *b_residual: Tensor,
+                output: Linear = output,
+                scales: tuple[Tensor, ...] = scales,
             ) -> None:
                 b_products = _products(
                     b_left, b_right, scratch.of(b_left), share=self._share, in_onednn=self._by_onednn
                 )
-                b_update = self._output(b_products, "update", scratch).view(b_out.shape)
-                finish(b_out, b_update, b_residual[0] if b_residual else None, b_factor)
+                b_factor = scales[0][tile] if scales else None
+                output.update(
+                    b_out,
+                    b_products,
+                    b_residual[0] if b_residual else None,
+                    b_factor,
+                    scratch=scratch.of(b_left),
+                )
 
-            pairs = (out[i], factor, *(() if residual is None else (residual[i],)))
-            tiles = _tiles(factor.shape, c, left.shape[-3])
-            blocks = ((columns_l[tile[0]], columns_r[tile[1]], *(x[tile] for x in pairs)) for tile in tiles)
+            tiles = _tiles(factor.shape, c, left.shape[-3], columns_l.dtype)
+            pairs = (out[i], *residuals)
+            blocks = ((t, columns_l[t[0]], columns_r[t[1]], *(x[t] for x in pairs)) for t in tiles)
             for_blocks(block, blocks, scratch)
 
 
@@ -179,6 +194,10 @@ def sequence_blocks(side: Iterable[Tensor]) -> Iterator[tuple[tuple[int, ...], s
 def _columns(x: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
     """Multiply ``[S, I, c]`` by its mask, as ``[I, c, S]`` in memory."""
     out = x.new_empty(*x.shape[1:], len(x)) if out is None else out
+    if x.dtype == torch.bfloat16 and out.is_contiguous():
+        # PyTorch transposes matrices without gaps tile by tile.
+        out.flatten(0, 1).copy_(x.reshape(len(x), -1).t())
+        return out if bool((mask == 1).all()) else out.mul_(mask.to(x.dtype).t()[:, None])
     return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=out)
 
 
@@ -189,12 +208,12 @@ def counts_of(left_mask: Tensor, right_mask: Tensor) -> Tensor:
     return left.t() @ (left if right_mask is left_mask else right_mask.to(exact))
 
 
-def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[Tile]:
+def _tiles(shape: torch.Size, c: int, sequences: int, dtype: torch.dtype = torch.float32) -> Iterator[Tile]:
     """Yield tiles of pairs whose products fit into the cache: squares for deep alignments, else rows."""
     rows, cols = shape[:2]
     if rows == 0 or cols == 0:
         return
-    pairs = max(1, BLOCK_ELEMENTS // (c * c))
+    pairs = max(1, BLOCK_ELEMENTS * (2 if dtype == torch.bfloat16 else 1) // (c * c))
     row_step = min(rows, math.isqrt(pairs) if sequences >= DEEP else max(1, pairs // cols))
     col_step = min(cols, pairs // row_step)
     for i, j in itertools.product(range(0, rows, row_step), range(0, cols, col_step)):
@@ -209,11 +228,13 @@ def _products(
     A shallow alignment takes one product per left column, whose result needs no reordering. (For a batch of them,
     PyTorch would copy the right side every time on a CPU in bfloat16.) A deep alignment takes one product for all
     columns: the sides are larger than the caches, and are read once for all. oneDNN also takes one product, because it
-    allocates memory for the result.
+    allocates memory for the result, and so does bfloat16, whose products are fast enough to wait for each other.
     """
     (i, c, sequences), (j, _, _) = left.shape, right.shape
     out, left, right = scratch("products", i, j * c, c), left.flatten(0, 1), right.flatten(0, 1)
-    if in_onednn:
+    if left.dtype == torch.bfloat16:
+        joined = torch.mm(right, left.t(), out=scratch("joined", j * c, i * c))
+    elif in_onednn:
         joined = onednn_linear(right, left)
     elif sequences < DEEP:
         for b_left, b_out in zip(left.split(c), out, strict=True):

@@ -20,6 +20,7 @@ from fastfold.kernels.common.scratch import (
     block_positions,
     normalise,
     normalise_backward,
+    normalise_to,
     position_blocks,
     without_autocast,
 )
@@ -59,8 +60,7 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     out = _fake(z, parameters, backend)
 
     def block(scratch: Scratch, b_out: Tensor, b_z: Tensor) -> None:
-        b_normed = normalise(b_z.to(exact), *norm, EPS)[0].to(z.dtype)
-        b_out.copy_(weight @ b_normed.t())
+        b_out.copy_(weight @ normalise_to(z.dtype, b_z, norm, EPS).t())
 
     for i in itertools.product(*map(range, z.shape[:-3])):
         for_blocks(block, _blocks(out[i], z[i]), Scratch().of(z))

@@ -16,11 +16,12 @@ from fastfold.kernels.common.scratch import (
     finish,
     normalise,
     normalise_backward,
+    normalise_to,
     position_blocks,
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import Linear, add_product, centred, mean_of, reduced, sample
+from fastfold.kernels.cpu.linear import Linear, add_product, centred, mean_of, product_dtype, reduced, sample
 
 EPS = 1e-5
 
@@ -57,18 +58,19 @@ def forward(
     w1, b1, w2, b2 = [p.to(x.dtype) for p in layers]
     norm, bias = centred(x, norm, EPS, w1, b1)
     positions = x.shape[:-1].numel()
-    first = Linear(w1, bias, relu=True, positions=positions)
+    # NaN of ``x`` stay in a residual that is ``x``.
+    first = Linear(w1, bias, relu=True, keep_nan=residual is not x, positions=positions)
     mean = _mean_hidden(x, norm, w1, bias) if reduced(x) else None
     second = Linear(w2, b2, positive=True, mean=mean, positions=positions)
     residuals = () if residual is None else (residual,)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
-        b_norm = normalise(b_x.to(exact), *norm, EPS)[0].to(x.dtype)
-        b_hidden = first.narrow(b_norm, "hidden", scratch)
-        finish(b_out, second(b_hidden, "update", scratch), b_residual, None)
+        b_hidden = first(normalise_to(scratch.dtype, b_x, norm, EPS), "hidden", scratch)
+        second.update(b_out, b_hidden, b_residual, None, scratch)
 
-    size = forward_positions(len(w1), positions)
-    for_blocks(block, position_blocks(size, x, out, *residuals), scratch.of(x))
+    scratch = scratch.of(x, product_dtype(x))
+    size = forward_positions(len(w1), positions, scratch.dtype)
+    for_blocks(block, position_blocks(size, x, out, *residuals), scratch)
 
 
 def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:

@@ -82,7 +82,7 @@ def block_rows(n: int, c: int, channels: int) -> int:
 
 
 def narrow_group(channels: int, c: int) -> int:
-    """Return the channels that fit the same memory if factors and product have half the bytes."""
+    """Return the channels that fit the memory of float32 if factors and product have half its bytes."""
     return min(c, 2 * channels + c // 2)
 
 

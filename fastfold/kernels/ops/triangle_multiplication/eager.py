@@ -23,11 +23,12 @@ from fastfold.kernels.common.scratch import (
     finish,
     normalise,
     normalise_backward,
+    normalise_to,
     position_blocks,
     share_of,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import Least, Linear, Norm, add_product, centred, product_dtype
+from fastfold.kernels.cpu.linear import Linear, Norm, add_product, centred, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 
 
@@ -174,28 +175,22 @@ class Forward:
         """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
         assert self._factors is not None
         weights, projections = of_channels(self._factors, first, count), projections.flatten(1)
-        # A result that is rounded to bfloat16 gains nothing from 8 bits, which take longer.
-        least: Least = "bf16" if projections.dtype == torch.bfloat16 else "int8x2"
         norm, bias = centred(z, weights.norm, EPS, weights.projections, weights.projections_bias.flatten())
-        linear = Linear(weights.projections, bias, least=least)
+        linear = Linear(weights.projections, bias)
 
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, *b_mask = parts
-            b_x, _ = _normalise(b_z, norm, scratch.dtype)
+            b_x = normalise_to(scratch.dtype, b_z, norm, EPS)
             # Projection and gate logits [2 c, n] of left, and of right.
             b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
             for factor, b_projections in zip(projections.chunk(2), b_both, strict=True):
-                b_factor = out = factor[:, columns]
-                if out.dtype != scratch.dtype:
-                    b_factor = scratch("factor", *out.shape)
+                b_factor = factor[:, columns]
                 torch.ops.aten.glu(b_projections, 0, out=b_factor)
                 for b_keep in b_mask:
                     b_factor.mul_(b_keep.t())
-                if b_factor is not out:
-                    out.copy_(b_factor)
 
-        size = forward_positions(len(weights.projections), z.shape[:-1].numel())
-        for_blocks(block, _blocks(size, z, *unless_ones(mask)), self._scratch)
+        size = forward_positions(len(weights.projections), z.shape[:-1].numel(), self.dtype)
+        for_blocks(block, _blocks(size, z, *unless_ones(mask)), self._scratch.of(z, self.dtype))
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
@@ -211,20 +206,25 @@ class Forward:
         norm, gate_bias = centred(z, weights.norm, EPS, weights.gate, weights.gate_bias)
         norm_out, out_bias = centred(product.t(), weights.norm_out, out_eps, weights.out, weights.out_bias)
         # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
-        linears = (Linear(weights.out, out_bias, least="bf16"), Linear(weights.gate, gate_bias, least="bf16"))
+        in_bfloat16 = self.dtype == torch.bfloat16
+        project = Linear(weights.out, out_bias, least="bf16")
+        gate = Linear(weights.gate, gate_bias, sigmoid=in_bfloat16, least="bf16")
 
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_out, *b_residual = parts
-            b_x, _ = _normalise(b_z, norm, scratch.dtype)
-            b_product = scratch.of(b_z, product.dtype).transpose("product by rows", product[:, columns])
-            b_product, _ = _normalise(b_product, norm_out, scratch.dtype, out_eps)
-            b_update = scratch("update", *b_out.shape)
-            torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
+            b_x = normalise_to(scratch.dtype, b_z, norm, EPS)
+            b_product = scratch.transpose("product by rows", product[:, columns])
+            b_product = normalise_to(scratch.dtype, b_product, norm_out, out_eps)
+            if in_bfloat16:
+                b_update = project.gated(b_product, gate(b_x, "gate", scratch), scratch)
+            else:
+                b_update = scratch("update", *b_out.shape)
+                torch.ops.aten.glu(_output(b_x, b_product, (project, gate), scratch), -1, out=b_update)
             b_dropout = None if dropout is None else at_positions(dropout, columns)
             finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
 
-        size = forward_positions(_widest(weights), z.shape[:-1].numel())
-        for_blocks(block, _blocks(size, z, out, *residuals), self._scratch)
+        size = forward_positions(_widest(weights), z.shape[:-1].numel(), self.dtype)
+        for_blocks(block, _blocks(size, z, out, *residuals), self._scratch.of(z, self.dtype))
 
 
 class Backward(Forward):

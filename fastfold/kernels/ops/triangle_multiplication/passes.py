@@ -81,7 +81,9 @@ def forward(
     c = parameters.channels
     steps = operations.Forward(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
     channels = min(c, plan.channels or operations.channel_group(c, z.shape[-2] ** 2))
-    if steps.dtype.itemsize < z.dtype.itemsize and plan.host is None:
+    in_bfloat16 = steps.dtype == torch.bfloat16 and z.device.type == "cpu"
+    if plan.host is None and in_bfloat16 and (z.dtype != torch.bfloat16 or plan.channels is None):
+        # Each group normalises the pair again, which takes as long as its products.
         channels = narrow_group(channels, c)
     multiply(
         *(out, z, mask, steps, replace(plan, channels=channels)),

@@ -1,0 +1,54 @@
+"""Linear layer after a normalisation, in one pass over the data if a CPU multiplies them in bfloat16."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from fastfold.kernels.common.scratch import Scratch, normalise_to, position_blocks, without_autocast
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
+from fastfold.kernels.cpu.linear import Linear, centred, multiplies_units, product_dtype, reduced
+from fastfold.kernels.ops.layer_norm.op import layer_norm
+
+EPS = 1e-5
+
+
+def normalised_linear(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """Compute ``LN(x) Wᵀ + b``; without gradients on a CPU in the precision of the operators' products.
+
+    Args:
+        x: ``[*, K]``, any strides.
+        norm_weight: ``[K]``, scale of the normalisation.
+        norm_bias: ``[K]``, its shift.
+        weight: W ``[N, K]``.
+        bias: b ``[N]``.
+
+    Returns:
+        ``[*, N]`` in the dtype of ``x``; in bfloat16 if products of float32 data are.
+    """
+    if torch.is_grad_enabled() or not keeps_bfloat16(x):
+        return linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
+    return _forward(x, norm_weight, norm_bias, weight, bias)
+
+
+def keeps_bfloat16(x: Tensor) -> bool:
+    """Return True if operators without gradients compute on ``x`` in bfloat16 on a CPU, by its units if it has any."""
+    return multiplies_units(x) or (x.device.type == "cpu" and reduced(x) == "bf16")
+
+
+@without_autocast
+def _forward(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    norm, moved = centred(x, (norm_weight.float(), norm_bias.float()), EPS, weight, bias)
+    positions = x.shape[:-1].numel()
+    product = Linear(weight, moved, positions=positions)
+    out = x.new_empty(*x.shape[:-1], len(weight), dtype=product_dtype(x))
+
+    def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
+        b_out.copy_(product(normalise_to(scratch.dtype, b_x, norm, EPS), "product", scratch))
+
+    blocks = position_blocks(forward_positions(x.shape[-1], positions, out.dtype), x, out)
+    for_blocks(block, blocks, Scratch().of(out))
+    return out
