@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from types import MethodType
 from typing import Any, Literal, get_args
 
@@ -21,10 +22,18 @@ Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 
 * ``fp32``: float32;
 * ``bf16``: parameters and activations in bfloat16; softmax, statistics and parameters of normalisations in float32;
-* ``bf16-products``: float32 representations; operators compute in bfloat16 from normalisation to residual;
+* ``bf16-products``: float32 representations; operators compute in bfloat16 from normalisation to residual, or in
+  float32 where the representations are small, which is faster (:data:`LEAST_WORK`);
 * ``int8``: most products in 8 bits, the others in float32; on processors with bfloat16 units ``bf16-products``.
 
 The last two are for inference on CPUs (:mod:`fastfold.kernels.cpu.linear`).
+"""
+
+
+LEAST_WORK = 80e6
+"""Minimum work of a call for products in fewer bits: elements of its representations times their channels.
+
+Preparing such products takes a fixed time; ``benchmarks/results/choices.md`` has the sizes from which they are faster.
 """
 
 
@@ -33,12 +42,12 @@ def in_trunk(model: AlphaFold, child: nn.Module) -> bool:
     return child is not model.structure_module and child is not model.heads
 
 
-def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
+def set_precision(model: AlphaFold, precision: str, *, least_work: float = LEAST_WORK) -> AlphaFold:
     """Set the precision of embedders, extra MSA stack and Evoformer, in place.
 
     Structure module and heads stay in float32.
 
-    ``int8`` and ``bf16-products`` are for inference only.
+    ``int8`` and ``bf16-products`` are for inference only, and for calls of ``least_work`` (:data:`LEAST_WORK`).
 
     Raises:
         ConfigError: The name is not a precision, or the model is not an AlphaFold network.
@@ -55,7 +64,7 @@ def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
         parameters_to(module, dtype if in_trunk(model, module) else torch.float32)
         module.__dict__.pop("forward", None)
         if in_trunk(model, module) and precision in _PRODUCTS:
-            multiply_with_fewer_bits(module, precision)
+            multiply_with_fewer_bits(module, precision, least_work)
     return model
 
 
@@ -130,8 +139,13 @@ _PRODUCTS: dict[str, Products] = {"bf16-products": "bf16", "int8": "int8"}
 """Precisions that apply to products only."""
 
 
-def multiply_with_fewer_bits(module: nn.Module, precision: str) -> None:
-    """Let the operators of a module's forward pass multiply with fewer bits, in place."""
+def _work(args: Iterable[Any]) -> int:
+    """Return the elements of representations ``[*, rows, columns, channels]`` times their channels."""
+    return sum(x.numel() * x.shape[-1] for x in args if isinstance(x, Tensor) and x.dim() >= 3)
+
+
+def multiply_with_fewer_bits(module: nn.Module, precision: str, least_work: float) -> None:
+    """Let the operators of a module's forward pass multiply with fewer bits, in place, from a ``least_work`` on."""
     forward = type(module).forward
 
     @functools.wraps(forward)
@@ -145,6 +159,8 @@ def multiply_with_fewer_bits(module: nn.Module, precision: str) -> None:
             raise ConfigError(
                 f"precision {precision} runs on CPUs only; on {unsupported.pop()} use bf16 or fp32"
             )
+        if _work(args) < least_work:
+            return forward(self, *args, **options)
         with reduced_products(_PRODUCTS[precision]):
             return forward(self, *args, **options)
 

@@ -92,7 +92,7 @@ def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: py
         assert reduced
         assert not any(reduced)
         reduced.clear()
-        assert precision_of(set_precision(network, precision)) == precision
+        assert precision_of(set_precision(network, precision, least_work=0)) == precision
         found = network(features, 0)
         assert all(reduced)
         pair, expected = (x["representations"]["pair"] for x in (found, plain))
@@ -205,14 +205,12 @@ def test_reduced_products_change_recorded_runs_by_less_than_three_percent(
 ) -> None:
     """Every output of all passes together, and of each by itself, made from what the one before left in float32.
 
-    These networks have few channels, for which 8 bits are used here nevertheless; and without units for bfloat16 for
-    all else, too.
+    Without units for bfloat16, products are in 8 bits.
     """
-    monkeypatch.setattr(linear, "FEW_INPUTS", 0)
     if not units:
         monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
     recorded, features, passes, exact = _exact_run(name)
-    network = set_precision(copy.deepcopy(recorded), precision)
+    network = set_precision(copy.deepcopy(recorded), precision, least_work=0)
     with torch.no_grad():
         found = [
             network(features, 0),
@@ -230,6 +228,23 @@ def test_reduced_products_change_recorded_runs_by_less_than_three_percent(
     # But for the bins that recycled distances are sorted into, in which all passes together take steps.
     for errors in (first, *later):
         assert max(errors.values()) < 1.5e-2
+
+
+@pytest.mark.parametrize("precision", ["bf16-products", "int8"])
+def test_small_representations_stay_in_float32(precision: str) -> None:
+    """By the elements of MSA and pair times their channels."""
+    config = one_block_config(model_config("model_1"))
+    network = random_model(config)
+    block = network.evoformer
+    arguments = torch.randn(2, 6, 256), torch.randn(6, 6, 128), torch.ones(2, 6), torch.ones(6, 6)
+    work = 2 * 6 * 256**2 + 6 * 6 * 128**2
+    with torch.no_grad():
+        plain = block(*arguments)
+        for least, same in ((work + 1, True), (work, False)):
+            set_precision(network, precision, least_work=least)
+            found = block(*arguments)
+            assert torch.equal(found[0], plain[0]) is same
+            assert torch.equal(found[1], plain[1]) is same
 
 
 @pytest.mark.parametrize("precision", ["bf16-products", "int8"])

@@ -143,9 +143,9 @@ def _quantized(
     if any(type(module) is StoredLinear for module in model.modules()):
         # The operators of the Evoformer multiply with 8 bits too.
         if isinstance(model, AlphaFold):
-            set_precision(model, "int8")
+            set_precision(model, "int8", least_work=0)
         else:
-            multiply_with_fewer_bits(model, "int8")
+            multiply_with_fewer_bits(model, "int8", least_work=0)
     errors: dict[str, list[float]] = {}
     for batch, outputs in zip(batches, expected, strict=True):
         found = _outputs(model, batch)

@@ -12,6 +12,7 @@ brackets exact. The mean ``m`` is that of a sample: another sample gives the sam
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -378,10 +379,18 @@ Norm = tuple[Tensor, Tensor]
 
 def sample(x: Tensor) -> Tensor:
     """Copy at most 256 positions ``[n, c]``, spread over ``x [*, c]`` with any strides; equal in every run."""
-    total = math.prod(x.shape[:-1])
-    steps = torch.arange(min(SAMPLE, -(-total // 8)), dtype=torch.float64, device=x.device).mul_(_GOLDEN)
-    positions = steps.frac_().mul_(total).long()
-    return x[torch.unravel_index(positions, x.shape[:-1])]
+    # Fake tensors must not be kept.
+    indices = _sample_indices.__wrapped__ if is_traced() else _sample_indices
+    return x[indices(x.shape[:-1], SAMPLE, x.device)]
+
+
+@functools.lru_cache(64)
+def _sample_indices(shape: torch.Size, most: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the indices of at most ``most`` positions of a tensor whose leading axes have a shape."""
+    total = math.prod(shape)
+    with torch.inference_mode(False):
+        steps = torch.arange(min(most, -(-total // 8)), dtype=torch.float64, device=device).mul_(_GOLDEN)
+        return torch.unravel_index(steps.frac_().mul_(total).long(), shape)
 
 
 def mean_of(positions: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.nd
     """
     from fastfold.inference.api import load_model, predict
 
-    model = load_model(MINI, device=device, precision=precision)
+    model = set_precision(load_model(MINI, device=device), precision, least_work=0)
     found = predict(SEQUENCE, model, num_recycles=1, seed=0, save_representations=True)
     assert found.pae is not None
     assert found.representations is not None
@@ -151,7 +151,8 @@ def verify(
     if is_multimer(config):
         features = sampler_from_merged(features, config, deterministic=True).stack(cycles)
     check_present(directory / "params.npz")
-    model = set_precision(load_model(directory / "params.npz", config=config).to(device), precision)
+    network = load_model(directory / "params.npz", config=config).to(device)
+    model = set_precision(network, precision, least_work=0)
     if policy is not None:
         set_policy(model, policy)
     tensors = {name: torch.as_tensor(value).to(device) for name, value in features.items()}

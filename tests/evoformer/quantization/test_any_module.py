@@ -164,7 +164,7 @@ def test_a_network_keeps_structure_module_and_heads_and_is_as_near_as_the_precis
             return model(features, 0)["structure_module"]["final_atom_positions"]
 
     exact = positions(network)
-    by_precision = positions(set_precision(copy.deepcopy(network), "int8"))
+    by_precision = positions(set_precision(copy.deepcopy(network), "int8", least_work=0))
     report = quantize(network)
     found = positions(network)
     assert precision_of(network) == "int8"
