@@ -385,11 +385,11 @@ def sample(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(64)
-def _sample_indices(shape: torch.Size, most: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the indices of at most ``most`` positions of a tensor whose leading axes have a shape."""
+def _sample_indices(shape: torch.Size, limit: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the indices of at most ``limit`` positions of a tensor whose leading axes have a shape."""
     total = math.prod(shape)
     with torch.inference_mode(False):
-        steps = torch.arange(min(most, -(-total // 8)), dtype=torch.float64, device=device).mul_(_GOLDEN)
+        steps = torch.arange(min(limit, -(-total // 8)), dtype=torch.float64, device=device).mul_(_GOLDEN)
         return torch.unravel_index(steps.frac_().mul_(total).long(), shape)
 
 

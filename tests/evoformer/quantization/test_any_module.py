@@ -19,6 +19,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of, set_precision
 from fastfold.evoformer.quantization.any_module import QuantizationReport, quantize, stored_bytes
 from fastfold.evoformer.transition import Transition
+from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu.int8_layers import Int8Embedding, Int8Linear
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
 from tests.helpers.networks import random_model
@@ -154,7 +155,11 @@ def test_a_copy_has_weights_of_its_own() -> None:
         assert not torch.equal(transition(x), x)
 
 
-def test_a_network_keeps_structure_module_and_heads_and_is_as_near_as_the_precision() -> None:
+def test_a_network_keeps_structure_module_and_heads_and_is_as_near_as_the_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a processor without units for bfloat16, where the precision has 8 bits too."""
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
     config = one_block_config(model_config("model_1_ptm"))
     network = random_model(config)
     features = {name: value[None] for name, value in dummy_features(config, 6, 3, 4).items()}
