@@ -46,7 +46,7 @@ CALLERS: dict[str, tuple[str, str, Read]] = {
     "filters": (
         "f.json",
         '{"Average_pLDDT": {"threshold": 0.8, "higher": true}, "1_pTM": {"threshold": null}}',
-        lambda path: read_filters(path, hallucination(10), networks=2),
+        lambda path: read_filters(path, hallucination(10), networks=2, say=print),
     ),
     "restraints": (
         "r.yaml",

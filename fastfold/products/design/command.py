@@ -33,7 +33,7 @@ _OPTIONS = {
 }
 """Options of the task that belong to each protocol."""
 PROTOCOLS = tuple(_OPTIONS)
-_OF_FOLDS = ("device", "precision", "memory_budget", "host_memory", "parallel")
+_OF_FOLDS = ("device", "precision", "memory_budget", "host_memory", "parallel", "relax", "relax_platform")
 """Settings of folds that the command takes; others have another meaning here, such as ``--num-recycles``."""
 
 _DESIGN = """\
@@ -166,7 +166,9 @@ def add_design_command(commands: Any) -> None:
     )
     run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
-    add_field_options(dict.fromkeys(("machine", "memory", "ranks"), run), InferConfig, only=_OF_FOLDS)
+    add_field_options(
+        dict.fromkeys(("machine", "memory", "ranks", "structures"), run), InferConfig, only=_OF_FOLDS
+    )
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     add_config_options(parser)
     of_task = {action.dest: action.default for action in task._group_actions}

@@ -152,7 +152,9 @@ def run_designs(
             device = distributed.context.device
         chosen: list[Filter] = []
         if filters is not None:
-            chosen = read_filters(filters, tasks[0], networks=len(suitable(folding, tasks[0].target)))
+            folders = len(suitable(folding, tasks[0].target))
+            relaxed = infer.relax == "all"
+            chosen = read_filters(filters, tasks[0], networks=folders, is_relaxed=relaxed, say=say)
         for one in tasks:
             check_start(one, config)
         run = _DesignRun(output, config, infer, device, distributed, overwrite, say)

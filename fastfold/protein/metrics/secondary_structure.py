@@ -30,11 +30,11 @@ def assign_secondary_structure(
         chain: Chain number of each residue, ``[N]``.
     """
     slots = [rc.atom_order[name] for name in ("N", "CA", "C", "O")]
-    complete = np.all(mask[:, slots] > 0.5, axis=-1)
+    complete = np.asarray((mask[:, slots] > 0.5).all(-1))
     n, ca, c, o = positions[:, slots].astype(np.float64).transpose(1, 0, 2)
-    joined: np.ndarray = (chain[1:] == chain[:-1]) & complete[1:] & complete[:-1]
+    joined = (chain[1:] == chain[:-1]) & complete[1:] & complete[:-1]
     joined &= np.linalg.norm(n[1:] - c[:-1], axis=-1) < _PEPTIDE
-    gives: np.ndarray = np.r_[False, joined] & (aatype != rc.restype_order["P"])
+    gives = np.r_[False, joined] & (aatype != rc.restype_order["P"])
     bonds = _bonds(n, ca, c, o, gives, complete)
     # run[i] is the number of joined residues after residue i.
     run = np.zeros(len(chain), int)

@@ -157,7 +157,7 @@ def test_the_table_and_filters_have_the_figures(tmp_path: Path, backbone: Path) 
     assert figures["seqid"] == 1.0
     assert (figures["motif_rmsd"], figures["ring_gap"]) == (None, None)
     path = write(tmp_path, {"Average_backbone_rmsd": entry(0.1, False), "1_seqid": entry(0.5)})
-    filters = read_filters(path, task, networks=1)
+    filters = read_filters(path, task, networks=1, say=print)
     assert filters == [Filter("backbone_rmsd", None, 0.1, False), Filter("seqid", 1, 0.5, True)]
     (row,) = design_rows([_design(task, chain.sequence)], tmp_path / "out", (), filters[:1])
     assert (row["backbone_rmsd"], row["seqid"]) == (f"{expected:.2f}", "1.000")
@@ -188,4 +188,4 @@ def test_an_open_ring_is_named(tmp_path: Path) -> None:
 )
 def test_figures_of_other_protocols_are_no_filters(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_filters(write(tmp_path, {name: entry(1.0)}), hallucination(12), networks=1)
+        read_filters(write(tmp_path, {name: entry(1.0)}), hallucination(12), networks=1, say=print)

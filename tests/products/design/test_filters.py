@@ -17,6 +17,7 @@ from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.folds import alone_figures, fold_figures, mean_figure, touching
 from fastfold.products.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
 from fastfold.products.design.task import binder, hallucination
+from fastfold.protein import residue_constants as rc
 from tests.helpers.results import helix_prediction
 
 
@@ -42,17 +43,19 @@ def test_filters_are_bindcrafts(tmp_path: Path) -> None:
         Filter("i_pAE", 2, 0.35, False),
         Filter("n_InterfaceResidues", None, 7.0, True),
     ]
-    assert read_filters(write(tmp_path, given), hallucination(10, copies=2), networks=2) == wanted
+    assert read_filters(write(tmp_path, given), hallucination(10, copies=2), networks=2, say=print) == wanted
     text = "Average_pLDDT: {threshold: 0.8, higher: true}\n"
-    assert read_filters(write(tmp_path, text, "f.yaml"), hallucination(10), networks=1) == wanted[:1]
+    assert (
+        read_filters(write(tmp_path, text, "f.yaml"), hallucination(10), networks=1, say=print) == wanted[:1]
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"Average_dG": entry(0), "Average_PLDDT": entry(1)}, "unknown filters: Average_dG, Average_PLDDT"),
+        ({"Average_pTm": entry(0), "Average_PLDDT": entry(1)}, "unknown filters: Average_pTm, Average_PLDDT"),
         ({"pLDDT": entry(0.8)}, "unknown filters: pLDDT"),
-        ({"3_pLDDT": entry(0.8)}, "3_pLDDT needs 3 networks that fold the designs, found 2"),
+        ({"Average_dSASA": entry(1)}, "Average_dSASA belongs to the protocol binder"),
         ({"Average_i_pTM": entry(0.5)}, "Average_i_pTM needs designs of several chains"),
         ({"1_Binder_RMSD": entry(3.5)}, "1_Binder_RMSD belongs to the protocol binder"),
         ({"Average_Off_i_pTM": entry(3.5)}, "Average_Off_i_pTM needs off-targets"),
@@ -65,7 +68,86 @@ def test_filters_are_bindcrafts(tmp_path: Path) -> None:
 )
 def test_unusable_filters_are_refused(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_filters(write(tmp_path, content), hallucination(10), networks=2)
+        read_filters(write(tmp_path, content), hallucination(10), networks=2, say=print)
+
+
+RANGES = {
+    "pLDDT": (0.8, True), "pTM": (0.55, True), "i_pTM": (0.5, True), "i_pAE": (0.35, False),
+    "Binder_Energy_Score": (0, False), "Surface_Hydrophobicity": (0.35, False), "ShapeComplementarity": (0.6, True),
+    "dG": (0, False), "dSASA": (1, True), "n_InterfaceResidues": (7, True), "n_InterfaceHbonds": (3, True),
+    "n_InterfaceUnsatHbonds": (4, False), "Binder_Loop%": (90, False), "HotspotRMSD": (6, False),
+    "Binder_pLDDT": (0.8, True), "Binder_RMSD": (3.5, False),
+}  # fmt: skip
+"""Filters of BindCraft's default file that have a threshold, with that of the mean."""
+OPEN = (
+    "pAE", "i_pLDDT", "ss_pLDDT", "Unrelaxed_Clashes", "Relaxed_Clashes", "PackStat", "dG/dSASA", "Interface_SASA_%",
+    "Interface_Hydrophobicity", "InterfaceHbondsPercentage", "InterfaceUnsatHbondsPercentage", "Interface_Helix%",
+    "Interface_BetaSheet%", "Interface_Loop%", "Binder_Helix%", "Binder_BetaSheet%", "Target_RMSD", "Binder_pTM",
+    "Binder_pAE",
+)  # fmt: skip
+"""Those without."""
+
+
+def default_filters() -> dict[str, Any]:
+    """Filters with the names of BindCraft's default file, and its thresholds of the means."""
+    named: dict[str, Any] = {"MPNN_score": entry(None, False), "MPNN_seq_recovery": entry(None, False)}
+    for prefix in ("Average", *"12345"):
+        first = prefix in ("Average", "1", "2")
+        for name, (threshold, higher) in RANGES.items():
+            is_set = first or name in ("Binder_pLDDT", "Binder_RMSD")
+            named[f"{prefix}_{name}"] = entry(threshold if is_set else None, higher)
+        named |= {f"{prefix}_{name}": entry(None) for name in OPEN}
+        limit = {letter: 3 if prefix == "Average" and letter in "KM" else None for letter in rc.restypes}
+        named[f"{prefix}_InterfaceAAs"] = {letter: entry(value, False) for letter, value in limit.items()}
+    return named
+
+
+def test_the_default_file_loads_but_for_energies(tmp_path: Path, backbone: Path) -> None:
+    lines: list[str] = []
+    filters = read_filters(
+        write(tmp_path, default_filters()), binder(backbone, 10, chains=["A"]), networks=2, say=lines.append
+    )
+    energies = [
+        f"{prefix}_{name}" for prefix in ("Average", "1", "2") for name in ("Binder_Energy_Score", "dG")
+    ]
+    assert lines[0] == f"filters.json: left out, because they need Rosetta's energies: {', '.join(energies)}"
+    further = [f"{number}_{name}" for number in "345" for name in ("Binder_pLDDT", "Binder_RMSD")]
+    assert lines[1:] == [f"filters.json: left out, because 2 networks fold the designs: {', '.join(further)}"]
+    names = {one.name for one in filters}
+    wanted = {f"{p}_{n}" for p in ("Average", "1", "2") for n in RANGES} - set(energies)
+    wanted = {name.replace("HotspotRMSD", "Hotspot_RMSD") for name in wanted}
+    assert names == wanted | {"Average_InterfaceAAs_K", "Average_InterfaceAAs_M"}
+
+
+def test_all_figures_of_the_default_file_are_computed(tmp_path: Path, backbone: Path) -> None:
+    made = helix_prediction("x", 14, 10)
+    made.save(tmp_path / "out", rank=1, plots=False)
+    (found,) = find_predictions(tmp_path / "out")
+    figures = fold_figures(found, binder(backbone, 10, chains=["A"]), made.atom_positions)
+    energies = ("Binder_Energy_Score", "PackStat", "dG", "dG/dSASA", "Relaxed_Clashes")
+    alone = ("Binder_pLDDT", "Binder_RMSD", "Binder_pTM", "Binder_pAE")
+    for name in (*RANGES, *OPEN):
+        if name not in (*energies, *alone):
+            assert figures[name.replace("HotspotRMSD", "Hotspot_RMSD")] is not None, name
+    count = figures["n_InterfaceResidues"]
+    assert count is not None
+    letters = {letter: figures[f"InterfaceAAs_{letter}"] or 0.0 for letter in rc.restypes}
+    assert sum(letters.values()) == count > 0
+    hydrophobic = sum(letters[one] for one in "ACFILMPVWY")
+    assert figures["Interface_Hydrophobicity"] == pytest.approx(100 * hydrophobic / count)
+    assert (figures["Binder_Helix%"], figures["Binder_Loop%"]) == (80.0, 20.0)  # a helix lacks its ends
+    assert figures["ss_pLDDT"] == pytest.approx(made.plddt[15:23].mean() / 100, abs=1e-3)
+    assert figures["Unrelaxed_Clashes"] == 0
+
+
+def test_clashes_of_relaxed_folds_need_relaxation(tmp_path: Path, backbone: Path) -> None:
+    path, task = (
+        write(tmp_path, {"Average_Relaxed_Clashes": entry(0, False)}),
+        binder(backbone, 10, chains=["A"]),
+    )
+    with pytest.raises(InputError, match="needs relaxed folds; give --relax all"):
+        read_filters(path, task, networks=1, say=print)
+    assert len(read_filters(path, task, networks=1, is_relaxed=True, say=print)) == 1
 
 
 def test_a_failure_names_value_and_threshold() -> None:

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
 from fastfold.products.design.agreement import BACKBONE, MOTIF, RING, given_figures
-from fastfold.products.design.results.folds import ALONE, BOUND, INTERFACE, SINGLE, Figures, mean_figure
+from fastfold.products.design.results.folds import (
+    ALONE,
+    BOUND,
+    INTERFACE,
+    RELAXED,
+    SINGLE,
+    Figures,
+    mean_figure,
+)
 from fastfold.products.design.task import DesignTask
 from fastfold.utils.foreign_text import parse_yaml, read_settings_text, shown
 
 _MAX_BYTES = 2**20
+_BY_RESIDUE = "InterfaceAAs"
 _NAME = re.compile(r"(Average|[1-9]\d?)_(Off_)?(.+)")
 _PROTOCOL = {**dict.fromkeys(BACKBONE, "fixbb"), **dict.fromkeys(MOTIF, "partial")}
 _KNOWN = (*SINGLE, *INTERFACE, *BOUND, *ALONE, *_PROTOCOL, *RING)
+_ROSETTA = ("Binder_Energy_Score", "PackStat", "dG", "dG/dSASA")
+"""BindCraft's figures that are computed by Rosetta's energy function."""
+_SPELLINGS = {"HotspotRMSD": "Hotspot_RMSD"}  #: Names of BindCraft's default file, and those of its tables
 FROM_DESIGN = ("RMSD", "Hotspot_RMSD")
 """Figures that compare with the design, which has the first target alone."""
 
@@ -62,52 +74,89 @@ class Filter:
         return "" if passes else f"{self.name} {value:.3g} {'<' if self.higher else '>'} {self.threshold:g}"
 
 
-def read_filters(path: Path, task: DesignTask, *, networks: int) -> list[Filter]:
+def read_filters(
+    path: Path,
+    task: DesignTask,
+    *,
+    networks: int,
+    is_relaxed: bool = False,
+    say: Callable[[str], None],
+) -> list[Filter]:
     """Read filters from YAML or JSON, ``NAME: {threshold: NUMBER, higher: true}``, or raise InputError.
 
     Names are ``Average_`` or the number of a network, and a figure: ``Average_pLDDT``, ``2_i_pAE``. ``Off_`` before a
-    figure filters the folds with off-targets (``Average_Off_i_pTM``). Filters whose threshold is null are left out, so
-    that files of BindCraft can be used. ``networks`` fold the designs of the task.
+    figure filters the folds with off-targets (``Average_Off_i_pTM``). ``InterfaceAAs`` has a threshold per residue
+    type. Filters whose threshold is null are left out, so that files of BindCraft can be used.
+
+    Args:
+        path: The file.
+        task: Task of the designs.
+        networks: Number of networks that fold the designs; filters of further ones are left out, as in BindCraft.
+        is_relaxed: True if all folds are relaxed.
+        say: Called with a line that names the filters that are left out.
     """
     content = parse_yaml(read_settings_text(path, limit=_MAX_BYTES), path)
     if not isinstance(content, Mapping) or not content:
         raise InputError(
             "expected filters such as 'Average_pLDDT: {threshold: 0.8, higher: true}'", path=path
         )
-    found, unknown = [], []
-    for name, value in content.items():
+    filters, unknown, energies, further = [], [], [], []
+    for name, value in _entries(content):
         if isinstance(value, Mapping) and "threshold" in value and value["threshold"] is None:
             continue
-        match = _NAME.fullmatch(str(name))
-        if match is None or match[3] not in (INTERFACE if match[2] else _KNOWN):
-            unknown.append(str(name))
+        match = _NAME.fullmatch(name)
+        figure = "" if match is None else _SPELLINGS.get(match[3], match[3])
+        if match is not None and figure in _ROSETTA:
+            energies.append(name)
+            continue
+        if match is None or figure not in (INTERFACE if match[2] else _KNOWN):
+            unknown.append(name)
             continue
         threshold, higher = _values(name, value, path)
         number = None if match[1] == "Average" else int(match[1])
         if number is not None and number > networks:
-            raise InputError(
-                f"{name} needs {number} networks that fold the designs, found {networks}; give more with "
-                "--predict-weights",
-                path=path,
-            )
+            further.append(name)
+            continue
         if match[2] and not task.avoided:
             raise InputError(f"{name} needs off-targets; leave it out", path=path)
-        if match[3] in (*BOUND, *ALONE) and task.given is None:
-            raise InputError(f"{name} belongs to the protocol binder; leave it out", path=path)
-        if match[3] in _PROTOCOL and match[3] not in given_figures(task):
-            raise InputError(f"{name} belongs to the protocol {_PROTOCOL[match[3]]}; leave it out", path=path)
-        if match[3] in RING and not task.cyclic:
-            raise InputError(f"{name} needs rings (--cyclic); leave it out", path=path)
-        if match[3] in INTERFACE and len(task.target.chains) < 2:
-            raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
-        found.append(Filter(match[3], number, threshold, higher, bool(match[2])))
+        _check_figure(name, figure, task, path)
+        if figure == RELAXED and not is_relaxed:
+            raise InputError(f"{name} needs relaxed folds; give --relax all, or leave it out", path=path)
+        filters.append(Filter(figure, number, threshold, higher, bool(match[2])))
     if unknown:
+        known = [one for one in _KNOWN if not one.startswith(_BY_RESIDUE)]
         raise InputError(
             f"has unknown filters: {', '.join(unknown)}; remove them or set their threshold to null. Known, after "
-            f"Average_ or the number of a network and _: {', '.join(_KNOWN)}",
+            f"Average_ or the number of a network and _: {', '.join([*known, _BY_RESIDUE])}",
             path=path,
         )
-    return found
+    if energies:
+        say(f"{path.name}: left out, because they need Rosetta's energies: {', '.join(energies)}")
+    if further:
+        folding = "1 network folds" if networks == 1 else f"{networks} networks fold"
+        say(f"{path.name}: left out, because {folding} the designs: {', '.join(further)}")
+    return filters
+
+
+def _entries(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each filter; those per residue type have the type's letter in their name."""
+    for name, value in content.items():
+        if str(name).endswith(_BY_RESIDUE) and isinstance(value, Mapping):
+            yield from ((f"{name}_{letter}", one) for letter, one in value.items())
+        else:
+            yield str(name), value
+
+
+def _check_figure(name: str, figure: str, task: DesignTask, path: Path) -> None:
+    """Raise InputError if designs of a task lack a figure."""
+    if figure in (*BOUND, *ALONE) and task.given is None:
+        raise InputError(f"{name} belongs to the protocol binder; leave it out", path=path)
+    if figure in _PROTOCOL and figure not in given_figures(task):
+        raise InputError(f"{name} belongs to the protocol {_PROTOCOL[figure]}; leave it out", path=path)
+    if figure in RING and not task.cyclic:
+        raise InputError(f"{name} needs rings (--cyclic); leave it out", path=path)
+    if figure in INTERFACE and len(task.target.chains) < 2:
+        raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
 
 
 def _values(name: Any, value: Any, path: Path) -> tuple[float, bool]:

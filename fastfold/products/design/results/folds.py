@@ -14,17 +14,27 @@ from fastfold.products.design.agreement import BACKBONE, MOTIF, RING, given_agre
 from fastfold.products.design.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.interface.geometry import TOUCH, count_chain_clashes, interface_geometry
 from fastfold.protein.metrics.lddt import count_clashes
+from fastfold.protein.metrics.secondary_structure import HELIX, LOOP, STRAND, assign_secondary_structure
 from fastfold.protein.metrics.tm_score import rmsd, superpose
 
 SINGLE = ("pLDDT", "pTM", "pAE", "RMSD", "Clashes")
 INTERFACE = ("i_pTM", "i_pAE", "i_pLDDT", "n_InterfaceResidues")
-BOUND = ("Hotspot_RMSD", "Target_RMSD")
+RELAXED = "Relaxed_Clashes"  #: Figure of relaxed folds alone
+RESIDUES = tuple(f"InterfaceAAs_{letter}" for letter in sorted(rc.restypes))
+_SHARES = {"Helix%": HELIX, "BetaSheet%": STRAND, "Loop%": LOOP}
+GEOMETRY = (
+    "ShapeComplementarity", "dSASA", "Interface_SASA_%", "Interface_Hydrophobicity", "Surface_Hydrophobicity",
+    "n_InterfaceHbonds", "InterfaceHbondsPercentage", "n_InterfaceUnsatHbonds", "InterfaceUnsatHbondsPercentage",
+    *(f"{part}_{name}" for part in ("Interface", "Binder") for name in _SHARES), "ss_pLDDT", *RESIDUES,
+)  # fmt: skip
+"""Figures of a binder's interface and secondary structure."""
+BOUND = ("Hotspot_RMSD", "Target_RMSD", "Unrelaxed_Clashes", RELAXED, *GEOMETRY)
 ALONE = ("Binder_pLDDT", "Binder_pTM", "Binder_pAE", "Binder_RMSD")
 """Figures of every fold, of those with several chains, of binders with their given chains, and of binders alone."""
 
 _LARGEST_ERROR = 31.0
-_TOUCH = 4.0
 
 Figures = dict[str, float | None]
 
@@ -38,7 +48,9 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     ``Clashes`` counts pairs of atoms (:func:`fastfold.protein.metrics.lddt.count_clashes`). Deviations are those of
     CA in Å: ``RMSD`` from the design ``[N, 37, 3]`` if it is given, ``Hotspot_RMSD`` of the binder from it with the
     given chains superposed, and ``Target_RMSD`` of the given chains from their file. Figures of given backbones, motifs
-    and rings are those of :mod:`fastfold.products.design.agreement`.
+    and rings are those of :mod:`fastfold.products.design.agreement`, those of a binder's interface are
+    :data:`GEOMETRY`. The relaxed structure is read if the fold has one. ``Relaxed_Clashes`` and ``Unrelaxed_Clashes``
+    count pairs of atoms of different chains within 2.4 Å.
     """
     chosen = np.isin(task.chain, task.chain[task.source >= 0])
     scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
@@ -65,6 +77,13 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
         near = touching(positions, mask, task.chain) & chosen
         figures["n_InterfaceResidues"] = float(near.sum())
         figures["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
+    if task.given is not None:
+        aatype = np.concatenate([rc.sequence_to_aatype(one.sequence) for one in chains])
+        figures |= geometry_figures(positions, mask, aatype, task, scores)
+        is_relaxed = prediction.has_relaxed_structure
+        figures[RELAXED if is_relaxed else "Unrelaxed_Clashes"] = count_chain_clashes(
+            positions, mask, task.chain
+        )
     return figures | _deviations(positions[:, rc.atom_order["CA"]], task, chosen, design)
 
 
@@ -85,6 +104,47 @@ def _deviations(ca: np.ndarray, task: DesignTask, chosen: np.ndarray, design: np
         given = torch.from_numpy(np.nan_to_num(task.given)).double()
         found["Target_RMSD"] = float(rmsd(points, given, torch.from_numpy(known).double()))
     return found
+
+
+def geometry_figures(
+    positions: np.ndarray, mask: np.ndarray, aatype: np.ndarray, task: DesignTask, plddt: np.ndarray
+) -> Figures:
+    """Return :data:`GEOMETRY` of a binder's fold; shares of residues in percent, ``Surface_Hydrophobicity`` 0 to 1.
+
+    Args:
+        positions: Atoms ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``, 1 for present atoms.
+        aatype: Residue types ``[N]``.
+        task: Task of the binder.
+        plddt: pLDDT ``[N]``, 0 to 1.
+    """
+    binder = np.isin(task.chain, task.chain[task.source >= 0])
+    interface = interface_geometry(positions, mask, aatype, binder)
+    count = int(interface.residues.sum())
+    structure = np.array(list(assign_secondary_structure(positions, mask, aatype, task.chain)))
+    regular = binder & (structure != LOOP)
+    figures: Figures = {
+        "ShapeComplementarity": interface.complementarity,
+        "dSASA": interface.buried_area,
+        "Interface_SASA_%": 100.0 * interface.buried_area / interface.binder_area
+        if interface.binder_area
+        else None,
+        "Interface_Hydrophobicity": None
+        if interface.hydrophobicity is None
+        else 100.0 * interface.hydrophobicity,
+        "Surface_Hydrophobicity": interface.surface_hydrophobicity,
+        "n_InterfaceHbonds": float(interface.bonds),
+        "InterfaceHbondsPercentage": 100.0 * interface.bonds / count if count else None,
+        "n_InterfaceUnsatHbonds": float(interface.unsatisfied),
+        "InterfaceUnsatHbondsPercentage": 100.0 * interface.unsatisfied / count if count else None,
+        "ss_pLDDT": float(plddt[regular].mean()) if regular.any() else None,
+    }
+    for part, residues in (("Interface", interface.residues), ("Binder", binder)):
+        for name, letter in _SHARES.items():
+            own = structure[residues]
+            figures[f"{part}_{name}"] = 100.0 * float((own == letter).mean()) if len(own) else None
+    letters = rc.aatype_to_sequence(aatype[interface.residues])
+    return figures | {name: float(letters.count(name[-1])) for name in RESIDUES}
 
 
 def alone_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray) -> Figures:
@@ -120,7 +180,7 @@ def touching(positions: np.ndarray, mask: np.ndarray, chain: np.ndarray) -> np.n
         own = positions[number][mask[number] > 0.5]
         if len(own) and len(others):
             apart = np.square(own[:, None] - others[None]).sum(-1)
-            found[number] = apart.min() <= _TOUCH**2
+            found[number] = apart.min() <= TOUCH**2
     return found
 
 

@@ -24,8 +24,8 @@ PASSED = "passed"  #: Verdict of a design that passes all filters
 
 COLUMNS = (
     "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
-    "rmsd", "backbone_rmsd", "motif_rmsd", "seqid", "ring_gap", "binder_rmsd", "binder_plddt", "target_iptm",
-    "off_iptm", "charge", "chains", "hotspots", "filters", "note",
+    "dsasa", "sc", "hbonds", "rmsd", "backbone_rmsd", "motif_rmsd", "seqid", "ring_gap", "binder_rmsd", "binder_plddt",
+    "target_iptm", "off_iptm", "charge", "chains", "hotspots", "filters", "note",
 )  # fmt: skip
 
 
@@ -209,10 +209,11 @@ def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
     found = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
     columns = (
         *(("ptm", "pTM", 3), ("iptm", "i_pTM", 3), ("i_pae", "i_pAE", 3), ("rmsd", "RMSD", 2)),
+        *(("dsasa", "dSASA", 0), ("sc", "ShapeComplementarity", 3), ("hbonds", "n_InterfaceHbonds", 0)),
         *((name, name, 3 if name == "seqid" else 2) for name in (*BACKBONE, *MOTIF, *RING)),
     )
     for column, name, digits in columns:
-        if (value := figures[name]) is not None:
+        if (value := figures.get(name)) is not None:
             found[column] = f"{value:.{digits}f}"
     return found
 
