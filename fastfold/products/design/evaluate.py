@@ -67,8 +67,8 @@ class Evaluator:
         gradients: Plan of the passes; None for one without a memory limit.
 
     Raises:
-        ConfigError: A loss is not defined for the task or a network, or selects no residues; or chains need a multimer
-            network.
+        ConfigError: A loss is not defined for the task or a network, or selects no residues; or rings of several
+            chains need a multimer network.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Evaluator:
                     f"{model.name} predicts no aligned error, which the losses pae and i_pae need; use a network such "
                     "as model_1_ptm"
                 )
-            if task.target.is_complex and not model.multimer:
+            if task.target.is_complex and task.cyclic and not model.multimer:
                 raise ConfigError(
-                    f"{model.name} takes single chains; design {task.name} with several chains by a multimer network "
-                    "(--weights multimer)"
+                    f"{model.name} joins several chains to one, which cannot hold rings; design them by a multimer "
+                    "network (--weights multimer)"
                 )
         self._gradients = gradients or design_gradients(task, None, self.device)
         self._features = [self._constant_features(model) for model in models]
@@ -235,10 +235,12 @@ class Evaluator:
         templates = task.template_features
         if templates is not None and not takes_templates(model.config, task.target):
             raise ConfigError(
-                f"{model.name} takes no templates, which hold the given chains; use --weights multimer"
+                f"{model.name} takes no templates, which hold the given chains; use --weights multimer, or --flexible "
+                "free to design without their structure"
             )
         config = apply_settings(InferConfig(), model.config)
-        sampler = featurize(task.target.chains, alignments, config, templates=templates)
+        joined = task.target.is_complex and not model.multimer
+        sampler = featurize(task.target.chains, alignments, config, templates=templates, join=joined)
         add_settings(sampler, task.target, cyclic=task.rings, guess=None)
         features: dict[str, Tensor] = {}
         for key, sampled in sampler.sample(0, 0).items():

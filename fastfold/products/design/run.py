@@ -64,6 +64,10 @@ from fastfold.utils.device import choose_device
 SEQUENCES, TABLE, TRAJECTORIES, PROGRAM = "designs.fasta", "designs.tsv", "trajectories", "mpnn"
 """Files of a results folder that only designs have, and folders of trajectories and of another program's sequences."""
 
+_TRIAL = (
+    "warning: a trial: mini sees several chains as one chain with a gap in the residue numbers, without the structure "
+    "of given chains; it was not trained on complexes. Design binders and oligomers with --weights multimer"
+)
 _SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
 """Steps after which the state of a design is saved and shown; earlier if they take longer."""
 
@@ -155,11 +159,15 @@ def run_designs(
             folders = len(suitable(folding, tasks[0].target))
             relaxed = infer.relax == "all"
             chosen = read_filters(filters, tasks[0], networks=folders, is_relaxed=relaxed, say=say)
+        if not weights and tasks[0].templates is not None:
+            tasks = [one.without_templates for one in tasks]
         for one in tasks:
             check_start(one, config)
         run = _DesignRun(output, config, infer, device, distributed, overwrite, say)
         if not weights:
             run.say(about_mini(networks[0]))
+            if tasks[0].target.is_complex:
+                run.say(_TRIAL)
         designs = run.design_all(tasks, seeds, networks, redesign)
         del networks  # those that do not fold are freed
         return run.finish(designs, folding, chosen, where)

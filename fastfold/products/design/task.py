@@ -111,6 +111,12 @@ class DesignTask:
         return template_features(self.templates, self.target.source, self.flexible)
 
     @property
+    def without_templates(self) -> DesignTask:
+        """The same task for networks that do not see the structure of given chains."""
+        others, avoided = ([one.without_templates for one in group] for group in (self.others, self.avoided))
+        return replace(self, flexible="free", others=others, avoided=avoided)
+
+    @property
     def template_indices(self) -> tuple[int, ...] | None:
         """Indices of the templates that a monomer network reads; None for all."""
         return () if self.templates is None else None

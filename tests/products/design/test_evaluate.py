@@ -43,6 +43,17 @@ def test_the_gradient_is_a_finite_difference(monomer: AlphaFold, loss: str) -> N
     check_gradient(Evaluator(hallucination(12), [model], {loss: 1.0, "seq_ent": 0.1}))
 
 
+def test_a_monomer_network_sees_chains_with_a_gap(monomer: AlphaFold) -> None:
+    """The gap is larger than any relative position that the network tells apart, as with an offset of 50."""
+    model = copy.deepcopy(monomer).double()
+    evaluator = Evaluator(hallucination(10, copies=2), [model], {"i_con": 1.0, "con": 1.0})
+    features, _ = evaluator._features[0]
+    index = features["residue_index"]
+    assert (index[1:] - index[:-1]).tolist() == [1] * 9 + [201] + [1] * 9
+    assert int(index[10] - index[9]) > 2 * 32
+    check_gradient(evaluator)
+
+
 def test_the_gradient_of_a_binder_is_a_finite_difference(multimer: AlphaFold, backbone: Path) -> None:
     model = copy.deepcopy(multimer).double()
     task = binder(backbone, 6, chains=["A"], hotspots="A3")
@@ -121,9 +132,9 @@ def test_networks_are_averaged(monomer: AlphaFold) -> None:
 def test_losses_and_networks_that_do_not_fit_are_refused(monomer: AlphaFold, backbone: Path) -> None:
     with pytest.raises(ConfigError, match="hallucinate has no loss 'rmsd'; it has NC, clashes, con"):
         Evaluator(hallucination(12), [monomer], {"rmsd": 1.0})
-    with pytest.raises(ConfigError, match="takes single chains; design hallucinate"):
-        Evaluator(hallucination(12, copies=2), [monomer], {"con": 1.0})
-    with pytest.raises(ConfigError, match="takes single chains; design binder"):
+    with pytest.raises(ConfigError, match="joins several chains to one, which cannot hold rings"):
+        Evaluator(hallucination(12, copies=2, cyclic=True), [monomer], {"con": 1.0})
+    with pytest.raises(ConfigError, match="takes no templates, which hold the given chains"):
         Evaluator(binder(backbone, 8), [monomer], {"i_con": 1.0})
     for weights in ({"con": 0.0}, {"con": float("nan")}):
         with pytest.raises(ConfigError, match="expected losses with finite weights, not all 0"):

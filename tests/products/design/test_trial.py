@@ -1,0 +1,33 @@
+"""Every protocol with the small network that ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastfold.inference.config import InferConfig
+from fastfold.products.design import DesignConfig, binder, fixed_backbone, hallucination, partial, run_designs
+
+STEPS = DesignConfig(soft_steps=1, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("protocol", ["oligomer", "fixbb", "partial", "binder"])
+def test_mini_runs_a_protocol(protocol: str, tmp_path: Path, backbone: Path) -> None:
+    task = {
+        "oligomer": lambda: hallucination(10, copies=2),
+        "fixbb": lambda: fixed_backbone(backbone, chain="A"),
+        "partial": lambda: partial(backbone, "A3-7", chain="A"),
+        "binder": lambda: binder(backbone, 10, chains=["A"], hotspots="A4"),
+    }[protocol]()
+    lines: list[str] = []
+    (design,) = run_designs(
+        task, tmp_path / "out", config=STEPS, infer=InferConfig(num_recycles=0), say=lines.append
+    )
+    is_complex = protocol in ("oligomer", "binder")
+    assert sum(line.startswith("warning: a trial: mini sees several chains") for line in lines) == is_complex
+    assert design.state.step == 4
+    assert "".join(design.sequences[:1]).isalpha()
+    assert (tmp_path / "out" / "report.html").exists()
+    assert design.task.flexible == ("free" if protocol == "binder" else "none")
