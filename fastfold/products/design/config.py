@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -14,11 +15,18 @@ if TYPE_CHECKING:
     from fastfold.products.design.limits import Limits
 
 PROGRAM_SEQUENCES = 4  #: Default number of another program's sequences for a backbone
+_CONTACTS_HELP = (
+    "contacts {} chains that the loss counts, such as num=2,cutoff=14,seqsep=9,binary=false,num_pos=20: contacts per "
+    "residue, distance in Å, separation, probability alone, and residues that count (all by default)"
+)
 _COUNT: dict[str, Any] = {"bounds": (0, LARGEST), "metavar": "N"}
 
 Optimizer = Literal["sgd", "adam"]
-RecycleMode = Literal["last", "average"]
-"""Passes whose gradient counts: the last, or the mean of all, as in ColabDesign."""
+RecycleMode = Literal["last", "average", "first", "sample", "backprop"]
+"""Passes whose gradient counts, as in ColabDesign.
+
+The last, the mean of all, the first, one drawn for each step, or the last with its dependence on all earlier ones.
+"""
 Start = Literal["gumbel", "random", "wildtype"]
 Flexible = Literal["none", "sidechains", "backbone", "free"]
 """Parts of the templates of given chains that are left out.
@@ -86,8 +94,12 @@ class DesignConfig:
         "--recycle-mode",
         default="last",
         choices=get_args(RecycleMode),
-        help="passes whose gradient counts (default last)",
+        help="passes whose gradient counts; backprop for the last through all before it (default last)",
     )
+    #: Settings of contacts within chains that differ from the protocol's, such as ``num=2,cutoff=14``
+    con: str = option("--con", default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("within"))
+    #: Settings of contacts between chains
+    i_con: str = option("--i-con", default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("between"))
     #: True for dropout before the steps on residues
     dropout: bool = option("--no-dropout", default=True, help="no dropout in any step")
     #: Networks drawn for a step; None or 0 for all. Steps on residues and mutations use all.
@@ -148,6 +160,8 @@ class DesignConfig:
         if not isinstance(self.weights, Mapping):
             object.__setattr__(self, "weights", dict(map(_weight, self.weights)))
         _ = self.limits
+        for name in ("con", "i_con"):
+            parse_contacts(name, getattr(self, name))
 
     @property
     def limits(self) -> Limits:
@@ -155,6 +169,35 @@ class DesignConfig:
         from fastfold.products.design.limits import Limits, parse_shares  # NumPy is slow to import
 
         return Limits(parse_shares(self.composition), self.charge)
+
+
+def parse_contacts(name: str, text: str) -> dict[str, Any]:
+    """Parse settings such as ``num=2,cutoff=14`` of the contacts of a loss, or raise ConfigError."""
+    settings: dict[str, Any] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        key, _, value = part.partition("=")
+        try:
+            settings[key] = _CONTACT_VALUES[key](value)
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"{name}: expected settings such as num=2,cutoff=14 of {', '.join(_CONTACT_VALUES)}, found {part!r}"
+            ) from None
+        if key in ("num", "num_pos") and not settings[key] >= 1:
+            raise ConfigError(f"{name}: {key}: expected a whole number from 1, found {value}")
+        if key == "cutoff" and not 2.0 < settings[key] < math.inf:
+            raise ConfigError(f"{name}: cutoff: expected a distance in Å above 2, found {value}")
+        if key == "seqsep" and settings[key] < 0:
+            raise ConfigError(f"{name}: seqsep: expected a whole number from 0, found {value}")
+    return settings
+
+
+_CONTACT_VALUES: dict[str, Callable[[str], Any]] = {
+    "num": int,
+    "cutoff": float,
+    "seqsep": int,
+    "binary": lambda text: {"true": True, "false": False}[text.lower()],
+    "num_pos": lambda text: float("inf") if text == "inf" else int(text),
+}
 
 
 def _weight(text: str) -> tuple[str, float]:

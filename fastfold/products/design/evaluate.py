@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from fastfold.evoformer.inputs import (
     sequence_features,
 )
 from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
-from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.model import AlphaFold, recycled
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.gradients import GradientRun, differentiable
 from fastfold.inference.folding.prediction import add_settings, input_order
@@ -200,19 +201,74 @@ class Evaluator:
         self, network: int, leaf: Tensor, relaxation: Relaxation, recycles: int, seed: int, dropout: bool
     ) -> Iterator[tuple[float, Outputs, RelaxedSequence, Tensor]]:
         """Yield the share of the gradient, outputs and sequence of the passes whose gradient counts."""
+        if self.recycle_mode == "backprop" and recycles:
+            yield from self._passes_backward(network, leaf, relaxation, recycles, seed, dropout)
+            return
+        if self.recycle_mode == "last" or not recycles:
+            with self._pass(network, leaf, relaxation, recycles, seed + recycles, dropout) as last:
+                yield 1.0, *last[1:]
+            return
+        count, state = recycles + 1, None
+        shares = [1 / count] * count
+        if self.recycle_mode != "average":
+            chosen = 0 if self.recycle_mode == "first" else int(np.random.default_rng(seed).integers(count))
+            shares = [float(number == chosen) for number in range(count)]
+        for number, share in enumerate(shares):
+            with (
+                torch.set_grad_enabled(share > 0),
+                self._pass(network, leaf, relaxation, number, seed + number, dropout, state) as one,
+            ):
+                yield share, *one[1:]
+            state = _Passes.after(number, one[0])
+
+    def _passes_backward(
+        self, network: int, leaf: Tensor, relaxation: Relaxation, recycles: int, seed: int, dropout: bool
+    ) -> Iterator[tuple[float, Outputs, RelaxedSequence, Tensor]]:
+        """Yield the last pass, and add the gradients through each earlier one after the caller's backward pass.
+
+        Earlier passes are computed again one by one, so that one pass is recorded at a time.
+        """
+        states: list[_Passes | None] = [None]
+        for number in range(recycles):
+            with (
+                torch.no_grad(),
+                self._pass(network, leaf, relaxation, number, seed + number, dropout, states[-1]) as one,
+            ):
+                states.append(_Passes.after(number, one[0]))
+        state = states.pop()
+        assert state is not None
+        state.record(leaf.requires_grad)
+        with self._pass(network, leaf, relaxation, recycles, seed + recycles, dropout, state) as last:
+            yield 1.0, *last[1:]
+        for number in reversed(range(recycles) if leaf.requires_grad else ()):
+            assert state is not None
+            gradients = [value.grad for value in state.recorded]
+            state = states.pop()
+            if state is not None:
+                state.record(True)
+            with self._pass(network, leaf, relaxation, number, seed + number, dropout, state) as one:
+                recorded = _Passes.after(number, one[0], detach=False).recorded
+                torch.autograd.backward(recorded, gradients)
+
+    @contextmanager
+    def _pass(
+        self,
+        network: int,
+        leaf: Tensor,
+        relaxation: Relaxation,
+        number: int,
+        seed: int,
+        dropout: bool,
+        state: _Passes | None = None,
+    ) -> Iterator[tuple[Mapping[str, Any], Outputs, RelaxedSequence, Tensor]]:
+        """Compute pass ``number``, from the one before if its state is given; record it while the context is open."""
         model = self.models[network]
-        average = self.recycle_mode == "average" and recycles > 0
-        state: _Passes | None = None
-        share = 1 / (recycles + 1) if average else 1.0
-        for number in range(recycles + 1) if average else [recycles]:
-            relaxed = relax_sequence(leaf, relaxation, self._bias)
-            features, aatype, order = self._features_of(network, relaxed)
-            recording = differentiable(model, len(aatype), seed + number, dropout, self._gradients)
-            with recording, exact_products(self.device):
-                result = model(lambda *_, f=features: f, number, recycle_tolerance=0.0, state=state)
-                yield share, Outputs.from_result(result, order), relaxed, aatype
-            if average:
-                state = _Passes(number + 1, result)
+        relaxed = relax_sequence(leaf, relaxation, self._bias)
+        features, aatype, order = self._features_of(network, relaxed)
+        recording = differentiable(model, len(aatype), seed, dropout, self._gradients)
+        with recording, exact_products(self.device):
+            result = model(lambda *_: features, number, recycle_tolerance=0.0, state=state)
+            yield result, Outputs.from_result(result, order), relaxed, aatype
 
     def _features_of(
         self, network: int, relaxed: RelaxedSequence
@@ -261,13 +317,28 @@ class _Passes:
     """State that a network resumes from for one more pass (:class:`fastfold.evoformer.model.KeptState`)."""
 
     number: int
-    result: Mapping[str, Any]
+    previous: dict[str, Tensor]
+
+    @classmethod
+    def after(cls, number: int, result: Mapping[str, Any], *, detach: bool = True) -> _Passes:
+        """Return the state after pass ``number`` from its result."""
+        previous = recycled(result["representations"], result["structure_module"])
+        if detach:
+            previous = {key: value.detach().clone() for key, value in previous.items()}
+        return cls(number + 1, previous)
+
+    @property
+    def recorded(self) -> list[Tensor]:
+        """Tensors that the next pass depends on smoothly; positions are read in bins."""
+        return [self.previous["prev_msa_first_row"], self.previous["prev_pair"]]
+
+    def record(self, is_recorded: bool) -> None:
+        """Let gradients of the next pass reach the state."""
+        for value in self.recorded:
+            value.requires_grad_(is_recorded)
 
     def load(self, device: torch.device) -> tuple[int, int, dict[str, Tensor]]:
-        found, structure = self.result["representations"], self.result["structure_module"]
-        rows, pair, positions = found["msa_first_row"], found["pair"], structure["final_atom_positions"]
-        previous = {"prev_pos": positions, "prev_msa_first_row": rows, "prev_pair": pair}
-        return self.number, self.number, {key: value.detach().clone() for key, value in previous.items()}
+        return self.number, self.number, dict(self.previous)
 
     def save(self, cycle: int, limit: int, previous: dict[str, Tensor]) -> None:
         """Keep nothing: the pass is the last."""

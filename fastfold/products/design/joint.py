@@ -119,11 +119,14 @@ def plan_design(
     infer: InferConfig,
     say: Callable[[str], None],
     distributed: DistributedFolder | None = None,
+    *,
+    kept: int = 0,
 ) -> GradientPlan | None:
     """Plan the gradients of a design, or raise InputError, which names what makes them fit.
 
     The budget is that of ``infer``, by default the free memory. Without a budget, gradients of a short target are not
-    planned. ``say`` gets a line if block inputs leave the device.
+    planned. ``say`` gets a line if block inputs leave the device. ``kept`` bytes of the budget are taken by states
+    between passes.
     """
     residues, model = len(task.source), models[0]
     if residues < CHECKPOINTED and infer.budget is None:
@@ -146,13 +149,23 @@ def plan_design(
         templates=task.template_indices,
     )
     # The planner counts the parameters of one network.
-    plan = plan_gradients(planner, budget - here + parameter_bytes(model), name=task.name)
+    plan = plan_gradients(planner, budget - here - kept + parameter_bytes(model), name=task.name)
     if plan.policy.host:
         say(
             f"{task.name}: a gradient takes {plan.peak / GIB:,.1f} GiB of {device.type}, and "
             f"{plan.policy.host / GIB:,.1f} GiB of the host's memory"
         )
     return plan
+
+
+def recycled_bytes(config: DesignConfig, residues: int, model: AlphaFold) -> int:
+    """Return bytes of the states between passes and of a state's gradient that ``backprop`` holds during a pass."""
+    if config.recycle_mode != "backprop" or not config.recycles:
+        return 0
+    channels = model.config.model.embeddings_and_evoformer
+    size = next(model.parameters()).element_size()
+    state = residues * (residues * int(channels.pair_channel) + int(channels.msa_channel) + 37 * 3) * size
+    return (config.recycles + 1) * state
 
 
 class SharedEvaluator(Evaluator):

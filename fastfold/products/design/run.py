@@ -31,9 +31,9 @@ from fastfold.inference.report.interfaces import parse_condition
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.runner import Summary, fold_all, open_log
 from fastfold.inference.target_templates import takes_templates
-from fastfold.products.design.config import DesignConfig
+from fastfold.products.design.config import DesignConfig, parse_contacts
 from fastfold.products.design.evaluate import Evaluator
-from fastfold.products.design.joint import SharedEvaluator, plan_design, planned_evaluator
+from fastfold.products.design.joint import SharedEvaluator, plan_design, planned_evaluator, recycled_bytes
 from fastfold.products.design.optimise import (
     DesignState,
     check_start,
@@ -146,7 +146,8 @@ def run_designs(
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []
-        tasks = [task(seed) if callable(task) else task for seed in seeds]
+        contacts = {name: parse_contacts(name, getattr(config, name)) for name in ("con", "i_con")}
+        tasks = [(task(seed) if callable(task) else task).with_contacts(contacts) for seed in seeds]
         networks = folding = requested_networks(weights)
         if predict is not None:  # networks that are open already are shared
             known = {network.path: network for network in networks}
@@ -250,7 +251,11 @@ class _DesignRun:
         return designs
 
     def _evaluator(self, task: DesignTask, models: Sequence[AlphaFold]) -> Evaluator:
-        plans = [plan_design(one, models, self.infer, self.say, self.distributed) for one in task.complexes]
+        kept = recycled_bytes(self.config, len(task.source), models[0])
+        plans = [
+            plan_design(one, models, self.infer, self.say, self.distributed, kept=kept)
+            for one in task.complexes
+        ]
         if self.distributed is None:
             return planned_evaluator(task, self.config, plans, models)
         return SharedEvaluator(task, self.config, plans, models, self.distributed)

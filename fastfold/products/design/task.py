@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,6 +96,8 @@ class DesignTask:
     #: Structure that is the template of each chain, None for no template
     templates: Sequence[ObservedChain | None] | None = None
     cyclic: bool = False  #: True if designed chains are rings
+    #: Settings of contacts within and between chains that differ from the protocol's, by the losses' names
+    contact_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flexible: Flexible = "none"  #: Parts of the templates that are left out
     others: Sequence[DesignTask] = ()  #: Further complexes that the designed residues shall form
     avoided: Sequence[DesignTask] = ()  #: Complexes that they shall not form
@@ -115,6 +118,13 @@ class DesignTask:
         """The same task for networks that do not see the structure of given chains."""
         others, avoided = ([one.without_templates for one in group] for group in (self.others, self.avoided))
         return replace(self, flexible="free", others=others, avoided=avoided)
+
+    def with_contacts(self, settings: Mapping[str, Mapping[str, Any]]) -> DesignTask:
+        """Return the task with settings of contacts (``con``, ``i_con``) for all its complexes."""
+        others, avoided = (
+            [one.with_contacts(settings) for one in group] for group in (self.others, self.avoided)
+        )
+        return replace(self, contact_settings=settings, others=others, avoided=avoided)
 
     @property
     def template_indices(self) -> tuple[int, ...] | None:
@@ -193,9 +203,9 @@ class DesignTask:
     def contacts(self) -> ContactOptions:
         """Contacts within chains; all pairs of a ring whose residues are too near each other in the sequence."""
         length = len(self.designed_chain)
-        if self.cyclic and _is_small_ring(length):
-            return ContactOptions(num=length, cutoff=21.6875, binary=True)
-        return CONTACTS
+        small = ContactOptions(num=length, cutoff=21.6875, binary=True)
+        options = small if self.cyclic and _is_small_ring(length) else CONTACTS
+        return replace(options, **self.contact_settings.get("con", {}))
 
     def check_losses(self, weights: Mapping[str, float]) -> None:
         """Raise ConfigError if a loss with a weight selects no residue or pair, so that it is constant."""
@@ -264,8 +274,9 @@ class DesignTask:
             rows, columns = (goal, designed) if is_binder and len(self.hotspots) else (designed, goal)
             between = (1.0 - same) * columns[None]
             partners = rows[:, None] * between
+            facing_options = replace(INTERFACE_CONTACTS, **self.contact_settings.get("i_con", {}))
             losses_of["i_con"] = MaskedLoss(
-                lambda o, _: losses.contact_loss(o, offset, INTERFACE_CONTACTS, rows, between),
+                lambda o, _: losses.contact_loss(o, offset, facing_options, rows, between),
                 partners,
                 "between chains",
             )

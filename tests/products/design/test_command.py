@@ -236,7 +236,12 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--start", "wildtype"), "has no given residues to start from"),
         (("fixbb", "GIVEN", "--keep", "A1-12"), "all 12 residues of"),
         (("fixbb", "missing.pdb"), "missing.pdb"),
-        (("hallucinate", "--length", "20", "--copies", "2"), "takes single chains"),
+        (("hallucinate", "--length", "20", "--copies", "2", "--cyclic"), "cannot hold rings"),
+        (
+            ("hallucinate", "--length", "20", "--con", "nums=3"),
+            "con: expected settings such as num=2,cutoff=14",
+        ),
+        (("hallucinate", "--length", "20", "--con", "num=0"), "con: num: expected a whole number from 1"),
     ],
 )
 def test_wrong_use_is_explained(cli: CommandLine, arguments: tuple[str, ...], message: str) -> None:

@@ -24,8 +24,8 @@ def start(task: DesignTask, seed: int = 0) -> torch.Tensor:
     return torch.randn(task.num_parameters, 20, generator=torch.manual_seed(seed)).double()
 
 
-def check_gradient(evaluator: Evaluator, recycles: int = 0) -> None:
-    """Along a random direction, against a central difference; constant passes before the last."""
+def check_gradient(evaluator: Evaluator, recycles: int = 0, tolerance: float = 1e-4) -> None:
+    """Along a random direction, against a central difference."""
     x, direction = start(evaluator.task), start(evaluator.task, 1)
     gradient = evaluator(x, SOFT, recycles=recycles).gradient
     assert gradient is not None
@@ -34,13 +34,47 @@ def check_gradient(evaluator: Evaluator, recycles: int = 0) -> None:
     def value(sign: float) -> float:
         return evaluator(x + sign * step * direction, SOFT, recycles=recycles, gradient=False).loss
 
-    assert float((gradient * direction).sum()) == pytest.approx((value(1) - value(-1)) / (2 * step), rel=1e-4)
+    assert float((gradient * direction).sum()) == pytest.approx(
+        (value(1) - value(-1)) / (2 * step), rel=tolerance
+    )
 
 
 @pytest.mark.parametrize("loss", ["plddt", "con", "rg", "pae"])
 def test_the_gradient_is_a_finite_difference(monomer: AlphaFold, loss: str) -> None:
     model = copy.deepcopy(monomer).double()
     check_gradient(Evaluator(hallucination(12), [model], {loss: 1.0, "seq_ent": 0.1}))
+
+
+@pytest.mark.parametrize("recycles", [1, 2, 3])
+def test_backprop_is_a_finite_difference_through_all_passes(monomer: AlphaFold, recycles: int) -> None:
+    model = copy.deepcopy(monomer).double()
+    weights = {"plddt": 1.0, "con": 1.0, "pae": 1.0}
+    through = Evaluator(hallucination(10), [model], weights, recycle_mode="backprop")
+    check_gradient(through, recycles, tolerance=1e-5)
+    x = start(through.task)
+    found = through(x, SOFT, recycles=recycles)
+    last = Evaluator(hallucination(10), [model], weights)(x, SOFT, recycles=recycles)
+    assert found.loss == pytest.approx(last.loss, rel=1e-9)
+    assert found.gradient is not None
+    assert last.gradient is not None
+    assert float((found.gradient - last.gradient).norm() / last.gradient.norm()) > 1e-2
+
+
+def test_first_and_sample_take_the_gradient_of_one_pass(monomer: AlphaFold) -> None:
+    model = copy.deepcopy(monomer).double()
+    evaluators = {
+        mode: Evaluator(hallucination(10), [model], {"con": 1.0}, recycle_mode=mode)
+        for mode in ("last", "first", "sample")
+    }
+    x = start(evaluators["last"].task)
+    single = [evaluators["last"](x, SOFT, recycles=n).gradient for n in (0, 1)]
+    first = evaluators["first"](x, SOFT, recycles=1)
+    assert first.loss == pytest.approx(evaluators["last"](x, SOFT, recycles=1).loss, rel=1e-9)
+    torch.testing.assert_close(first.gradient, single[0], rtol=1e-9, atol=1e-12)
+    drawn = [evaluators["sample"](x, SOFT, recycles=1, seed=seed).gradient for seed in range(6)]
+    chosen = [[bool(torch.allclose(one, other, rtol=1e-9)) for other in single] for one in drawn]
+    assert all(sum(one) == 1 for one in chosen)
+    assert len({tuple(one) for one in chosen}) == 2
 
 
 def test_a_monomer_network_sees_chains_with_a_gap(monomer: AlphaFold) -> None:

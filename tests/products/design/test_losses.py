@@ -106,6 +106,23 @@ def test_values_are_colabdesigns(protocol: str, name: str) -> None:
     assert float(found) == pytest.approx(WANTED[protocol][name], rel=2e-6)
 
 
+def test_settings_of_contacts_are_colabdesigns() -> None:
+    """Against the definition, computed here from the probabilities of the distogram."""
+    given = outputs()
+    settings = {"con": {"num": 3, "cutoff": 10.0, "seqsep": 5, "binary": True, "num_pos": 4}}
+    found = hallucination(N).with_contacts(settings).losses(torch.device("cpu"), torch.float64)["con"]
+    assert isinstance(given.distogram, Tensor)
+    near = (given.distogram.softmax(-1) * (given.lower_edges < 10.0)).sum(-1)
+    pair = -torch.log(near + 64e-8)
+    index = torch.arange(N)
+    apart = (index[:, None] - index).abs() >= 5
+    best = torch.where(apart, pair, torch.inf).sort(-1).values[:, :3].mean(-1)
+    assert float(found(given, AATYPE)) == pytest.approx(float(best.sort().values[:4].mean()), rel=1e-4)
+    near_all = task("binder").with_contacts({"i_con": {"cutoff": 8.0}})
+    own = near_all.losses(torch.device("cpu"), torch.float64)["i_con"](given, AATYPE)
+    assert float(own) > WANTED["binder"]["i_con"]
+
+
 def test_the_entropy_is_colabdesigns() -> None:
     logits = torch.from_numpy(arrays()["sequence"])
     assert float(losses.seq_ent_loss(logits, logits.new_ones(N), 0.5)) == pytest.approx(1.8114029634128825)

@@ -130,7 +130,7 @@ def test_starts_differ_and_follow_the_seed(monomer: AlphaFold, backbone: Path) -
         {"learning_rate": 0.0},
         {"optimizer": "lion"},
         {"start": "x"},
-        {"recycle_mode": "first"},
+        {"recycle_mode": "add_prev"},
         {"soft_steps": 0, "temperature_steps": 0, "hard_steps": 0},
         {"networks": -1},
         {"weights": ["rg"]},
