@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastfold.evoformer.confidence.scores import bin_centres
+from fastfold.evoformer.confidence.scores import bin_centres, tm_score_of_bins
 from fastfold.evoformer.losses.clashes import between_residue_clashes
 from fastfold.evoformer.losses.masked import PairLogits, masked_mean, over_bins, pair_logits
 from fastfold.protein import residue_constants as rc
@@ -103,6 +103,20 @@ def pae_loss(outputs: Outputs, pairs: Tensor) -> Tensor:
 
     error = over_bins(expected, outputs.errors)
     return _mean((error + error.transpose(0, 1)) / 2, pairs)
+
+
+def interface_ptm_loss(outputs: Outputs, chain: Tensor) -> Tensor:
+    """Return one minus the interface pTM of chains with numbers ``[N]``, as in BindCraft."""
+    assert outputs.errors is not None
+    assert outputs.error_breaks is not None
+    breaks = outputs.error_breaks
+
+    def expected(logits: Tensor) -> Tensor:
+        return logits.softmax(-1) @ tm_score_of_bins(bin_centres(breaks.to(logits.dtype)), float(len(chain)))
+
+    between = (chain[:, None] != chain[None]).to(outputs.positions.dtype)
+    scores = over_bins(expected, outputs.errors) * between
+    return 1.0 - (scores.sum(-1) / (between.sum(-1) + 1e-8)).max()
 
 
 def contact_losses(outputs: Outputs, cutoff: float, binary: bool) -> Tensor:

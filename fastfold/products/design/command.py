@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.printing import announce, is_first_process
 from fastfold.inference.config import InferConfig
+from fastfold.products.design.bindcraft import PRESETS, AdvancedSettings, read_advanced, read_target
 from fastfold.products.design.config import PROGRAM_SEQUENCES, DesignConfig, Flexible
 from fastfold.utils.command_line.config_file import add_config_options
 from fastfold.utils.command_line.from_fields import (
@@ -55,8 +56,8 @@ The same command continues a design that was stopped.
 """
 
 _EPILOG = """\
-losses (--loss NAME=WEIGHT): con, i_con, plddt, pae, i_pae, exp_res, helix, rg, NC, clashes, seq_ent, with a given
-  structure dgram_cce, fape, rmsd, and with --avoid, --composition and --charge those of these names.
+losses (--loss NAME=WEIGHT): con, i_con, plddt, pae, i_pae, i_ptm, exp_res, helix, rg, NC, clashes, seq_ent, with a
+  given structure dgram_cce, fape, rmsd, and with --avoid, --composition and --charge those of these names.
   Defaults: hallucinate con=1 (oligomers: i_con=1), fixbb dgram_cce=1, partial dgram_cce=1 con=1, binder i_con=1
   plddt=0.1.
 
@@ -124,6 +125,24 @@ def add_design_command(commands: Any) -> None:
         **files,
         help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
     )
+    as_there = parser.add_argument_group("as in other programs")
+    as_there.add_argument(
+        "--preset",
+        choices=PRESETS,
+        help="settings of another program, which options of the command change (default colabdesign)",
+    )
+    as_there.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="BindCraft's settings_target file: structure, chains, hotspots and lengths",
+    )
+    as_there.add_argument(
+        "--advanced",
+        type=Path,
+        metavar="FILE",
+        help="BindCraft's settings_advanced file; implies --preset bindcraft",
+    )
     add_field_options({"": parser.add_argument_group("optimisation")}, DesignConfig)
     after = parser.add_argument_group("sequences and filters")
     after.add_argument(
@@ -181,7 +200,11 @@ def run_design(options: argparse.Namespace) -> int:
     from fastfold.inference.setting_values import check_seeds
     from fastfold.products.design.run import TABLE, run_designs
 
-    task, config = design_task(options), from_options(DesignConfig, options)
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    advanced = _bindcraft(options, say)
+    task, config = design_task(options), _design_config(options, advanced)
     if options.precision not in (None, "fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
     seeds = check_seeds(range(options.seed, options.seed + options.num_designs))
@@ -195,12 +218,13 @@ def run_design(options: argparse.Namespace) -> int:
         infer=InferConfig(
             **field_values(options, InferConfig, only=_OF_FOLDS),
             seeds=tuple(range(options.predict_seeds)),
+            num_recycles=None if advanced is None else advanced.fold_recycles,
         ),
         filters=options.filters,
         where=options.where,
         redesign=_redesign(options, config.forbid),
         overwrite=options.overwrite,
-        say=lambda line: print(line, flush=True),
+        say=say,
     )
     if not is_first_process():
         return 0
@@ -208,6 +232,41 @@ def run_design(options: argparse.Namespace) -> int:
     opened = f" Open {page}" if page.exists() else ""
     print(f"{len(designs)} designed. Table: {options.out / TABLE}.{opened}", flush=True)
     return 0
+
+
+def _bindcraft(options: argparse.Namespace, say: Callable[[str], None]) -> AdvancedSettings | None:
+    """Read BindCraft's files and fill in options that the command lacks; None without BindCraft's settings."""
+    if options.settings is None and options.advanced is None and options.preset != "bindcraft":
+        return None
+    if options.protocol != "binder":
+        raise ConfigError(f"BindCraft designs binders: its settings do not belong to {options.protocol}")
+    if options.preset == "colabdesign":
+        raise ConfigError("--preset colabdesign excludes --settings and --advanced; leave out one of them")
+    if options.settings is not None:
+        target = read_target(options.settings, say)
+        options.structure = options.structure or target.structure
+        options.chains, options.hotspots = (
+            options.chains or target.chains,
+            options.hotspots or target.hotspots,
+        )
+        options.length = options.length or target.length
+    advanced = AdvancedSettings() if options.advanced is None else read_advanced(options.advanced, say)
+    if options.flexible == "none":
+        options.flexible = advanced.flexible
+    return advanced
+
+
+def _design_config(options: argparse.Namespace, advanced: AdvancedSettings | None) -> DesignConfig:
+    """Return the settings of the command, and those of BindCraft that it does not change."""
+    if advanced is None:
+        return from_options(DesignConfig, options)
+    values = advanced.design()
+    changed = field_values(options, DesignConfig)
+    if "mutation_steps" in changed:
+        values["tries_percent"] = 0.0
+    if "weights" in changed:
+        changed["weights"] = {**values["weights"], **DesignConfig(weights=changed["weights"]).weights}
+    return DesignConfig(**(values | changed))
 
 
 def _redesign(options: argparse.Namespace, forbid: str) -> Redesign | None:

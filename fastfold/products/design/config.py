@@ -55,6 +55,13 @@ class DesignConfig:
         85
     """
 
+    #: Steps before those, up to nine tenths of a softmax, after which weak designs end
+    screen_steps: int = option(
+        "--screen-steps",
+        **_COUNT,
+        default=0,
+        help="steps before those of --steps, up to nine tenths of a softmax (default 0; BindCraft: 50)",
+    )
     #: Steps from logits to their softmax
     soft_steps: int = option(
         "--steps",
@@ -76,6 +83,8 @@ class DesignConfig:
         help="rounds of mutations at the end, each the best of TRIES (default 0,10)",
     )
     tries: int = 10  #: Mutations that a round compares
+    #: Mutations that a round compares in percent of the designed residues, rounded up; 0 for ``tries``
+    tries_percent: float = 0.0
     #: ``sgd`` or ``adam``, on gradients of unit length per residue
     optimizer: Optimizer = option(
         "--optimizer",
@@ -100,11 +109,26 @@ class DesignConfig:
     con: str = option("--con", default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("within"))
     #: Settings of contacts between chains
     i_con: str = option("--i-con", default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("between"))
+    #: True if the number of extra passes grows during the steps from logits to softmax
+    ramp_recycles: bool = option(
+        "--no-recycle-ramp", default=True, help="all extra passes in each step from logits to softmax as well"
+    )
+    #: Extra passes after the screening steps if more than 15% of the binder is in strands; None for ``recycles``
+    strand_recycles: int | None = option(
+        "--strand-recycles",
+        **_COUNT,
+        default=None,
+        help="extra passes after --screen-steps if over 15%% of the binder is in strands (default --num-recycles)",
+    )
     #: True for dropout before the steps on residues
     dropout: bool = option("--no-dropout", default=True, help="no dropout in any step")
     #: Networks drawn for a step; None or 0 for all. Steps on residues and mutations use all.
     networks: int | None = option(
         "--num-models", **_COUNT, default=1, help="networks drawn for a step (default 1; 0 for all)"
+    )
+    #: True if steps on residues and mutations use all networks
+    all_networks: bool = option(
+        "--one-network", default=True, help="--num-models networks in steps on residues and mutations as well"
     )
     #: First parameters: Gumbel noise, small noise, or the residues of the given structure
     start: Start = option(
@@ -137,24 +161,32 @@ class DesignConfig:
         metavar=("LOW", "HIGH"),
         help="net charge of the designed chain at pH 7 (D and E -1, K and R +1, H 0), in the same way",
     )
-    #: Mean pLDDT (0 to 100) at the end of a stage below which the rest is left out
+    #: Mean pLDDT (0 to 100) of the designed chain in a stage's best step below which the rest is left out
     give_up_below: float = option(
         "--give-up-below",
         default=0.0,
         bounds=(0.0, 100.0),
         metavar="PLDDT",
-        help="end a design whose pLDDT is lower at the end of a stage, and leave it out of the folds (default 0)",
+        help="end a design whose pLDDT is lower in the best step of a stage, and leave it out of the folds (default 0)",
+    )
+    #: True to leave out binders that clash, do not touch their target or end with a pLDDT below 70
+    check_binder: bool = option(
+        "--check-binder",
+        default=False,
+        help="leave out binders with CA atoms within 2.5 Å, under 3 residues at the target, or a pLDDT below 70",
     )
 
     def __post_init__(self) -> None:
         check_options(self)
-        steps = ("soft_steps", "temperature_steps", "hard_steps", "mutation_steps")
+        steps = ("screen_steps", "soft_steps", "temperature_steps", "hard_steps", "mutation_steps")
         for name, least in (*((step, 0) for step in steps), ("tries", 1)):
             check_whole(name, getattr(self, name), least, LARGEST)
         if not any(getattr(self, name) for name in steps):
             raise ConfigError("a design needs at least one step")
         if not self.learning_rate > 0:
             raise ConfigError(f"learning_rate: expected a positive number, found {self.learning_rate}")
+        if not 0 <= self.tries_percent <= 100:
+            raise ConfigError(f"tries_percent: expected a number from 0 to 100, found {self.tries_percent}")
         if self.networks == 0:
             object.__setattr__(self, "networks", None)
         if not isinstance(self.weights, Mapping):

@@ -102,10 +102,14 @@ class Evaluator:
             raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
         task.check_losses(self.weights)
         for model in models:
-            if "predicted_aligned_error" not in model.heads and self.weights.keys() & {"pae", "i_pae"}:
+            if "predicted_aligned_error" not in model.heads and self.weights.keys() & {
+                "pae",
+                "i_pae",
+                "i_ptm",
+            }:
                 raise ConfigError(
-                    f"{model.name} predicts no aligned error, which the losses pae and i_pae need; use a network such "
-                    "as model_1_ptm"
+                    f"{model.name} predicts no aligned error, which the losses pae, i_pae and i_ptm need; use a "
+                    "network such as model_1_ptm"
                 )
             if task.target.is_complex and task.cyclic and not model.multimer:
                 raise ConfigError(

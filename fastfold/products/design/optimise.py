@@ -20,13 +20,21 @@ from fastfold.products.design.agreement import given_agreement
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluation, Evaluator
 from fastfold.products.design.task import DesignTask
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.interface.geometry import touching_residues
+from fastfold.protein.metrics.secondary_structure import STRAND, assign_secondary_structure
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
+
+_SCREENED = 0.9  #: Share of the softmax at the end of the screening steps
+_STRANDS = 0.15  #: Share of strands from which a binder gets more passes
+_CLASH, _FEWEST, _FINAL_PLDDT = 2.5, 3, 70.0
+"""Distance of CA atoms that clash in Å, residues that a binder needs at its target, and its pLDDT; all BindCraft's."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the schedule, whose stage is ``soft``, ``temperature``, ``hard`` or ``mutate``.
+    """One step of the schedule, whose stage is ``screen``, ``soft``, ``temperature``, ``hard`` or ``mutate``.
 
     The network sees the relaxation, and ``rate`` is a factor of the learning rate.
     """
@@ -39,20 +47,27 @@ class Step:
     all_networks: bool
 
 
-def schedule(config: DesignConfig) -> list[Step]:
-    """Return the steps of an optimisation in order."""
+def schedule(config: DesignConfig, *, has_strands: bool = False) -> list[Step]:
+    """Return the steps of an optimisation in order; with strands, more passes after the screening steps."""
     steps, recycles, dropout = [], config.recycles, config.dropout
+    for i in range(config.screen_steps):
+        share = _SCREENED * (i + 1) / config.screen_steps
+        steps.append(Step("screen", Relaxation(soft=share), 1.0, recycles, dropout, False))
+    if has_strands and config.strand_recycles is not None:
+        recycles = config.strand_recycles
     for i in range(config.soft_steps):
         share = (i + 1) / config.soft_steps
-        steps.append(Step("soft", Relaxation(soft=share), 1.0, round(recycles * share), dropout, False))
+        extra = round(recycles * share) if config.ramp_recycles else recycles
+        steps.append(Step("soft", Relaxation(soft=share), 1.0, extra, dropout, False))
     for i in range(config.temperature_steps):
         rest = 1.0 - (i + 1) / config.temperature_steps
         temperature = 1e-2 + (1.0 - 1e-2) * rest**2
         relaxation = Relaxation(soft=1.0, temperature=temperature)
         steps.append(Step("temperature", relaxation, temperature, recycles, dropout, False))
     hard = Relaxation(soft=1.0, hard=1.0, temperature=1e-2)
-    steps += [Step("hard", hard, 1e-2, recycles, False, True)] * config.hard_steps
-    return steps + [Step("mutate", hard, 0.0, recycles, False, True)] * config.mutation_steps
+    every = config.all_networks
+    steps += [Step("hard", hard, 1e-2, recycles, False, every)] * config.hard_steps
+    return steps + [Step("mutate", hard, 0.0, recycles, False, every)] * config.mutation_steps
 
 
 @dataclass
@@ -135,19 +150,66 @@ def optimise(
                 _keep_best(evaluator, state, found, state.parameters)
             _descend(state, found.gradient.cpu().float(), config, step.rate)
         _record(evaluator.task, state, step, found)
+        if step.stage == "screen" and state.step == config.screen_steps:
+            state.log[-1]["strands"] = strand_share(evaluator.task, found)
         if on_step is not None:
             on_step(state)
+    if config.check_binder and not state.log[-1].get("given_up"):
+        problem = binder_problem(evaluator.task, state)
+        if problem is not None:
+            state.log[-1] |= {"given_up": True, "reason": problem}
     return state
 
 
 def _remaining(config: DesignConfig, state: DesignState) -> Iterator[Step]:
-    steps = schedule(config)
-    while state.step < len(steps):
-        is_new_stage = state.step > 0 and steps[state.step].stage != steps[state.step - 1].stage
-        if is_new_stage and float(np.mean(state.plddt)) < config.give_up_below:
+    while True:
+        steps = schedule(config, has_strands=any(row.get("strands", 0.0) > _STRANDS for row in state.log))
+        if state.step >= len(steps):
+            return
+        before = steps[state.step - 1].stage if state.step else ""
+        # Screened designs have been judged, as in BindCraft.
+        is_judged = state.step > 0 and steps[state.step].stage != before
+        is_judged &= not (before == "soft" and config.screen_steps > 0)
+        if is_judged and _best_plddt(state, before) < config.give_up_below:
             state.log[-1]["given_up"] = True
             return
         yield steps[state.step]
+
+
+def _best_plddt(state: DesignState, stage: str) -> float:
+    """Return the pLDDT of the designed chain in the step of a stage with the lowest loss."""
+    rows = [row for row in state.log if row["stage"] == stage]
+    return float(min(rows, key=lambda row: row["loss"])["designed_plddt"])
+
+
+def strand_share(task: DesignTask, evaluation: Evaluation) -> float:
+    """Return the share of a task's designed chain in strands, 0 to 1."""
+    letters = "".join(task.letters(decode_sequence(evaluation.logits)))
+    aatype = rc.sequence_to_aatype(letters)
+    mask = rc.restype_atom37_mask[aatype]
+    structure = assign_secondary_structure(evaluation.positions, mask, aatype, task.chain)
+    return sum(structure[i] == STRAND for i in task.designed_chain) / len(task.designed_chain)
+
+
+def binder_problem(task: DesignTask, state: DesignState) -> str | None:
+    """Return why a finished binder is not worth a fold, by BindCraft's rules; None if it is."""
+    ca = state.positions[:, rc.atom_order["CA"]].astype(np.float64)
+    apart = np.linalg.norm(ca[:, None] - ca[None], axis=-1)
+    joined = (task.chain[:, None] == task.chain) & (abs(task.place[:, None] - task.place) <= 1)
+    clashes = int(((apart < _CLASH) & ~joined).sum()) // 2
+    if clashes:
+        return f"{clashes} pairs of CA atoms within {_CLASH:g} Å"
+    rows = [row for row in state.log if row["stage"] in ("hard", "mutate")] or state.log
+    plddt = float(min(rows, key=lambda row: row["loss"])["designed_plddt"])
+    if plddt < _FINAL_PLDDT:
+        return f"pLDDT {plddt:.1f} below {_FINAL_PLDDT:g}"
+    binder = np.isin(task.chain, task.chain[task.source >= 0])
+    if not binder.all():
+        mask = (np.abs(state.positions).sum(-1) > 0).astype(np.float64)
+        near = int(touching_residues(state.positions, mask, binder).sum())
+        if near < _FEWEST:
+            return f"{near} residues at the target, fewer than {_FEWEST}"
+    return None
 
 
 def _draw(rng: np.random.Generator, total: int, count: int | None) -> list[int]:
@@ -198,7 +260,8 @@ def _mutate(
         allowed[rows, residues] = True
     doubt = doubt * allowed.any(1)
     tried: list[tuple[Evaluation, Tensor]] = []
-    for _ in range(config.tries):
+    share = math.ceil(len(residues) * config.tries_percent / 100.0)
+    for _ in range(share or config.tries):
         place = int(rng.choice(len(residues), p=doubt / doubt.sum()))
         mutant = residues.copy()
         mutant[place] = int(rng.choice(np.flatnonzero(allowed[place])))
@@ -218,7 +281,11 @@ def _record(task: DesignTask, state: DesignState, step: Step, evaluation: Evalua
     state.trace.append(evaluation.positions[:, 1].astype(np.float32))
     sequence = decode_sequence(evaluation.logits)
     figures = given_agreement(task, evaluation.positions, "".join(task.letters(sequence)))
-    about = {"mean_plddt": float(evaluation.plddt.mean()), **figures, "sequence": sequence}
+    plddt = {
+        "mean_plddt": float(evaluation.plddt.mean()),
+        "designed_plddt": float(evaluation.plddt[task.designed_chain].mean()),
+    }
+    about = {**plddt, **figures, "sequence": sequence}
     state.log.append(
         {"step": state.step, "stage": step.stage, "loss": evaluation.loss, **evaluation.losses, **about}
     )

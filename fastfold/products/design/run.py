@@ -304,7 +304,8 @@ class _DesignRun:
             series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
             write_atomic(file(".png"), trajectory_png(*series, title=path.name))
         if design.is_given_up:
-            self.say(f"{path.name}: given up after step {state.step}: pLDDT {float(state.plddt.mean()):.1f}")
+            why = state.log[-1].get("reason", f"pLDDT {state.log[-1]['designed_plddt']:.1f}")
+            self.say(f"{path.name}: given up after step {state.step}: {why}")
         return design
 
     def _redesigned(self, design: Design, redesign: Redesign, seed: int) -> list[Design]:

@@ -95,11 +95,17 @@ def residue_text(target: Target, residues: Sequence[int]) -> str:
 def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> np.ndarray:
     """Return the places ``[K]`` int64 of residues in the joined chains, increasing, without repeats.
 
-    ``text`` has residues and ranges by the numbers of the file, such as ``A10-25,A40``. The chain's name may be left
-    out if there is one chain. An InputError names a part that cannot be read, or a missing chain or residue.
+    ``text`` has residues, ranges and whole chains by the names of the file, such as ``A10-25,A40,B``. The chain's
+    name may be left out if there is one chain. An InputError names a part that cannot be read, or a missing chain or
+    residue.
     """
     found: set[int] = set()
+    starts = np.cumsum([0, *map(len, chains)])
     for part in filter(None, (one.strip() for one in text.split(","))):
+        if part in (names := [chain.chain_id for chain in chains]):
+            number = names.index(part)
+            found.update(range(starts[number], starts[number + 1]))
+            continue
         if (match := _match(part, chains)) is None:
             raise InputError(
                 f"expected residues such as {chains[0].chain_id}10-25, found {part!r}; the file's chains are "
@@ -107,7 +113,7 @@ def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> n
                 path=path,
             )
         number, first, last = match
-        start = sum(len(chain) for chain in chains[:number])
+        start = int(starts[number])
         places = [_place(chains[number], one, path) for one in (first, last)]
         if places[1] < places[0]:
             raise InputError(f"{part}: the last residue comes before the first", path=path)

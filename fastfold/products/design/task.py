@@ -287,6 +287,9 @@ class DesignTask:
                     designed[:, None] * facing,
                     "between chains",
                 )
+            losses_of["i_ptm"] = MaskedLoss(
+                lambda o, _: losses.interface_ptm_loss(o, chain), 1.0 - same, "between chains"
+            )
             error_columns = (1.0 - same) * (designed[:, None] * goal[None])
             losses_of["i_pae"] = MaskedLoss(
                 lambda o, _: losses.pae_loss(o, error_columns), error_columns, "between chains"

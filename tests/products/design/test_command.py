@@ -140,6 +140,47 @@ def test_sequences_of_another_program_are_folded_and_filtered(cli: CommandLine) 
     assert "0 of 2 designs pass the filters" in done.out
 
 
+@pytest.mark.long
+def test_bindcrafts_files_run(cli: CommandLine) -> None:
+    given = helix_prediction("target", 12).save(cli.folder / "given", plots=False)["pdb"]
+    settings, advanced = cli.folder / "target.json", cli.folder / "advanced.json"
+    content = {"starting_pdb": str(given), "chains": "A", "target_hotspot_residues": "3", "lengths": [12, 12]}
+    settings.write_text(json.dumps({**content, "binder_name": "x"}))
+    steps = ("soft_iterations", "temporary_iterations", "hard_iterations", "greedy_iterations")
+    changed = dict.fromkeys(steps, 1) | {
+        "num_recycles_design": 0,
+        "num_recycles_validation": 0,
+        "zip_plots": True,
+    }
+    advanced.write_text(json.dumps(changed))
+    done = design(
+        cli,
+        *(
+            "binder",
+            "--settings",
+            settings,
+            "--advanced",
+            advanced,
+            "--screen-steps",
+            "2",
+            "--give-up-below",
+            "0",
+        ),
+        weights="model_1_multimer_v3",
+    )
+    assert done.code == 0, done.err
+    assert "target.json: not used: binder_name" in done.out
+    assert "advanced.json: not used: zip_plots" in done.out
+    (log,) = (cli.out / "trajectories").glob("*.jsonl")
+    rows = [json.loads(line) for line in log.open()]
+    assert [row["stage"] for row in rows] == ["screen", "screen", "temperature", "hard", "mutate"]
+    assert rows[0].keys() >= {"plddt", "pae", "i_pae", "con", "i_con", "helix", "i_ptm", "rg"}
+    assert (rows[1]["strands"], rows[-1]["hotspots"]) == (0.0, "A3")
+    assert table(cli)[0]["note"].startswith("given up after step 5: ")
+    wrong = design(cli, "hallucinate", "--length", "20", "--preset", "bindcraft")
+    assert "BindCraft designs binders" in wrong.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "lengths"),

@@ -168,7 +168,8 @@ def _row(
     if (problem := open_ring(row)) is not None:
         notes.append(problem)
     if design.is_given_up:
-        notes.append(f"given up after step {state.step}")
+        reason = f": {state.log[-1]['reason']}" if "reason" in state.log[-1] else ""
+        notes.append(f"given up after step {state.step}{reason}")
     if filters:
         row["filters"] = "; ".join(_failures(design, figures, networks, filters)) or PASSED
     return row | {"note": "; ".join(notes)}

@@ -1,0 +1,188 @@
+"""Presets of designs, and BindCraft's settings files (``settings_target`` and ``settings_advanced``)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastfold.errors import InputError
+from fastfold.utils.foreign_text import parse_json, read_settings_text, shown
+
+PRESETS = ("colabdesign", "bindcraft")
+"""Settings of another program by its name; ColabDesign's are the defaults."""
+
+_MAX_BYTES = 1 << 20
+
+DEFAULTS: dict[str, Any] = {
+    "omit_AAs": "C", "design_algorithm": "4stage", "sample_models": True, "rm_template_seq_design": False,
+    "rm_template_sc_design": False, "soft_iterations": 75, "temporary_iterations": 45, "hard_iterations": 5,
+    "greedy_iterations": 15, "greedy_percentage": 1, "weights_plddt": 0.1, "weights_pae_intra": 0.4,
+    "weights_pae_inter": 0.1, "weights_con_intra": 1.0, "weights_con_inter": 1.0, "intra_contact_distance": 14.0,
+    "inter_contact_distance": 20.0, "intra_contact_number": 2, "inter_contact_number": 2, "weights_helicity": -0.3,
+    "random_helicity": False, "use_i_ptm_loss": True, "weights_iptm": 0.05, "use_rg_loss": True, "weights_rg": 0.3,
+    "use_termini_distance_loss": False, "weights_termini_loss": 0.1, "num_recycles_design": 1,
+    "num_recycles_validation": 3, "optimise_beta": True, "optimise_beta_extra_soft": 0, "optimise_beta_extra_temp": 0,
+    "optimise_beta_recycles_design": 3,
+}  # fmt: skip
+"""Keys of an advanced file that designs use, with the values of BindCraft's ``default_4stage_multimer.json``."""
+
+_WHOLE = tuple(key for key, value in DEFAULTS.items() if type(value) is int and key != "greedy_percentage")
+"""Keys with whole numbers."""
+
+_FIXED = {
+    "sample_models": True, "random_helicity": False, "optimise_beta_extra_soft": 0, "optimise_beta_extra_temp": 0,
+}  # fmt: skip
+"""Keys with one value that designs support."""
+
+_TARGET = ("starting_pdb", "chains", "target_hotspot_residues", "lengths")
+"""Keys of a target file that designs use."""
+_TARGET_ABSENT = ("design_path", "binder_name", "number_of_final_designs")
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """Target of a binder in BindCraft's form."""
+
+    structure: Path  #: PDB file
+    chains: str  #: Chain names with commas
+    hotspots: str  #: Residues; empty for any
+    length: str  #: Length or range, such as ``65-150``
+
+
+@dataclass(frozen=True)
+class AdvancedSettings:
+    """Optimisation in BindCraft's form."""
+
+    values: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)  #: Values of :data:`DEFAULTS` by key
+
+    @property
+    def flexible(self) -> str:
+        """Parts of the target's template that are left out (:data:`fastfold.products.design.config.Flexible`)."""
+        if self.values["rm_template_seq_design"]:
+            return "backbone"
+        return "sidechains" if self.values["rm_template_sc_design"] else "none"
+
+    @property
+    def fold_recycles(self) -> int:
+        """Extra passes of the folds of finished designs."""
+        return int(self.values["num_recycles_validation"])
+
+    def design(self) -> dict[str, Any]:
+        """Return values of :class:`~fastfold.products.design.config.DesignConfig` by name."""
+        get = self.values
+        weights = {
+            "plddt": get["weights_plddt"],
+            "pae": get["weights_pae_intra"],
+            "i_pae": get["weights_pae_inter"],
+            "con": get["weights_con_intra"],
+            "i_con": get["weights_con_inter"],
+            "helix": get["weights_helicity"],
+            "i_ptm": get["weights_iptm"] if get["use_i_ptm_loss"] else 0.0,
+            "rg": get["weights_rg"] if get["use_rg_loss"] else 0.0,
+            "NC": get["weights_termini_loss"] if get["use_termini_distance_loss"] else 0.0,
+        }
+        screen = _SCREEN if get["design_algorithm"] == "4stage" else 0
+        greedy = get["greedy_iterations"] if screen else 0
+        return {
+            "screen_steps": screen,
+            "soft_steps": max(get["soft_iterations"] - screen, 0),
+            "temperature_steps": get["temporary_iterations"],
+            "hard_steps": get["hard_iterations"],
+            "mutation_steps": greedy,
+            "tries_percent": float(get["greedy_percentage"]),
+            "recycles": get["num_recycles_design"],
+            "ramp_recycles": not screen,
+            "strand_recycles": get["optimise_beta_recycles_design"]
+            if screen and get["optimise_beta"]
+            else None,
+            "all_networks": not screen,
+            "networks": 1,
+            "weights": {name: float(weight) for name, weight in weights.items()},
+            "con": f"num={get['intra_contact_number']},cutoff={get['intra_contact_distance']},seqsep=9",
+            "i_con": f"num={get['inter_contact_number']},cutoff={get['inter_contact_distance']}",
+            "forbid": get["omit_AAs"] or "",
+            "give_up_below": 65.0 if screen else 0.0,
+            "check_binder": True,
+        }
+
+
+_SCREEN = 50  #: Steps after which BindCraft judges a design first
+
+
+def read_target(path: Path, say: Callable[[str], None]) -> TargetSettings:
+    """Read a ``settings_target`` file, or raise InputError; ``say`` gets a line about keys without a meaning here."""
+    content = _read(path, (*_TARGET, *_TARGET_ABSENT))
+    for key in ("starting_pdb", "lengths"):
+        if key not in content:
+            raise InputError(f"{key} is missing; BindCraft's target files have it", path=path)
+    lengths = content["lengths"]
+    whole = isinstance(lengths, list) and lengths and all(type(one) is int and one > 0 for one in lengths)
+    if not whole:
+        raise InputError(f"lengths: expected numbers such as [65, 150], found {shown(lengths)}", path=path)
+    chains = _text(content.get("chains") or "", "chains", path).replace(" ", "")
+    hotspots = _text(content.get("target_hotspot_residues") or "", "target_hotspot_residues", path)
+    structure = Path(_text(content["starting_pdb"], "starting_pdb", path))
+    if not structure.is_absolute() and not structure.exists():
+        structure = path.parent / structure
+    _announce_absent(path, [key for key in content if key in _TARGET_ABSENT], say)
+    return TargetSettings(structure, chains, hotspots.replace(" ", ""), f"{min(lengths)}-{max(lengths)}")
+
+
+def read_advanced(path: Path, say: Callable[[str], None]) -> AdvancedSettings:
+    """Read a ``settings_advanced`` file, or raise InputError; ``say`` gets a line about keys without a meaning here."""
+    content = _read(path, None)
+    used = {key: value for key, value in content.items() if key in DEFAULTS}
+    for key, value in used.items():
+        _check_value(key, value, path)
+    _announce_absent(path, [key for key in content if key not in DEFAULTS], say)
+    return AdvancedSettings({**DEFAULTS, **used})
+
+
+def _check_value(key: str, value: Any, path: Path) -> None:
+    """Raise InputError for a value of another kind than the default's, or one that is not supported."""
+    default = DEFAULTS[key]
+    if key == "omit_AAs":
+        fits = value is None or value is False or isinstance(value, str)
+    elif isinstance(default, bool):
+        fits = isinstance(value, bool)
+    elif isinstance(default, int | float):
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fits = fits and (key.startswith("weights_") or value >= 0)
+    else:
+        fits = isinstance(value, str)
+    if fits and isinstance(value, float) and key in _WHOLE:
+        fits = value.is_integer()
+    if not fits:
+        raise InputError(
+            f"{key}: expected a value such as {json.dumps(default)}, found {shown(value)}", path=path
+        )
+    if key == "design_algorithm" and value not in ("3stage", "4stage"):
+        raise InputError(f"{key}: expected 3stage or 4stage, found {value!r}", path=path)
+    if key in _FIXED and value != _FIXED[key]:
+        raise InputError(
+            f"{key}: only {json.dumps(_FIXED[key])} is supported, found {json.dumps(value)}", path=path
+        )
+
+
+def _read(path: Path, known: tuple[str, ...] | None) -> dict[str, Any]:
+    content = parse_json(read_settings_text(path, limit=_MAX_BYTES), path)
+    if not isinstance(content, dict) or not content:
+        raise InputError("expected BindCraft's settings, found no JSON object with keys", path=path)
+    if known is not None and (unknown := sorted(set(content) - set(known))):
+        raise InputError(f"unknown key {unknown[0]}; known are {', '.join(known)}", path=path)
+    return content
+
+
+def _text(value: Any, key: str, path: Path) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{key}: expected a text, found {shown(value)}", path=path)
+    return value
+
+
+def _announce_absent(path: Path, keys: list[str], say: Callable[[str], None]) -> None:
+    if keys:
+        say(f"{path.name}: not used: {', '.join(keys)}")
