@@ -292,14 +292,14 @@ class Evaluator:
         """Return features that do not depend on the sequence, and the order of their residues if it differs."""
         task = self.task
         alignments: list[Any] = [([], []) for _ in task.target.chains]
-        templates = task.template_features
-        if templates is not None and not takes_templates(model.config, task.target):
+        joined = task.target.is_complex and not model.multimer
+        templates = task.joined_template_features if joined else task.template_features
+        if templates is not None and not takes_templates(model.config, task.target, are_whole=joined):
             raise ConfigError(
                 f"{model.name} takes no templates, which hold the given chains; use --weights multimer, or --flexible "
                 "free to design without their structure"
             )
         config = apply_settings(InferConfig(), model.config)
-        joined = task.target.is_complex and not model.multimer
         sampler = featurize(task.target.chains, alignments, config, templates=templates, join=joined)
         add_settings(sampler, task.target, cyclic=task.rings, guess=None)
         features: dict[str, Tensor] = {}

@@ -370,8 +370,11 @@ def fold_designs(
             for own, one in zip(task.target.chains, target.chains, strict=True)
         )
         target = replace(target, chains=chains, alignments=tuple(([], []) for _ in chains))
-        takers = [one for one in networks if takes_templates(one.info.config, target)]
-        return replace(target, templates=task.template_features) if takers else target
+        folding = suitable(networks, target)
+        joined = target.is_complex and not folding[0].info.multimer
+        features = task.joined_template_features if joined else task.template_features
+        takers = [one for one in folding if takes_templates(one.info.config, target, are_whole=joined)]
+        return replace(target, templates=features) if takers else target
 
     def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
         targets, errors = read_targets([path])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastfold.data.targets import Chain, Target, structure_chains, target_from_sequence
+from fastfold.data.templates.whole.given import empty_template, in_one_frame
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses import design as losses
@@ -112,6 +113,16 @@ class DesignTask:
         if self.templates is None:
             return None
         return template_features(self.templates, self.target.source, self.flexible)
+
+    @cached_property
+    def joined_template_features(self) -> tuple[Mapping[str, np.ndarray], ...] | None:
+        """Raw template features of each chain for monomer networks, all in the frame of the file."""
+        if self.template_features is None:
+            return None
+        lengths = [len(chain.sequence) for chain in self.target.chains]
+        name = self.target.source.encode()
+        parts = zip(self.template_features, lengths, strict=True)
+        return in_one_frame([empty_template(length, name) if one is None else one for one, length in parts])
 
     @property
     def without_templates(self) -> DesignTask:

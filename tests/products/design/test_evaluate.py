@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +90,28 @@ def test_a_monomer_network_sees_chains_with_a_gap(monomer: AlphaFold) -> None:
     check_gradient(evaluator)
 
 
+def test_a_monomer_network_sees_the_target_of_a_binder(monomer: AlphaFold, backbone: Path) -> None:
+    """Its two chains in one frame, and nothing of the binder."""
+    model = copy.deepcopy(monomer).double()
+    task = binder(backbone, 8)
+    assert task.templates is not None
+    features, _ = Evaluator(task, [model], {"i_con": 1.0})._features[0]
+    mask, positions = features["template_all_atom_masks"][0], features["template_all_atom_positions"][0]
+    given = np.concatenate([one.positions for one in task.templates if one is not None])
+    assert mask[:24].sum() > 0
+    assert mask[24:].sum() == 0
+    np.testing.assert_allclose(positions[:24].numpy(), given, atol=1e-4)
+
+    def loss(one: DesignTask) -> float:
+        return Evaluator(one, [model], {"i_con": 1.0})(start(task), SOFT, gradient=False).loss
+
+    first, second, nothing = task.templates
+    assert second is not None
+    apart = replace(task, templates=[first, replace(second, positions=second.positions + 6.0), nothing])
+    assert abs(loss(apart) / loss(task) - 1) > 1e-5
+    assert abs(loss(task.without_templates) / loss(task) - 1) > 1e-5
+
+
 def test_the_gradient_of_a_binder_is_a_finite_difference(multimer: AlphaFold, backbone: Path) -> None:
     model = copy.deepcopy(multimer).double()
     task = binder(backbone, 6, chains=["A"], hotspots="A3")
@@ -168,8 +192,12 @@ def test_losses_and_networks_that_do_not_fit_are_refused(monomer: AlphaFold, bac
         Evaluator(hallucination(12), [monomer], {"rmsd": 1.0})
     with pytest.raises(ConfigError, match="joins several chains to one, which cannot hold rings"):
         Evaluator(hallucination(12, copies=2, cyclic=True), [monomer], {"con": 1.0})
+    unseeing = copy.copy(monomer)
+    unseeing.config = copy.deepcopy(monomer.config)
+    with unseeing.config.unlocked():
+        unseeing.config.model.embeddings_and_evoformer.template.enabled = False
     with pytest.raises(ConfigError, match="takes no templates, which hold the given chains"):
-        Evaluator(binder(backbone, 8), [monomer], {"i_con": 1.0})
+        Evaluator(binder(backbone, 8), [unseeing], {"i_con": 1.0})
     for weights in ({"con": 0.0}, {"con": float("nan")}):
         with pytest.raises(ConfigError, match="expected losses with finite weights, not all 0"):
             Evaluator(hallucination(12), [monomer], weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,13 +52,20 @@ class GivenStructure:
             features = [masked_template(chain, name) for chain in structure.chains]
         else:
             first, *targets = structure.chains
-            features = [
-                _features("-" * len(first), np.zeros_like(first.positions), np.zeros_like(first.mask), name)
-            ]
+            features = [empty_template(len(first), name)]
             features += [whole_template(one, name) for one in targets]
-        if len(features) > 1:  # their atoms are in one frame
-            features = [one | {"template_frame": np.array([1], np.int32)} for one in features]
-        return tuple(features)
+        return in_one_frame(features) if len(features) > 1 else tuple(features)
+
+
+def in_one_frame(features: Sequence[Features]) -> tuple[Features, ...]:
+    """Return a template of each chain, marked as parts of one structure."""
+    return tuple({**one, "template_frame": np.array([1], np.int32)} for one in features)
+
+
+def empty_template(length: int, name: bytes) -> dict[str, np.ndarray]:
+    """Return a template without letters and atoms; the features are raw."""
+    atoms = len(rc.atom_types)
+    return _features("-" * length, np.zeros((length, atoms, 3)), np.zeros((length, atoms)), name)
 
 
 def whole_template(chain: ChainStructure, name: bytes) -> dict[str, np.ndarray]:
