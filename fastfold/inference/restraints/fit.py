@@ -52,9 +52,9 @@ from fastfold.parallel.distributed import DistributedContext
 
 BIASED = ("msa_feat", "target_feat")  #: Features that get a bias
 
-_RATE, _CONFIDENCE, _LOCAL, _SIZE = 1.0, 0.3, 2.0, 0.1
-RECYCLES = 0  #: Passes without gradients before that of a step
-PATIENCE = 3  #: Steps without a better one after which a fit ends
+_RATE, _CONFIDENCE, _LOCAL, _SIZE = 0.03, 0.3, 2.0, 0.1
+RECYCLES = 1  #: Passes without gradients before that of a step
+PATIENCE = 5  #: Steps without a better one after which a fit ends
 _NEAR = 8  #: Residues within this separation in the sequence keep their distances
 
 _BETA_TOLERANCE = 3.0
@@ -66,6 +66,7 @@ _COPIES = 6
 """Float32 copies of these features: themselves, the bias, their sum, its gradient, and two moments of Adam."""
 
 _SCALE = 10.0
+_TRIAL = 0.25
 _GROUP_TEMPERATURE = 0.05
 """Temperature of the smooth minimum over the losses of a group: that of 0.5 Å, by the scale."""
 
@@ -250,7 +251,9 @@ class _Fit:
         done, best = self.descend(steps)
         left_out = None
         if leave_one_out:
-            left_out = () if self._all_hold(best) else tuple(self.contradictions(steps))
+            left_out = (
+                () if self._all_hold(best) else tuple(self.contradictions(max(1, round(steps * _TRIAL))))
+            )
         bias = {key: value.detach().cpu() for key, value in self.bias.items()}
         return FitResult(bias, self.first, best, done, left_out, self._probabilities)
 
@@ -266,6 +269,7 @@ class _Fit:
         loss = self._loss(kept)
         best: tuple[float, float] = (-1.0, 0.0)
         best_figures, best_bias, best_step = self.first, self._copied(), 0
+        optimizer = torch.optim.Adam(self.bias.values(), lr=_RATE)
         for done in range(steps + 1):
             with self._recorded(), torch.set_grad_enabled(done < steps):
                 outputs = self._run()
@@ -278,7 +282,9 @@ class _Fit:
                 if held == len(grouped(kept)) or done == steps or done - best_step >= PATIENCE:
                     break
                 gradients = torch.autograd.grad(total, list(self.bias.values()))
-            self._step(gradients, _RATE * (1 - done / steps))
+            for value, gradient in zip(self.bias.values(), gradients, strict=True):
+                value.grad = self._recording.mean(gradient)
+            optimizer.step()
         self._restore(best_bias)
         return done, best_figures
 
@@ -292,14 +298,6 @@ class _Fit:
             + _LOCAL * masked_mean(self._near, changed, 2)
             + _SIZE * torch.stack(sizes).sum() / self.residues
         )
-
-    def _step(self, gradients: Sequence[Tensor], rate: float) -> None:
-        """Move the bias by ``rate`` per residue, down the gradient."""
-        gradients = [self._recording.mean(gradient) for gradient in gradients]
-        length = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
-        with torch.no_grad():
-            for value, gradient in zip(self.bias.values(), gradients, strict=True):
-                value -= rate * self.residues**0.5 / (length + 1e-12) * gradient
 
     def _copied(self) -> dict[str, Tensor]:
         return {key: value.detach().clone() for key, value in self.bias.items()}
@@ -369,8 +367,8 @@ def fit_restraints(
 ) -> RestrainedFeatures:
     r"""Return features with a bias under which the prediction obeys the restraints.
 
-    Steps down the gradient end when all restraints hold, or when none of the last :data:`PATIENCE` was better; the best
-    one counts. Each is one pass without recycling. If all restraints hold in the first pass, no step is taken.
+    Adam ends when all restraints hold, or when none of the last :data:`PATIENCE` steps was better; the best one counts.
+    Each runs one recycling pass without and one with gradients. No step is taken if all restraints hold without one.
 
     Args:
         model: The network, on its device.
