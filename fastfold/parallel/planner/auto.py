@@ -98,7 +98,8 @@ def choose_plan(
     speeds, origin = (gpu, "") if isinstance(gpu, Rates) else _rates(gpu)
     within = speeds.sheet.per_machine
     blocks = tuple(checkpointable_blocks(model))
-    piped, notes = _pipelines(model, stages, ranks, blocks)
+    plain = model if stages is None or not blocks else without_data(model)
+    piped, notes = _pipelines(plain, stages, ranks, blocks)
     layouts = [(tp, 1) for tp in (divisors(ranks) if cuts else [1])] + [(1, pp) for pp in piped]
     has_statistics = any(isinstance(module, _BatchNorm) for module in model.modules())
     traces: dict[bool, BatchTraces] = {}
@@ -198,10 +199,10 @@ def _pipelines(
         return {}, ["pp was not tried: stages= says how the model is split", *notes]
     if not blocks:
         return {}, ["pp was not tried: the model has no nn.ModuleList of blocks", *notes]
-    plain, tied_bytes = without_data(model), dict[int, int]()
+    tied_bytes = dict[int, int]()
     for pp in divisors(ranks)[1:]:
         try:
-            held = [parameter for stage in stages(plain, pp) for parameter in set(stage.parameters())]
+            held = [parameter for stage in stages(model, pp) for parameter in set(stage.parameters())]
             tied_bytes[pp] = sum(p.nbytes for p in held) - sum(p.nbytes for p in set(held))
         except ConfigError as error:
             notes.append(f"pp {pp} was not tried: {error}")
