@@ -14,7 +14,7 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.transition import Transition
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.kernels.ops.gated_attention.passes import shared_masks
+from fastfold.kernels.common.shared_masks import shared_masks
 
 
 def is_enabled(node: Any) -> bool:

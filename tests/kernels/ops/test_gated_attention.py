@@ -14,9 +14,9 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.kernels import attention_bias, reference
+from fastfold.kernels.common import shared_masks as sharing
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.ops.gated_attention import eager, passes, triton_launch
-from fastfold.kernels.ops.gated_attention.passes import shared_masks
+from fastfold.kernels.ops.gated_attention import eager, triton_launch
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -357,15 +357,15 @@ def test_small_masks_are_laid_out_once_where_calls_share_them(
 
     expected = attended(mask, mask.t(), 1 - mask)
     monkeypatch.setattr(module, "prepare", watched)
-    with shared_masks():
+    with sharing.shared_masks():
         found = attended(mask, mask.t(), mask, mask.t())
     assert sum(laid_out) == 2
     assert all(map(torch.equal, found, (*expected[:2], *expected[:2])))
     mask.sub_(1).neg_()
-    with shared_masks():
+    with sharing.shared_masks():
         assert torch.equal(attended(mask)[0], expected[2])
-    monkeypatch.setattr(passes, "MAX_SHARED", 8)
+    monkeypatch.setattr(sharing, "MAX_SHARED", 8)
     laid_out.clear()
-    with shared_masks():
+    with sharing.shared_masks():
         attended(mask, mask)
     assert sum(laid_out) == 2

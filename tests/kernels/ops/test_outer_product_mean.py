@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels import reference
+from fastfold.kernels.common.shared_masks import shared_masks
 from fastfold.kernels.ops.outer_product_mean import eager as outer_product_mean_torch
 from fastfold.kernels.ops.outer_product_mean import triton_bwd, triton_fwd
 from tests.helpers.forced_blocks import force_blocks
@@ -270,3 +271,24 @@ def test_kernels_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) ->
         assert torch.equal(alone[number], found[number])
     nothing = triton_bwd.backward(grad[:0].float().to(DEVICE), x._replace(left=x.left[:, :0]), 0.01, names)
     assert not any(part.any() for part in nothing)
+
+
+def test_sequences_of_columns_are_counted_once_where_calls_share_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = [x.float().to(DEVICE) for x in _inputs(4, 5, 3).values()]
+    left, right, left_mask, right_mask, *parameters = inputs
+    calls: list[Tensor] = []
+    counts_of = triton_fwd.counts_of
+    monkeypatch.setattr(triton_fwd, "counts_of", lambda a, b: calls.append(a) or counts_of(a, b))
+
+    def run(x: Tensor, masks: tuple[Tensor, Tensor]) -> Tensor:
+        return kernels.outer_product_mean(x, right, *masks, *parameters, backend="triton")
+
+    own, others = (left_mask, right_mask), (1 - left_mask, right_mask)
+    expected = [run(left, own), run(2 * left, own), run(left, others)]
+    calls.clear()
+    with shared_masks():
+        found = [run(left, own), run(2 * left, own), run(left, others)]
+    assert len(calls) == 2
+    assert all(map(torch.equal, found, expected))

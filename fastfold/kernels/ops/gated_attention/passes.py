@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +21,7 @@ from fastfold.kernels.common.scratch import (
     finish,
     without_autocast,
 )
+from fastfold.kernels.common.shared_masks import once
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
 from fastfold.kernels.cpu.linear import product_dtype
 from fastfold.kernels.ops.gated_attention import eager
@@ -36,7 +35,6 @@ from fastfold.kernels.ops.gated_attention.eager import (
     zeros_like,
 )
 
-MAX_SHARED = 2**20  #: Elements of the largest mask whose layout is kept for further calls
 LONG_ROW = 4096  #: Maximum row length at which each thread works on its own blocks, in positions
 
 _LANE = 4 * 12
@@ -75,41 +73,17 @@ def row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index
             yield i, i if size >= rows else (*i, slice(r, r + size))
 
 
-_masks: ContextVar[dict[Any, tuple[Tensor, Tensor | None]] | None] = ContextVar("masks", default=None)
-
-
-def shared_masks() -> AbstractContextManager[None]:
-    """Lay out each small mask once for all forward passes inside; masks must not change there."""
-    # The compiler cannot trace context variables.
-    return nullcontext() if torch.compiler.is_compiling() else _shared_masks()
-
-
-@contextmanager
-def _shared_masks() -> Iterator[None]:
-    token = _masks.set({})
-    try:
-        yield
-    finally:
-        _masks.reset(token)
-
-
 def _lay_out(
     blocks: _Backend, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return ``bias [*, H, N, N]`` and ``mask [*, R, N]`` as the backend reads them.
-
-    A small mask is laid out once inside :func:`shared_masks`.
-    """
-    shared = None if torch.compiler.is_compiling() else _masks.get()
-    if shared is None or mask is None or mask.numel() > MAX_SHARED:
-        return blocks.prepare(bias, mask, dtype)
-    place = mask.untyped_storage()._cdata, mask.storage_offset(), mask.shape, mask.stride(), mask.dtype
-    key = (*place, dtype, None if bias is None else bias.dtype, blocks)
-    if key not in shared:
-        bias, laid_out = blocks.prepare(bias, mask, dtype)
-        shared[key] = mask, laid_out  # the mask keeps its memory from being another tensor's
-        return bias, laid_out
-    return blocks.prepare(bias, None, dtype)[0], shared[key][1]
+    """Return ``bias [*, H, N, N]`` and ``mask [*, R, N]`` as the backend reads them."""
+    laid_out = None
+    if mask is not None:
+        like = dtype if bias is None else bias.dtype
+        laid_out = once(
+            lambda: blocks.prepare(None, mask, like)[1], mask, size=mask.numel(), key=(blocks, like)
+        )
+    return blocks.prepare(bias, None, dtype)[0], laid_out
 
 
 @without_autocast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, part
 from fastfold.kernels.common.normalised_rows import configuration
+from fastfold.kernels.common.shared_masks import once
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of
 
@@ -157,7 +159,8 @@ def forward(
     for i in batch_indices(left):
         x = Projections(part(left, i), part(right, i))
         (sequences, rows, _), columns = x.left.shape, right.shape[-2]
-        b_out, counts = part(out, i), counts_of(part(left_mask, i), part(right_mask, i))
+        b_out, masks = part(out, i), (part(left_mask, i), part(right_mask, i))
+        counts = once(functools.partial(counts_of, *masks), *masks, size=rows * columns, key=counts_of)
         b_residual = b_out if residual is None else part(residual, i)
         programs = triton.cdiv(rows, config.blocks["BI"]) * triton.cdiv(columns, config.blocks["BJ"])
         launch(outer_product_mean_forward_kernel, (programs,))(
