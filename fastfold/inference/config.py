@@ -179,9 +179,7 @@ class InferConfig:
     cuda_graphs: bool | None = option(
         "--cuda-graphs",
         default=None,
-        choices={"auto": None, "yes": True, "no": False},
-        nargs="?",
-        bare="yes",
+        choices=(True, False),
         group="machine",
         is_rare=True,
         help="on a GPU, record one pass as a CUDA graph and replay it for the others (default: for targets up to 256 "

@@ -25,7 +25,8 @@ class Option:
     metavar: str | tuple[str, ...] | None = None  #: Name of its value in the help
     parse: Callable[[str], Any] | None = None  #: Function from the text to a value; None for text
     bounds: tuple[float, float] | None = None  #: Smallest and largest number, whole numbers if both are
-    choices: Sequence[str] | Mapping[str, Any] | None = None  #: Possible values, or values by their texts
+    #: Possible values, or values by their texts; ``(True, False)`` for a switch with a ``--no-`` form and a default
+    choices: Sequence[Any] | Mapping[str, Any] | None = None
     bare: str | None = None  #: Value of the option without a text
     nargs: str | int | None = None  #: Number of texts as in argparse; a ``+`` or ``*`` option may be repeated
     fields: tuple[str, ...] = ()  #: Fields that the parts of its value set; empty for its own field
@@ -103,7 +104,7 @@ def check_number(name: str, value: Any, least: float, most: float) -> None:
         raise ConfigError(f"{name} must be from {least:g} to {most:g}, found {value}")
 
 
-def _check_choice(name: str, value: Any, choices: Sequence[str] | Mapping[str, Any]) -> None:
+def _check_choice(name: str, value: Any, choices: Sequence[Any] | Mapping[str, Any]) -> None:
     values = list(choices.values()) if isinstance(choices, Mapping) else list(choices)
     if not any(value is one or (isinstance(value, str) and value == one) for one in values):
         raise ConfigError(f"{name} must be one of {', '.join(map(str, values))}, found {value!r}")

@@ -98,6 +98,8 @@ def _settings(option: Option, default: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {"help": option.help, "dest": option.attribute}
     if isinstance(default, bool):
         return {**settings, "action": "store_true"}
+    if option.choices == (True, False):
+        return {**settings, "action": argparse.BooleanOptionalAction}
     if option.bounds is not None:
         least, most = option.bounds
         is_whole = isinstance(least, int) and isinstance(most, int)

@@ -63,6 +63,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "no host": ("--host-memory 0", {"host_memory": "0"}),
     "disk": ("--offload-dir d", {"offload_dir": Path("d")}),
     "graphs": ("--cuda-graphs", {"cuda_graphs": True}),
+    "no graphs": ("--no-cuda-graphs", {"cuda_graphs": False}),
     "state": ("--checkpoint-after 0", {"checkpoint_after": 0.0}),
     "sample": (
         "--sample columns --samples 3 --sample-fraction 0.2",
