@@ -27,24 +27,24 @@ def kernels(device: str, sizes: Sizes) -> Iterator[Line]:
     if sizes is TOY:
         jobs = [NETWORKS[0], (OPERATORS[-1], "gradients")]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(compile_job, name, how, device): (name, how) for name, how in jobs}
+        waiting = {pool.submit(compile_job, name, mode, device): (name, mode) for name, mode in jobs}
         for done in as_completed(waiting):
-            name, how = waiting[done]
-            yield {"compiled": name, "how": how, "processes": processes, "seconds": round(done.result(), 2)}
+            name, mode = waiting[done]
+            yield {"compiled": name, "mode": mode, "processes": processes, "seconds": round(done.result(), 2)}
 
 
-def compile_job(name: str, how: str, device: str) -> float:
+def compile_job(name: str, mode: str, device: str) -> float:
     """Run a network's pass in a precision, or an operator forward and backward in bf16; return the seconds."""
     from fastfold.cli.process import prepare_environment
 
     prepare_environment()  # must precede the import of PyTorch
     start = time.perf_counter()
-    if how == "gradients":
+    if mode == "gradients":
         _run_operator(name, device)
     else:
         import fastfold
 
-        model = network_of(name, device, how, replace(Sizes(), blocks=1))
+        model = network_of(name, device, mode, replace(Sizes(), blocks=1))
         sequence, msa = random_target(RESIDUES, ROWS)
         fastfold.predict(sequence, model, msa=msa, num_recycles=0, cuda_graphs=False)
     return time.perf_counter() - start
@@ -57,10 +57,10 @@ def _run_operator(name: str, device: str) -> None:
     from benchmarks.kernels.cases import cases
     from benchmarks.kernels.rivals import implementations
 
-    where = torch.device(device)
-    ours = next(one for one in implementations(name, where) if one.name == "fastfold")
+    on = torch.device(device)
+    ours = next(one for one in implementations(name, on) if one.name == "fastfold")
     case = next(one for one in cases((RESIDUES,), ((ROWS, RESIDUES),)) if one.operator == name)
-    inputs = case.make(where, torch.bfloat16)
+    inputs = case.make(on, torch.bfloat16)
     leaves = [x for key, x in inputs.items() if isinstance(x, Tensor) and key not in case.constants]
     for x in leaves:
         x.requires_grad_()
