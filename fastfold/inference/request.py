@@ -57,6 +57,13 @@ class RunOptions:
     complex_: bool = option(
         "--complex", default=False, group="targets", help="all records of a file are one complex"
     )
+    #: True if sequences of UniProt accessions and AlphaFold DB ids may be downloaded
+    allow_download: bool = option(
+        "--allow-download",
+        default=False,
+        group="targets",
+        help="fetch the sequences of inputs such as P69905 or AF-P69905-F1 from rest.uniprot.org (default: no network)",
+    )
     #: Largest number of networks for a target, in the order of the weights; None for all
     num_models: int | None = option(
         "--num-models",
@@ -197,7 +204,8 @@ class InferRequest:
             return self.inputs()
         from fastfold.data.queries.read import read_targets  # NumPy is slow to import
 
-        return read_targets(self.inputs, complex_=self.options.complex_)
+        options = self.options
+        return read_targets(self.inputs, complex_=options.complex_, allow_download=options.allow_download)
 
     @property
     def msa_dir(self) -> Path:

@@ -126,22 +126,24 @@ def all_against_all(proteins: Sequence[Partner], *, homodimers: bool = False) ->
     return _complexes(pairs(proteins, 2))
 
 
-def baits_against_candidates(baits: Sequence[Partner], candidates: Sequence[Partner]) -> list[Target]:
-    """Return every bait with every candidate, the bait first; a protein in both lists is also paired with itself.
+def baits_against_candidates(baits: Sequence[Partner], *candidates: Sequence[Partner]) -> list[Target]:
+    """Return every bait with one candidate of each list in every way, in the order of the lists.
+
+    A protein in two lists is also joined with itself.
 
     Raises:
-        InputError: A name has one sequence among the baits and another among the candidates.
+        InputError: A name has one sequence in a list and another in a later one.
     """
-    known = {bait.protein.record: bait.protein for bait in baits}
-    for candidate in (partner.protein for partner in candidates):
-        bait = known.get(candidate.record, candidate)
-        if _sequences(bait) != _sequences(candidate):
+    known: dict[str, Target] = {}
+    for protein in (partner.protein for partner in itertools.chain(baits, *candidates)):
+        earlier = known.setdefault(protein.record, protein)
+        if _sequences(earlier) != _sequences(protein):
             raise InputError(
-                f"has another sequence among the baits ({bait.source}); rename one of the two",
-                path=candidate.source,
-                record=candidate.record,
+                f"has another sequence in an earlier list ({earlier.source}); rename one of the two",
+                path=protein.source,
+                record=protein.record,
             )
-    return _complexes(itertools.product(baits, candidates))
+    return _complexes(itertools.product(baits, *candidates))
 
 
 def is_pair_table(path: PathLike) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fastfold.data.queries.accessions import UNIPROT, accessions_of, fetch_sequence, refuse_download
 from fastfold.data.queries.entities import ENTITY_ENDINGS, MAX_ENTITY_BYTES, parse_entities
 from fastfold.data.queries.fasta import MAX_FASTA_BYTES, parse_fasta
 from fastfold.data.queries.formats import MAX_A3M_BYTES, parse_a3m_query, parse_table
@@ -36,29 +37,38 @@ _FIRST_LINE = re.compile(rb"\s*([^\r\n]*)")
 
 
 def read_targets(
-    inputs: Iterable[PathLike], *, complex_: bool = False
+    inputs: Iterable[PathLike], *, complex_: bool = False, allow_download: bool = False
 ) -> tuple[list[Target], list[InputError]]:
     """Read the targets of several inputs, with unique names, and collect all errors.
 
     A bad record or file does not affect the others.
 
     Args:
-        inputs: Files, folders of files (without subfolders), ``-`` for standard input, or sequences in capitals.
+        inputs: Files, folders of files (without subfolders), ``-`` for standard input, sequences in capitals, or
+            accessions of UniProt and ids of AlphaFold DB.
         complex_: Join the records of each FASTA file or table to one complex, which has the file's name.
+        allow_download: Download the sequences of accessions; otherwise each is an error.
 
     Returns:
         The valid targets in the order of the input, files of a folder by name; and one error for each bad file or
         record. Records of several files with equal identifiers are named after their files. An identifier repeated in a
         file is an error.
     """
-    found: list[FoundTarget] = []
+    targets: list[FoundTarget] = []
     errors: list[InputError] = []
     for path in _files(inputs, errors):
         try:
-            found += _read_input(path, errors, complex_)
+            if accessions := accessions_of(path):
+                if not allow_download:
+                    raise refuse_download(path)
+                letters = ":".join(map(fetch_sequence, accessions))
+                note = f"the sequence was downloaded from {UNIPROT}"
+                targets += _sequence_target("_".join(accessions), letters, note, errors)
+            else:
+                targets += _read_input(path, errors, complex_)
         except InputError as error:
             errors.append(error)
-    return unique_targets(_named_by_files(found), errors), errors
+    return unique_targets(_named_by_files(targets), errors), errors
 
 
 def _named_by_files(found: list[FoundTarget]) -> list[FoundTarget]:
@@ -123,15 +133,11 @@ def file_ending(path: PathLike) -> str:
 
 def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> list[FoundTarget]:
     if is_bare_sequence(path):
-        letters = os.fspath(path).encode()
-        name = f"sequence_{hashlib.sha256(letters).hexdigest()[:5]}"
-        file = QueryFile("sequence", b">%s\n%s\n" % (name.encode(), letters))
-        sequences = targets_of_records(parse_fasta(file), file, errors)
-        note = f"no file is called {os.fspath(path):.20}, which is read as a sequence"
-        return [
-            one._replace(target=replace(one.target, warnings=(*one.target.warnings, note)))
-            for one in sequences
-        ]
+        letters = os.fspath(path)
+        name = f"sequence_{hashlib.sha256(letters.encode()).hexdigest()[:5]}"
+        return _sequence_target(
+            name, letters, f"no file is called {letters:.20}, which is read as a sequence", errors
+        )
     if os.fspath(path) == STDIN:
         file = QueryFile(STDIN_NAME, read_stdin_bytes(limit=MAX_A3M_BYTES))
         ending = _ending_of_content(file.data)
@@ -150,6 +156,15 @@ def _read_input(path: PathLike, errors: list[InputError], complex_: bool) -> lis
     else:
         records = parse_fasta(file)
     return targets_of_records(records, file, errors, complex_=complex_)
+
+
+def _sequence_target(name: str, letters: str, note: str, errors: list[InputError]) -> list[FoundTarget]:
+    """Return the target of a sequence, with ``:`` between chains and a note about its origin."""
+    file = QueryFile("sequence", f">{name}\n{letters}\n".encode())
+    return [
+        one._replace(target=replace(one.target, warnings=(*one.target.warnings, note)))
+        for one in targets_of_records(parse_fasta(file), file, errors)
+    ]
 
 
 def _ending_of_content(data: bytes) -> str:

@@ -74,13 +74,20 @@ class TargetLists:
         "--homodimers", default=False, help="with --all-vs-all: each protein with itself as well"
     )
     baits: Path | None = option("--baits", **_FILE, help="fold each of these proteins ...")
-    candidates: Path | None = option("--candidates", **_FILE, help="... with each of these")
+    candidates: tuple[Path, ...] = option(
+        "--candidates",
+        default=(),
+        nargs="+",
+        parse=Path,
+        metavar="FILE",
+        help="... with each of these; of several files, with one protein of each in every way",
+    )
     proteins: Path | None = option(
         "--proteins", **_FILE, help="proteins that tables and lists of names refer to"
     )
 
     def __post_init__(self) -> None:
-        if (self.baits is None) != (self.candidates is None):
+        if (self.baits is None) == bool(self.candidates):
             raise ConfigError(
                 "`baits` and `candidates` need each other: every bait is folded with every candidate"
             )

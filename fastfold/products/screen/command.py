@@ -70,6 +70,11 @@ def run_screen(options: argparse.Namespace) -> int:
         from fastfold.products.screen.targets import screen_targets
 
     lists = from_options(TargetLists, options, {TargetLists: {"inputs": tuple(options.inputs)}})
-    targets = partial(screen_targets, lists, complex_=request.options.complex_)
+    targets = partial(
+        screen_targets,
+        lists,
+        complex_=request.options.complex_,
+        allow_download=request.options.allow_download,
+    )
     summary = screen(replace(request, inputs=targets), where)
     return print_summary(summary, request.output)

@@ -21,7 +21,9 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.workers.options import TargetLists
 
 
-def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[Target], list[InputError]]:
+def screen_targets(
+    lists: TargetLists, *, complex_: bool = False, allow_download: bool = False
+) -> tuple[list[Target], list[InputError]]:
     """Read the targets of all lists, with unique names, and one error for each invalid record.
 
     ``complex_`` joins all records of an input to one complex, except in tables of partners. A ConfigError tells that no
@@ -39,14 +41,14 @@ def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[
 
     tables = [path for path in lists.inputs if is_pair_table(path)]
     names = [path for path in lists.inputs if known is not None and path not in tables and is_name_list(path)]
-    files = [path for path in (lists.all_vs_all, lists.baits, lists.candidates) if path is not None]
+    files = [path for path in (lists.all_vs_all, lists.baits, *lists.candidates) if path is not None]
     if known is not None and not (tables or names or any(map(is_name_list, files))):
         raise ConfigError(
             "`proteins` belongs to a table of partners (columns chain_1, chain_2), or to a .txt file with names; none "
             "was given"
         )
     others = [path for path in lists.inputs if path not in tables and path not in names]
-    targets, wrong = read_targets(others, complex_=complex_)
+    targets, wrong = read_targets(others, complex_=complex_, allow_download=allow_download)
     errors += wrong
     for path in (*tables, *names):
         try:
@@ -58,8 +60,8 @@ def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[
         errors += wrong
     if lists.all_vs_all is not None:
         targets += all_against_all(partners(lists.all_vs_all), homodimers=lists.homodimers)
-    if lists.baits is not None and lists.candidates is not None:
-        targets += baits_against_candidates(partners(lists.baits), partners(lists.candidates))
+    if lists.baits is not None:
+        targets += baits_against_candidates(partners(lists.baits), *map(partners, lists.candidates))
     # As if just read, to make their names unique together.
     found_targets = [FoundTarget(target, target.source, 1) for target in targets]
     return unique_targets(found_targets, errors), errors

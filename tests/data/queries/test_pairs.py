@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_baits_are_folded_with_all_candidates_and_no_pair_comes_twice():
     assert list(found) == ["A_and_A", "A_and_B", "A_and_C", "B_and_B", "B_and_C"]
 
 
+def test_lists_are_joined_in_every_way():
+    d, e = partners(D="AAW"), partners(E="WAA", A="MKTA")
+    ways = shown(baits_against_candidates(ABC[:2], d, e[:1]))
+    assert list(ways) == ["A_and_D_and_E", "B_and_D_and_E"]
+    lists = (ABC[:2], ABC[1:], [*d, ABC[2]])
+    names = ["_and_".join(one) for one in itertools.product("AB", "BC", "DC")]
+    assert list(shown(baits_against_candidates(*lists))) == names
+    with pytest.raises(InputError, match="another sequence in an earlier list"):
+        baits_against_candidates(ABC[:1], d, e)
+
+
 def test_a_chain_keeps_the_name_by_which_its_alignment_is_found():
     (pair,) = all_against_all(ABC[:2])
     assert [(chain.id, chain.record) for chain in pair.chains] == [("A", "A"), ("B", "B")]
@@ -65,7 +77,7 @@ def test_letters_that_are_read_as_x_are_kept_as_they_were_given():
 
 
 def test_one_name_with_two_sequences_is_refused():
-    with pytest.raises(InputError, match="another sequence among the baits"):
+    with pytest.raises(InputError, match="another sequence in an earlier list"):
         baits_against_candidates(partners(A="MKT"), partners(A="MKV"))
 
 

@@ -53,7 +53,7 @@ def test_options_arrive_and_the_last_line_counts(cli: CommandLine, asked: list[t
         all_vs_all=Path("a.fasta"),
         homodimers=True,
         baits=Path("b.fasta"),
-        candidates=Path("c.fasta"),
+        candidates=(Path("c.fasta"),),
     )
     assert where == ScreenOptions(3, "auto", 2, 5400.0, 16 << 30, Shard(2, 8))
     assert (request.output, request.weights) == (cli.out, (Path("w.npz"),))

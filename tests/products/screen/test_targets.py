@@ -26,7 +26,7 @@ def test_all_lists_count_together_under_unique_names(tmp_path: Path):
         proteins=ab,
         all_vs_all=ab,
         baits=fasta(tmp_path, "c.fasta", C="AWL"),
-        candidates=ab,
+        candidates=(ab,),
     )
     targets, errors = screen_targets(lists)
     assert [target.name for target in targets] == ["A", "B", "B_and_A", "A_and_B", "C_and_A", "C_and_B"]
@@ -35,7 +35,7 @@ def test_all_lists_count_together_under_unique_names(tmp_path: Path):
 
 def test_a_target_that_two_lists_name_is_reported_and_folded_once(tmp_path: Path):
     ab = fasta(tmp_path, "ab.fasta", A="MKT", B="GSH")
-    lists = TargetLists(all_vs_all=ab, baits=ab, candidates=ab)
+    lists = TargetLists(all_vs_all=ab, baits=ab, candidates=(ab,))
     targets, errors = screen_targets(lists)
     assert [target.name for target in targets] == ["A_and_B", "A_and_A", "B_and_B"]
     assert ["used before" in str(error) for error in errors] == [True]

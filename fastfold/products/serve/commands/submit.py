@@ -131,7 +131,7 @@ def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
         text = read_text_bytes(path, limit=1 << 30).decode("utf-8", "replace")
         found.append({"a3m": text, "name": path.name.removesuffix(".gz").removesuffix(".a3m")})
     others = [path for path in options.inputs if path not in alignments]
-    targets, errors = read_targets(others, complex_=options.complex)
+    targets, errors = read_targets(others, complex_=options.complex, allow_download=options.allow_download)
     if errors:
         raise errors[0]
     for target in targets:
