@@ -331,3 +331,23 @@ def test_axe_reports_no_violation(browser: Browser, tmp_path: Path) -> None:
         browser.evaluate(f"{program}; 0")
         run = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((one) => one.id))"
         assert browser.evaluate(run) == []
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_a_button_changes_the_theme_of_text_and_pictures(browser: Browser, tmp_path: Path) -> None:
+    helix_prediction("t", 12).save(tmp_path, rank=1, plots=False)
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    picture = "document.getElementById('plddt').toDataURL()"
+    light, drawn = browser.evaluate(ground), browser.evaluate(picture)
+    assert (light, text(browser, "#theme")) == ("rgb(244, 246, 248)", "dark theme")
+    browser.click("#theme")
+    assert (browser.evaluate(ground), text(browser, "#theme")) == ("rgb(16, 21, 26)", "light theme")
+    browser.wait(f"{picture} !== {json.dumps(drawn)}")
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    browser.click("#theme")
+    assert browser.evaluate(ground) == light
+    browser.wait(f"{picture} === {json.dumps(drawn)}")
+    assert browser.messages == []

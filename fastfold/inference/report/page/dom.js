@@ -32,6 +32,27 @@ function signed(value, digits) {
 
 const counted = (number, noun) => `${number.toLocaleString('en')} ${noun}${number === 1 ? '' : 's'}`;
 
+// The theme is the system's until the button sets the condition of the rule with the dark tokens.
+const darkTheme = [...document.styleSheets[0].cssRules].find((rule) => rule.media && rule.media.mediaText.includes('prefers-color-scheme')).media;
+const systemTheme = window.matchMedia(darkTheme.mediaText);
+const isDark = () => darkTheme.mediaText === 'all' || (darkTheme.mediaText !== 'not all' && systemTheme.matches);
+
+function offerTheme(changed) {
+  const button = byId('theme');
+  const tell = () => {
+    button.textContent = isDark() ? 'light theme' : 'dark theme';
+    changed();
+  };
+  button.addEventListener('click', () => {
+    const dark = !isDark();
+    darkTheme.mediaText = dark ? 'all' : 'not all';
+    document.documentElement.style.colorScheme = dark ? 'dark' : 'light';
+    tell();
+  });
+  systemTheme.addEventListener('change', tell);
+  tell();
+}
+
 // A colour of the theme, for canvases and the viewer.
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const sizeOf = (canvas) => [canvas.clientWidth || 600, canvas.clientHeight || 200];

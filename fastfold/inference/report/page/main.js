@@ -31,10 +31,6 @@ function repaint() {
 }
 
 window.addEventListener('resize', repaint);
-window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
-  view.dress();
-  repaint();
-});
 arrange();
 drawTables();
 drawExplanations();
@@ -43,3 +39,7 @@ drawHead();
 drawRows();
 drawSide();
 choose(rowOfAddress(location.hash) || (mutants.length ? meta.rows.find((row) => row.mutation === undefined) : product && kept[0]) || meta.rows[0]);
+offerTheme(() => {
+  view.dress();
+  repaint();
+});

@@ -145,6 +145,7 @@ byId('entry').addEventListener('submit', (event) => {
 });
 byId('leave').addEventListener('click', () => leave());
 
+offerTheme(() => {});
 if (needsToken && !secret) leave();
 else refresh();
 setInterval(() => {
