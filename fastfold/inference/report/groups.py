@@ -29,7 +29,7 @@ _SHOWN = ("chains", "hotspots", "filters", "note")  #: Columns of the table of d
 _MOST_STEPS = 20_000
 _LONGEST = 500
 _FIGURES = ("backbone_rmsd", "motif_rmsd", "seqid", "ring_gap")  #: Columns of designs that the page shows
-_STAGES = ("soft", "temperature", "hard", "mutate")
+_STAGES = ("screen", "soft", "temperature", "hard", "mutate")
 
 
 def find_designs(

@@ -13,6 +13,7 @@ import torch
 
 from fastfold.errors import InputError
 from fastfold.evoformer.confidence import predicted_tm_score
+from fastfold.inference.report.groups import _STAGES
 from fastfold.products.design import DesignConfig
 from fastfold.products.design.bindcraft import DEFAULTS, AdvancedSettings, read_advanced, read_target
 from fastfold.products.design.optimise import DesignState, binder_problem, schedule
@@ -151,3 +152,8 @@ def test_clashing_floating_and_unsure_binders_end(backbone: Path) -> None:
     near = positions.copy()
     near[3] = near[20]
     assert binder_problem(one, state(near)) == "1 pairs of CA atoms within 2.5 Å"
+
+
+def test_the_page_knows_all_stages() -> None:
+    config = DesignConfig(screen_steps=1, soft_steps=1, temperature_steps=1, hard_steps=1, mutation_steps=1)
+    assert [step.stage for step in schedule(config)] == list(_STAGES)

@@ -147,16 +147,18 @@ def test_every_complex_is_folded_with_its_templates(
             assert one.chains[-1].sequence == "ACDEFG"
         return Summary((), (), ())
 
-    monkeypatch.setattr("fastfold.products.design.run.takes_templates", lambda *settings: True)
+    monkeypatch.setattr(
+        "fastfold.products.design.run.takes_templates", lambda *settings, are_whole: are_whole
+    )
     fold_designs(
         [design], tmp_path / "d.fasta", requested_networks([]), InferConfig(), overwrite=False, run=run
     )
     assert rings == ["B", True, "A", "C"]  # a binder of chain B is chain A
     assert read == {
-        "d": [True, False],
+        "d": [True, True],  # of the binder, for a monomer network, a template without atoms
         "d_alone": [],
-        "d_target_2": [True, False],
-        "d_off_1": [True, True, False],
+        "d_target_2": [True, True],
+        "d_off_1": [True, True, True],
     }
 
 
