@@ -335,6 +335,8 @@ def test_ample_memory_of_a_gpu_holds_all_channels_of_a_product() -> None:
     assert not ample.blocks
     assert channel_groups(128) == channel_groups(128, 1, "cpu") == [32, 16, 8, 4, 2, 1]
     assert channel_groups(128, 2, "cuda")[0] == 32
+    assert channel_groups(128, 1, "cpu", 2)[0] == 128  # operators in 16 bits take as long for each group
+    assert channel_groups(128, 2, "cpu", 2)[0] == 32
 
 
 def test_infer_goes_on_when_memory_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
