@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fastfold.cli.command import _MODULES
+from fastfold.cli.command import COMMANDS
 from tests.conftest import REPOSITORY
 
 WORKFLOW: dict[str, Any] = yaml.safe_load((REPOSITORY / ".github/workflows/tests.yml").read_text())
@@ -34,4 +34,4 @@ def test_wheels_are_tried_outside_of_the_checkout_on_each_system() -> None:
     for command in tried:
         words = shlex.split(command)
         assert words[words.index("fastfold") - 2 : words.index("fastfold")] == ["outside", "&&"]
-        assert words[words.index("fastfold") + 1] in _MODULES
+        assert words[words.index("fastfold") + 1] in COMMANDS
