@@ -10,6 +10,7 @@ from fastfold.protein.metrics.secondary_structure import (
     HELIX,
     LOOP,
     STRAND,
+    _bonds,
     _helices,
     _strands,
     assign_secondary_structure,
@@ -33,6 +34,28 @@ def test_a_proline_gives_no_bond() -> None:
     aatype = rc.sequence_to_aatype("AAAAAAPPPPAA")
     found = assign_secondary_structure(*helix_atoms(aatype), aatype, np.zeros(12, int))
     assert found.count(HELIX) < 10
+
+
+def energy(distance: float) -> float:
+    """Kabsch and Sander's energy in kcal/mol of C=O and H-N on a line, by the distance of O and H in Å."""
+    c_o, n_h = 1.24, 1.01
+    terms = 1 / (distance + n_h) + 1 / (distance + c_o) - 1 / distance - 1 / (distance + c_o + n_h)
+    return 0.084 * 332 * terms
+
+
+@pytest.mark.parametrize("distance", [1.9, 3.5, 3.9, 4.1, 4.3, 4.6])
+def test_bonds_are_weaker_than_half_a_kilocalorie(distance: float) -> None:
+    """The CO of the first residue and the NH of the last, whose hydrogen lies against the CO before it."""
+    places = {
+        "c": [(-1.24, 0, 0), (30, 0, 0), (20, 5, 0), (60, 0, 0)],
+        "o": [(0, 0, 0), (31, 0, 0), (21, 5, 0), (61, 0, 0)],
+        "n": [(-3, 2, 0), (28, 0, 0), (19, 5, 0), (distance + 1.01, 0, 0)],
+        "ca": [(-2, 1, 0), (29, 0, 0), (20, 4, 0), (distance + 2, 1, 0)],
+    }
+    n, ca, c, o = (np.array(places[name], float) for name in ("n", "ca", "c", "o"))
+    bonds = _bonds(n, ca, c, o, np.array([False, True, True, True]), np.ones(4, bool))
+    assert bonds[0, 3] == (energy(distance) < -0.5)
+    assert bonds.sum() == bonds[0, 3]
 
 
 @pytest.mark.parametrize(

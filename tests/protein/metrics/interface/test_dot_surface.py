@@ -57,6 +57,20 @@ def test_a_probe_rests_on_three_spheres_and_enters_none() -> None:
     assert np.abs(dots.points[middle, 2]).min() > 0.5
 
 
+def test_probes_on_both_sides_of_a_hole_cut_each_other() -> None:
+    """Probes that rest on a wide triangle from above and below overlap; neither has dots within the other."""
+    side = 5.6
+    dots = surface((0, 0, 0), (side, 0, 0), (side / 2, side * np.sqrt(3) / 2, 0))
+    height = np.sqrt((RADIUS + PROBE) ** 2 - side**2 / 3)
+    assert height < PROBE
+    middle = np.array([side / 2, side / np.sqrt(12), 0])
+    resting = middle + np.array([(0, 0, height), (0, 0, -height)])
+    own = np.linalg.norm(dots.probes[:, None] - resting, axis=-1) < 1e-6
+    assert own.any(0).all()
+    apart = np.linalg.norm(dots.points[:, None] - resting, axis=-1)
+    assert apart[own.any(-1)].min() > PROBE - 1e-3
+
+
 def test_neighbours_are_those_of_all_pairs() -> None:
     rng = np.random.default_rng(0)
     points, centers = rng.normal(size=(700, 3)) * 5, rng.normal(size=(90, 3)) * 5

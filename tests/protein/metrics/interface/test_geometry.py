@@ -51,6 +51,10 @@ def test_a_buried_polar_atom_that_lost_its_water_is_unsatisfied() -> None:
     found = interface_geometry(positions, mask, aatype, np.array([False, False, True]))
     assert found.unsatisfied == 1
     assert found.bonds == 0
+    # Both cages in one chain bury the nitrogen without a binder, which is far away.
+    far = np.concatenate([positions, positions[2:] + 50.0]), np.concatenate([mask, mask[2:]])
+    alone = interface_geometry(*far, np.r_[aatype, 0], np.array([False, False, False, True]))
+    assert alone.unsatisfied == 0
 
 
 def test_only_atoms_of_different_chains_clash() -> None:
