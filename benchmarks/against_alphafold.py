@@ -1,15 +1,17 @@
-"""Evoformer blocks and a small monomer of FastFold against DeepMind's AlphaFold program, on this machine's processor.
+"""Evoformer blocks and a monomer of FastFold against AlphaFold's and OpenFold's programs, on this machine's processor.
 
-Usage: python benchmarks/against_alphafold.py --alphafold DIR --python PROGRAM [--cases 64x64 ...] [--rounds N]
+Usage: python benchmarks/against_alphafold.py --alphafold DIR --python PROGRAM [--openfold DIR] [--cases 64x64 ...]
 
 DIR is a checkout of AlphaFold (https://github.com/google-deepmind/alphafold), PROGRAM a Python with jax, dm-haiku and
-ml_collections, in an environment of its own. Nothing of them is installed or copied. Both programs run in separate
-processes on the same number of cores and take turns; the best of all rounds counts. ``--processor-time`` counts the
-time that each process computes on all its threads, which other programs disturb less.
+ml_collections, in an environment of its own. With a checkout of OpenFold, blocks run by its modules too, which need
+scipy. Nothing of them is installed or copied. Programs run on the same number of cores and take turns; the best of all
+rounds counts. ``--processor-time`` counts the time that each process computes on all its threads, which other programs
+disturb less.
 
 AlphaFold's forward passes run with each size of sub-batches, of which the fastest counts; its training has none.
-Weights and inputs are random, because they do not change the time; ``fastfold verify`` compares results. AlphaFold's
-monomer needs a jax from before ``jnp.clip`` lost ``a_max``; its blocks run with later ones.
+Weights and inputs are random, because they do not change the time; ``fastfold verify`` compares results. Blocks of all
+programs run in float32 and in bfloat16; AlphaFold's monomer has no bfloat16. ``monomer`` has the official number of
+blocks, ``small-monomer`` four.
 """
 
 from __future__ import annotations
@@ -18,20 +20,23 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.process import prepare_environment
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 prepare_environment()  # must precede the import of PyTorch
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from benchmarks.against_openfold import Case, OpenFoldBlocks, randomise  # noqa: E402
 from fastfold.data.features.pipeline import featurize  # noqa: E402
 from fastfold.data.msa.msa import parse_a3m  # noqa: E402
 from fastfold.data.targets import target_from_sequence  # noqa: E402
@@ -39,6 +44,7 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
+from fastfold.evoformer.precision import parameters_to, set_precision  # noqa: E402
 from fastfold.inference.folding.network import keep_freed_memory  # noqa: E402
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
 from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
@@ -47,27 +53,37 @@ from fastfold.protein.residue_constants import restypes  # noqa: E402
 
 C_M, C_Z = 256, 128
 SUBBATCHES = (None, 4, 16, 64)
-PRECISIONS: dict[str, Products | None] = {"float32": None, "bf16-products": "bf16", "int8": "int8"}
-MONOMER_BLOCKS, MONOMER_RESIDUES, MONOMER_ROWS = 4, 100, 64
+PRECISIONS = ("fp32", "bf16-products", "bf16")
+PRODUCTS: dict[str, Products] = {"bf16-products": "bf16"}
+MONOMERS = {"monomer": None, "small-monomer": 4}
+"""Evoformer blocks of the cases that are networks; None for the official number."""
+MONOMER_RESIDUES, MONOMER_ROWS = 100, 64
 Run = Callable[[], float]
 clock = time.perf_counter
 
 
-def our_block(sequences: int, residues: int, products: Products | None, *, backward: bool) -> Run:
-    """Return a timed pass of one block."""
+def block_inputs(sequences: int, residues: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Return random MSA and pair, and masks of ones in the same dtype."""
     torch.manual_seed(0)
+    msa, pair = torch.randn(sequences, residues, C_M), torch.randn(residues, residues, C_Z)
+    masks = torch.ones(sequences, residues), torch.ones(residues, residues)
+    return tuple(x.to(dtype) for x in (msa, pair, *masks))
+
+
+def our_block(sequences: int, residues: int, precision: str, *, backward: bool) -> Run:
+    """Return a timed pass of one block."""
     keep_freed_memory()  # as folds with room do
     block = EvoformerBlock(
         model_config("model_3").model.embeddings_and_evoformer.evoformer, C_M, C_Z, zero_init=False
     ).eval()
-    msa, pair = torch.randn(sequences, residues, C_M), torch.randn(residues, residues, C_Z)
-    masks = torch.ones(sequences, residues), torch.ones(residues, residues)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    parameters_to(block, dtype)
+    msa, pair, *masks = block_inputs(sequences, residues, dtype)
 
     def forward() -> float:
         set_policy(block, ExecutionPolicy(inplace=True))
         own = msa.clone(), pair.clone()
-        reduced = nullcontext() if products is None else reduced_products(products)
-        with torch.inference_mode(), exact_products(torch.device("cpu")), reduced:
+        with torch.inference_mode(), exact_products(torch.device("cpu")), reduced(precision):
             start = clock()
             block(*own, *masks)
             return clock() - start
@@ -84,6 +100,37 @@ def our_block(sequences: int, residues: int, products: Products | None, *, backw
     return both if backward else forward
 
 
+def their_block(checkout: Path, sequences: int, residues: int, precision: str, *, backward: bool) -> Run:
+    """Return a timed pass of one of OpenFold's blocks; in ``bf16`` all parameters are bfloat16."""
+    program = OpenFoldBlocks(checkout, Case(1, sequences, residues))
+    randomise(program.modules)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    program.modules.to(dtype)
+    msa, pair, *masks = block_inputs(sequences, residues, dtype)
+
+    def forward() -> float:
+        own = (msa.clone(), pair.clone(), *masks)
+        with torch.inference_mode():
+            start = clock()
+            program.infer(own, pieces=False)  # type: ignore[arg-type]
+            return clock() - start
+
+    def both() -> float:
+        leaves = [x.clone().requires_grad_() for x in (msa, pair)]
+        program.modules.zero_grad(set_to_none=True)
+        start = clock()
+        outputs = program.train((*leaves, *masks))  # type: ignore[arg-type]
+        sum(x.sum() for x in outputs).backward()  # type: ignore[union-attr]
+        return clock() - start
+
+    return both if backward else forward
+
+
+def reduced(precision: str) -> AbstractContextManager[None]:
+    """Return the context of products in a precision."""
+    return reduced_products(PRODUCTS[precision]) if precision in PRODUCTS else nullcontext()
+
+
 def monomer_features() -> dict[str, np.ndarray]:
     """Return the features of a random alignment, with a leading axis of one pass."""
     random = np.random.default_rng(0)
@@ -94,19 +141,19 @@ def monomer_features() -> dict[str, np.ndarray]:
     return {**found, "seq_length": np.array([MONOMER_RESIDUES], np.int32)}
 
 
-def our_monomer(features: dict[str, np.ndarray], products: Products | None) -> Run:
-    """Return a timed pass of a monomer network with few blocks."""
+def our_monomer(features: dict[str, np.ndarray], precision: str, blocks: int | None) -> Run:
+    """Return a timed pass of a monomer network."""
     config = model_config("model_3")
-    config.model.embeddings_and_evoformer.evoformer_num_block = MONOMER_BLOCKS
-    config.model.embeddings_and_evoformer.extra_msa_stack_num_block = 1
+    if blocks is not None:
+        config.model.embeddings_and_evoformer.evoformer_num_block = blocks
+        config.model.embeddings_and_evoformer.extra_msa_stack_num_block = 1
     torch.manual_seed(0)
-    network = AlphaFold(config).eval()
+    network = set_precision(AlphaFold(config), precision).eval()
     tensors = {name: torch.from_numpy(value) for name, value in features.items()}
 
     def run() -> float:
         set_policy(network, FOLDING_POLICY)
-        reduced = nullcontext() if products is None else reduced_products(products)
-        with torch.inference_mode(), exact_products(torch.device("cpu")), reduced:
+        with torch.inference_mode(), exact_products(torch.device("cpu")):
             start = clock()
             network(tensors, 0)
             return clock() - start
@@ -159,21 +206,20 @@ class TheirProgram:
 
 
 def compare(
-    theirs: TheirProgram, request: dict[str, Any], ours: dict[str, Run], rounds: int
-) -> dict[str, Any]:
-    """Return the best seconds of each program and the ratios, from rounds in turn."""
-    sizes = SUBBATCHES if request["pass"] == "forward" else (None,)
-    for run in ours.values():
+    theirs: TheirProgram, requests: dict[str, dict[str, Any]], runs: dict[str, Run], rounds: int
+) -> dict[str, float]:
+    """Return the best seconds of each program, from rounds in turn; ``requests`` to AlphaFold are by dtype."""
+    for run in runs.values():
         run()
     best: dict[str, float] = {}
     for _ in range(rounds):
-        for size in sizes:
-            name = f"AlphaFold, sub-batches {size or 'off'}"
-            best[name] = min(best.get(name, np.inf), theirs.seconds(subbatch=size, **request))
-        for name, run in ours.items():
+        for dtype, request in requests.items():
+            for size in SUBBATCHES if request.get("pass", "forward") == "forward" else (None,):
+                name = f"AlphaFold {dtype}"
+                best[name] = min(best.get(name, np.inf), theirs.seconds(subbatch=size, **request))
+        for name, run in runs.items():
             best[name] = min(best.get(name, np.inf), run())
-    their_best = min(seconds for name, seconds in best.items() if name.startswith("AlphaFold"))
-    return {"seconds": best, "times as fast": {name: their_best / best[name] for name in ours}}
+    return best
 
 
 def main() -> None:
@@ -183,6 +229,7 @@ def main() -> None:
     )
     parser.add_argument("--alphafold", type=Path, required=True, metavar="DIR", help="checkout of AlphaFold")
     parser.add_argument("--python", required=True, metavar="PROGRAM", help="Python with jax and dm-haiku")
+    parser.add_argument("--openfold", type=Path, metavar="DIR", help="checkout of OpenFold")
     parser.add_argument("--cases", nargs="+", default=["64x64", "128x256", "512x384", "monomer"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -204,24 +251,29 @@ def main() -> None:
         print(theirs.versions, flush=True)
         try:
             for case in options.cases:
-                if case == "monomer":
-                    ours = {name: our_monomer(features, products) for name, products in PRECISIONS.items()}
-                    request = {"blocks": MONOMER_BLOCKS, "sequences": 0, "residues": 0, "pass": "forward"}
-                    results[case] = compare(theirs, request, ours, options.rounds)
-                    print(case, json.dumps(results[case], indent=1), flush=True)
+                if case in MONOMERS:
+                    runs = {
+                        f"FastFold {each}": our_monomer(features, each, MONOMERS[case]) for each in PRECISIONS
+                    }
+                    network = {"case": "monomer", "blocks": MONOMERS[case], "passes": 1}
+                    results[case] = compare(theirs, {"float32": network}, runs, options.rounds)
+                    print(case, json.dumps(results[case]), os.getloadavg(), flush=True)
                     continue
                 sequences, residues = map(int, case.split("x"))
                 for name in ("forward", "forward + backward")[: 1 if options.no_backward else 2]:
                     backward = name != "forward"
-                    precisions = {"float32": None} if backward else PRECISIONS
-                    ours = {
-                        precision: our_block(sequences, residues, products, backward=backward)
-                        for precision, products in precisions.items()
-                    }
-                    request = {"blocks": 0, "sequences": sequences, "residues": residues, "pass": name}
+                    runs = {}
+                    for each in ("fp32", "bf16") if backward else PRECISIONS:
+                        runs[f"FastFold {each}"] = our_block(sequences, residues, each, backward=backward)
+                    for each in ("fp32", "bf16") if options.openfold is not None else ():
+                        runs[f"OpenFold {each}"] = their_block(
+                            options.openfold, sequences, residues, each, backward=backward
+                        )
+                    block = {"case": "block", "sequences": sequences, "residues": residues, "pass": name}
+                    requests = {dtype: block | {"dtype": dtype} for dtype in ("float32", "bfloat16")}
                     label = f"{case}, {name}"
-                    results[label] = compare(theirs, request, ours, options.rounds)
-                    print(label, json.dumps(results[label], indent=1), flush=True)
+                    results[label] = compare(theirs, requests, runs, options.rounds)
+                    print(label, json.dumps(results[label]), os.getloadavg(), flush=True)
         finally:
             theirs.close()
     if options.json is not None:

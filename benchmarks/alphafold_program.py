@@ -1,10 +1,11 @@
-"""Passes of DeepMind's AlphaFold program, timed on request; run by ``benchmarks/against_alphafold.py``.
+"""Passes of DeepMind's AlphaFold program, timed on request.
 
 Usage: python benchmarks/alphafold_program.py CHECKOUT FEATURES wall|processor
 
-It needs jax, dm-haiku and ml_collections, and nothing of FastFold. Each line of the standard input is a JSON object
-with a case, a pass and the size of sub-batches; the answer is its time in seconds. A pass is compiled with its first
-request, which is not timed. The first line of the output names the versions.
+It needs jax, dm-haiku and ml_collections, and nothing of FastFold. ``benchmarks/against_alphafold.py`` and
+``benchmarks/gpu/whole_folds.py`` run it. Each line of the standard input is a JSON object with a case. The answer is
+its time in seconds; the first answer of a case also has the time of its first run, which compiles. The first line of
+the output names the versions. Products of float32 are TF32's on a GPU, JAX's default.
 """
 
 from __future__ import annotations
@@ -21,44 +22,58 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_CLIP = jnp.clip
+
+
+def _clip(*arguments: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
+    """Accept the names of arguments that the program uses and newer releases of JAX lack."""
+    options |= {} if a_min is None else {"min": a_min}
+    options |= {} if a_max is None else {"max": a_max}
+    return _CLIP(*arguments, **options)
+
+
+jnp.clip = _clip
 sys.path.insert(0, sys.argv[1])
 
-from alphafold.model import config as configs  # type: ignore[import-not-found]
-from alphafold.model import modules, prng
+from alphafold.model import config as configs  # type: ignore[import-not-found] # noqa: E402
+from alphafold.model import modules, prng, utils  # noqa: E402
 
 Run = Callable[[], Any]
 
 
 def settings(subbatch: int | None) -> Any:
     """Return the configuration of a monomer network, with a size of sub-batches; None for no sub-batches."""
-    config = configs.model_config("model_3")
-    config.model.global_config.subbatch_size = 1 << 20 if subbatch is None else subbatch
-    config.model.global_config.deterministic = True
+    config = configs.model_config("model_3").model
+    config.global_config.subbatch_size = 1 << 20 if subbatch is None else subbatch
+    config.global_config.deterministic = True
     return config
 
 
-def block(sequences: int, residues: int, subbatch: int | None, *, backward: bool) -> Run:
-    """Return one Evoformer block, compiled."""
-    config = settings(subbatch).model
-    node = config.embeddings_and_evoformer
+def random_parameters(transformed: Any, *inputs: Any) -> Any:
+    """Return random parameters of a network; compiling their initialisation would take minutes."""
+    random = np.random.default_rng(0)
+    return jax.tree_util.tree_map(
+        lambda x: jnp.asarray(random.standard_normal(x.shape) * max(1, (*x.shape, 1)[0]) ** -0.5, x.dtype),
+        jax.eval_shape(transformed.init, jax.random.PRNGKey(0), *inputs),
+    )
+
+
+def block(sequences: int, residues: int, config: Any, *, dtype: str, backward: bool) -> Run:
+    """Return one Evoformer block, compiled; in ``bfloat16`` parameters stay float32, as in the program's multimer."""
+    node, kind = config.embeddings_and_evoformer, jnp.dtype(dtype)
 
     def forward(msa: Any, pair: Any) -> Any:
-        masks = {"msa": jnp.ones((sequences, residues)), "pair": jnp.ones((residues, residues))}
-        layer = modules.EvoformerIteration(node.evoformer, config.global_config, is_extra_msa=False)
-        key = prng.SafeKey(jax.random.PRNGKey(0))
-        return layer({"msa": msa, "pair": pair}, masks, is_training=backward, safe_key=key)
+        masks = {"msa": jnp.ones((sequences, residues), kind), "pair": jnp.ones((residues, residues), kind)}
+        with utils.bfloat16_context():
+            layer = modules.EvoformerIteration(node.evoformer, config.global_config, is_extra_msa=False)
+            key = prng.SafeKey(jax.random.PRNGKey(0))
+            return layer({"msa": msa, "pair": pair}, masks, is_training=backward, safe_key=key)
 
     transformed = hk.transform(forward)
     random = np.random.default_rng(0)
-    msa = random.standard_normal((sequences, residues, node.msa_channel)).astype(np.float32)
-    pair = random.standard_normal((residues, residues, node.pair_channel)).astype(np.float32)
-    parameters = jax.jit(transformed.init)(jax.random.PRNGKey(0), msa, pair)
-    parameters = jax.tree_util.tree_map(
-        lambda x: jnp.asarray(
-            random.standard_normal(x.shape) * (x.shape[0] if x.shape else 1) ** -0.5, x.dtype
-        ),
-        parameters,
-    )
+    msa = jnp.asarray(random.standard_normal((sequences, residues, node.msa_channel)), kind)
+    pair = jnp.asarray(random.standard_normal((residues, residues, node.pair_channel)), kind)
+    parameters = random_parameters(transformed, msa, pair)
     if not backward:
         run = jax.jit(functools.partial(transformed.apply, parameters, None))
         return lambda: run(msa, pair)
@@ -70,44 +85,53 @@ def block(sequences: int, residues: int, subbatch: int | None, *, backward: bool
     return lambda: gradients(parameters, msa, pair)
 
 
-def monomer(blocks: int, subbatch: int | None, features: str) -> Run:
-    """Return one pass of a monomer network with few blocks, compiled."""
-    config = settings(subbatch).model
-    config.num_recycle = 0
-    config.embeddings_and_evoformer.evoformer_num_block = blocks
-    config.embeddings_and_evoformer.extra_msa_stack_num_block = 1
+def monomer(blocks: int | None, passes: int, config: Any, features: str) -> Run:
+    """Return a fold by a monomer network, compiled; ``blocks`` is None for the official number."""
+    config.num_recycle = passes - 1
+    config.resample_msa_in_recycling = False
+    if blocks is not None:
+        config.embeddings_and_evoformer.evoformer_num_block = blocks
+        config.embeddings_and_evoformer.extra_msa_stack_num_block = 1
     with np.load(features) as archive:
         batch = {name: archive[name] for name in archive.files}
 
     def forward(batch: Any) -> Any:
         network = modules.AlphaFold(config)
-        found = network(batch, is_training=False, compute_loss=False, ensemble_representations=True)
-        return found["structure_module"]["final_atom_positions"]
+        result = network(batch, is_training=False, compute_loss=False, ensemble_representations=True)
+        return result["structure_module"]["final_atom_positions"]
 
     transformed = hk.transform(forward)
-    parameters = jax.jit(transformed.init)(jax.random.PRNGKey(0), batch)
+    parameters = random_parameters(transformed, batch)
     run = jax.jit(transformed.apply)
     return lambda: run(parameters, jax.random.PRNGKey(0), batch)
 
 
+def compiled(request: dict[str, Any], features: str) -> Run:
+    """Return the function of a request."""
+    config = settings(request["subbatch"])
+    if request["case"] == "monomer":
+        return monomer(request["blocks"], request["passes"], config, features)
+    backward = request["pass"] != "forward"
+    sizes = request["sequences"], request["residues"]
+    return block(*sizes, config, dtype=request["dtype"], backward=backward)
+
+
 def main() -> None:
     """Answer requests until the input ends."""
-    print(json.dumps({"jax": jax.__version__, "haiku": hk.__version__}), flush=True)
+    versions = {"jax": jax.__version__, "haiku": hk.__version__, "backend": jax.default_backend()}
+    print(json.dumps(versions), flush=True)
     clock = time.process_time if sys.argv[3] == "processor" else time.perf_counter
-    compiled: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     for line in sys.stdin:
-        if line not in compiled:
-            request = json.loads(line)
-            if request["blocks"]:
-                run = monomer(request["blocks"], request["subbatch"], sys.argv[2])
-            else:
-                backward = request["pass"] != "forward"
-                run = block(request["sequences"], request["residues"], request["subbatch"], backward=backward)
-            jax.block_until_ready(run())
-            compiled[line] = run
+        answer: dict[str, float] = {}
+        if line not in runs:
+            start = clock()
+            runs[line] = compiled(json.loads(line), sys.argv[2])
+            jax.block_until_ready(runs[line]())
+            answer["first"] = clock() - start
         start = clock()
-        jax.block_until_ready(compiled[line]())
-        print(json.dumps({"seconds": clock() - start}), flush=True)
+        jax.block_until_ready(runs[line]())
+        print(json.dumps(answer | {"seconds": clock() - start}), flush=True)
 
 
 if __name__ == "__main__":
