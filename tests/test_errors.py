@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import pytest
 
 from fastfold.errors import ConfigError, as_option, settings_spelled, spelled, suggest
+from tests.helpers.syntax_trees import package_trees
 
 KNOWN = ("num_recycles", "num_relax", "seeds")
 
@@ -40,3 +44,29 @@ def test_a_setting_is_spelled_for_its_reader(text: str, argument: str, option: s
     with settings_spelled(as_option):
         assert str(error) == spelled(text) == option
     assert str(error) == argument
+
+
+OF_OTHERS = re.compile(
+    r"'(fastfold|ray) [^']*'|-m fastfold [^\"']*|fastfold (plan|infer) [^\"']*|(torchrun|srun)\b.*|--multirun|--help"
+)
+"""Commands, and options of other programs, in messages."""
+
+
+def test_no_error_below_the_command_line_names_its_options() -> None:
+    below = {
+        path: tree
+        for path, tree in package_trees().items()
+        if not {"cli", "commands", "command_line"} & {*path.parts} and not path.name.startswith("command")
+    }
+    wrong = []
+    for path, tree in below.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                text = "".join(
+                    one.value
+                    for one in ast.walk(node.exc)
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                )
+                if found := re.search(r"(?<![\w-])--[a-z][a-z-]+", OF_OTHERS.sub("", text)):
+                    wrong.append(f"{path}:{node.lineno}: {found[0]}")
+    assert not wrong, "\n".join(wrong)

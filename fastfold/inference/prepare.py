@@ -75,7 +75,7 @@ def prepare(
         check_cuda_graphs(bool(config.cuda_graphs), device)
         if device.type == "mps" and config.parallel is not None:
             raise ConfigError(
-                "--parallel needs CUDA devices or CPUs, and the device is mps: leave out one of them"
+                "`parallel` needs CUDA devices or CPUs, and the device is mps: leave out one of them"
             )
     check_request(config, options)
     left_out: list[str] = []

@@ -31,7 +31,7 @@ def accessions_of(path: PathLike) -> list[str]:
 def refuse_download(path: PathLike) -> InputError:
     """Return the error for accessions whose download is not allowed."""
     return InputError(
-        "no file has this name, which is a UniProt accession; add --allow-download to fetch its sequence from "
+        "no file has this name, which is a UniProt accession; add `allow_download` to fetch its sequence from "
         f"{UNIPROT.split('/')[2]}, or give a FASTA file",
         path=path,
     )

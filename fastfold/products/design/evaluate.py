@@ -114,7 +114,7 @@ class Evaluator:
             if task.target.is_complex and task.cyclic and not model.multimer:
                 raise ConfigError(
                     f"{model.name} joins several chains to one, which cannot hold rings; design them by a multimer "
-                    "network (--weights multimer)"
+                    "network (`weights=multimer`)"
                 )
         self._gradients = gradients or design_gradients(task, None, self.device)
         self._features = [self._constant_features(model) for model in models]
@@ -150,7 +150,7 @@ class Evaluator:
                 loss = torch.stack([self.weights[name] * value for name, value in found.items()]).sum()
                 if not bool(torch.isfinite(loss)):
                     raise OutputError(
-                        f"{self.models[network].name}: the loss is not finite; try --precision fp32"
+                        f"{self.models[network].name}: the loss is not finite; try `precision=fp32`"
                     )
                 if gradient and share:
                     (share * loss / len(chosen)).backward()
@@ -296,7 +296,7 @@ class Evaluator:
         templates = task.joined_template_features if joined else task.template_features
         if templates is not None and not takes_templates(model.config, task.target, are_whole=joined):
             raise ConfigError(
-                f"{model.name} takes no templates, which hold the given chains; use --weights multimer, or --flexible "
+                f"{model.name} takes no templates, which hold the given chains; use `weights=multimer`, or `flexible` "
                 "free to design without their structure"
             )
         config = apply_settings(InferConfig(), model.config)

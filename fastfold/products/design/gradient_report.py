@@ -31,14 +31,14 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
     """Report the plan of a design by one network, here or on GPUs; errors as of :func:`.report_fold_plan`."""
     gpus = 1 if options.gpus is None else options.gpus
     if options.residues < 1 or gpus < 1 or (options.recycles or 0) < 0:
-        raise ConfigError("--residues and --gpus must be at least 1, and --recycles at least 0")
+        raise ConfigError("`residues` and `gpus` must be at least 1, and `recycles` at least 0")
     if options.gpu is None and options.memory_budget is None:
         raise ConfigError(
             "fastfold plan --design needs --gpu or --memory-budget, for example: fastfold plan --design --residues "
             "2000 --gpu h100"
         )
     if options.disk is not None:
-        raise ConfigError("--disk is for folds; inputs of a gradient's blocks wait in --host-memory")
+        raise ConfigError("`disk` is for folds; inputs of a gradient's blocks wait in `host_memory`")
     # The planner counts gaps and libraries itself.
     assumed = replace(TRAINING, memory_share=1.0)
     speeds = None if options.gpu is None else rates(options.gpu, assumed, options.measured)

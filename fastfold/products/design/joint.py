@@ -90,7 +90,7 @@ def planned_evaluator(
     }
     limited = {**settings, "limits": config.limits}
     if _AVOID in config.weights and not task.avoided:
-        raise ConfigError("the loss avoid needs off-targets; give them with --avoid")
+        raise ConfigError("the loss avoid needs off-targets; give them with `avoid`")
     device = next(models[0].parameters()).device
     group = None if context is None else context.mesh.group("dap")
     runs = [

@@ -292,7 +292,7 @@ class _DesignRun:
                 raise
             raise InputError(
                 f"{path.name}: the memory was not enough for a gradient of {len(evaluator.task.source)} residues; use "
-                "fewer, --precision bf16, or a device with more memory"
+                "fewer, `precision=bf16`, or a device with more memory"
             ) from error
         save_state(saved, state, identity)
         design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)

@@ -79,8 +79,8 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
         if overwrite:
             return None
         raise ConfigError(
-            f"{path}: belongs to a design with other settings, networks or versions; choose another --out, or "
-            "--overwrite to start again"
+            f"{path}: belongs to a design with other settings, networks or versions; choose another `out`, or "
+            "`overwrite` to start again"
         )
     record |= {key: found[key] for key in ("parameters", "moments", "best")}
     record |= {key: found[key].numpy() for key in ("plddt", "positions")}

@@ -225,7 +225,7 @@ class DesignTask:
                 what = "residue" if loss.selected.dim() == 1 else "pair of residues"
                 raise ConfigError(
                     f"{self.name}: the loss {name} would always be 0: no {what} is {loss.meaning}; leave it out "
-                    f"({name}=0 in --loss), or design a longer chain"
+                    f"({name}=0 in `loss`), or design a longer chain"
                 )
 
     def sequence(self, one_hot: Tensor) -> Tensor:
@@ -506,7 +506,7 @@ def _read_chain(path: Path, name: str | None, purpose: Purpose) -> ObservedStruc
     structure = read_logged(path, purpose, chain_ids=() if name is None else (name,))
     if len(structure.chains) > 1:
         names = ", ".join(chain.chain_id for chain in structure.chains)
-        raise InputError(f"has chains {names}; choose one with --chains", path=path)
+        raise InputError(f"has chains {names}; choose one with `chains`", path=path)
     return structure
 
 

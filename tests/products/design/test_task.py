@@ -112,7 +112,7 @@ def test_residues_that_do_not_exist_are_named(backbone: Path, text: str, message
 
 
 def test_unusable_tasks_are_refused(backbone: Path) -> None:
-    with pytest.raises(InputError, match="has chains A, B; choose one with --chain"):
+    with pytest.raises(InputError, match="has chains A, B; choose one with chains="):
         fixed_backbone(backbone)
     with pytest.raises(InputError, match="has no chain 'X', only A, B"):
         fixed_backbone(backbone, chain="X")
@@ -179,7 +179,7 @@ def test_a_loss_without_a_pair_is_refused(backbone: Path) -> None:
         ConfigError, match="the loss con would always be 0: no pair of residues is at least 9 apart"
     ):
         short.check_losses({"plddt": 0.1, "con": 1.0})
-    with pytest.raises(ConfigError, match=r"leave it out \(con=0 in --loss\)"):
+    with pytest.raises(ConfigError, match=r"leave it out \(con=0 in loss=\)"):
         check_start(short, DesignConfig(weights={"con": 1.0}))
     short.check_losses({"con": 0.0, "i_con": 1.0, "helix": 1.0, "plddt": 1.0})
     assert short.reference is None

@@ -121,7 +121,7 @@ def read_filters(
             raise InputError(f"{name} needs off-targets; leave it out", path=path)
         _check_figure(name, figure, task, path)
         if figure == RELAXED and not is_relaxed:
-            raise InputError(f"{name} needs relaxed folds; give --relax all, or leave it out", path=path)
+            raise InputError(f"{name} needs relaxed folds; give `relax=all`, or leave it out", path=path)
         filters.append(Filter(figure, number, threshold, higher, bool(match[2])))
     if unknown:
         known = [one for one in _KNOWN if not one.startswith(_BY_RESIDUE)]
@@ -154,7 +154,7 @@ def _check_figure(name: str, figure: str, task: DesignTask, path: Path) -> None:
     if figure in _PROTOCOL and figure not in given_figures(task):
         raise InputError(f"{name} belongs to the protocol {_PROTOCOL[figure]}; leave it out", path=path)
     if figure in RING and not task.cyclic:
-        raise InputError(f"{name} needs rings (--cyclic); leave it out", path=path)
+        raise InputError(f"{name} needs rings (`cyclic`); leave it out", path=path)
     if figure in INTERFACE and len(task.target.chains) < 2:
         raise InputError(f"{name} needs designs of several chains; leave it out", path=path)
 

@@ -79,20 +79,20 @@ class SequenceProgram:
             fields = {name for _, name, _, _ in string.Formatter().parse(self.line) if name is not None}
             words = shlex.split(self.line)
         except ValueError as error:
-            raise ConfigError(f"--mpnn: {self.command!r} is not a command: {error}") from None
+            raise ConfigError(f"`mpnn`: {self.command!r} is not a command: {error}") from None
         if unknown := sorted(fields - set(PLACEHOLDERS)):
-            raise ConfigError(f"--mpnn: unknown field {{{unknown[0]}}}; known: {', '.join(PLACEHOLDERS)}")
+            raise ConfigError(f"`mpnn`: unknown field {{{unknown[0]}}}; known: {', '.join(PLACEHOLDERS)}")
         if missing := [name for name in ("pdb", "out") if name not in fields]:
             names = ", ".join(PROGRAMS)
             raise ConfigError(
-                f"--mpnn: expected {names}, or a command with {{pdb}} and {{out}}; {self.command!r} has no "
+                f"`mpnn`: expected {names}, or a command with {{pdb}} and {{out}}; {self.command!r} has no "
                 f"{{{missing[0]}}}"
             )
         if self.number < 1:
-            raise ConfigError(f"--mpnn-sequences: expected a number from 1, found {self.number}")
+            raise ConfigError(f"`mpnn_sequences`: expected a number from 1, found {self.number}")
         if shutil.which(words[0]) is None:
             hint = f"install it: pip install {self.command}" if self.command in PROGRAMS else "check its path"
-            raise ConfigError(f"--mpnn: no program {words[0]!r}; {hint}")
+            raise ConfigError(f"`mpnn`: no program {words[0]!r}; {hint}")
 
     @property
     def line(self) -> str:
@@ -135,17 +135,17 @@ class SequenceProgram:
             try:
                 ended = subprocess.run(words, cwd=place, capture_output=True, text=True, errors="replace")
             except OSError as error:
-                raise InputError(f"{name}: --mpnn cannot run {words[0]}: {error}") from error
+                raise InputError(f"{name}: `mpnn` cannot run {words[0]}: {error}") from error
             lines = (ended.stderr or ended.stdout).strip().splitlines()[-_LAST_LINES:]
             if ended.returncode:
                 raise InputError(
-                    f"{name}: --mpnn failed with exit code {ended.returncode}: {shlex.join(words)}\n"
+                    f"{name}: `mpnn` failed with exit code {ended.returncode}: {shlex.join(words)}\n"
                     + "\n".join(lines)
                 )
             written = sorted(path for path in out.rglob("*") if path.suffix in (".fa", ".fasta"))
             if not written:
                 raise InputError(
-                    f"{name}: --mpnn wrote no .fa or .fasta file into {{out}}: {shlex.join(words)}"
+                    f"{name}: `mpnn` wrote no .fa or .fasta file into {{out}}: {shlex.join(words)}"
                 )
             return "\n".join(_read(path) for path in written)
 
