@@ -109,3 +109,16 @@ def test_no_circle_of_files() -> None:
 def test_no_folder_is_a_warehouse(folder: Path) -> None:
     """At most 15 files, so that a listing is a table of contents."""
     assert len(list(folder.glob("*.py"))) <= 15
+
+
+GRAMMAR = {"Forward", "Backward", "Linear"}
+"""Names of classes that each operator's backends share, and the layer beside its product on CPUs."""
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for module, tree in zip(MODULES, package_trees().values(), strict=True):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in GRAMMAR} == {}

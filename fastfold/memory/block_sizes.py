@@ -32,7 +32,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Operator:
+class BlockedOperator:
     """Operator that can run in several ways."""
 
     name: str
@@ -50,7 +50,7 @@ class Operator:
 class BlockPlan:
     """Chosen candidate of each operator."""
 
-    operators: tuple[Operator, ...]
+    operators: tuple[BlockedOperator, ...]
     chosen: Mapping[str, Candidate]
     budget: int
 
@@ -82,7 +82,7 @@ class BlockPlan:
 
 
 def choose_candidates(
-    operators: Sequence[Operator], budget: int, *, host_budget: int | None = None
+    operators: Sequence[BlockedOperator], budget: int, *, host_budget: int | None = None
 ) -> BlockPlan:
     """Choose the fastest candidate of each operator that fits the budget of the device, and of these the smallest.
 
@@ -112,7 +112,7 @@ def choose_candidates(
     return BlockPlan(tuple(operators), chosen, budget)
 
 
-def smallest_that_works(operators: Sequence[Operator], *, host_budget: int | None = None) -> int:
+def smallest_that_works(operators: Sequence[BlockedOperator], *, host_budget: int | None = None) -> int:
     """Return the smallest budget in bytes for which :func:`choose_candidates` finds a plan."""
     return max(
         operator.resident

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastfold.memory.devices.device import copy_on
-from fastfold.memory.devices.tiers import NvmeTier, Region, smallest_gap
+from fastfold.memory.devices.tiers import MemoryRegion, NvmeTier, smallest_gap
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 """Function from ``(elements, dtype)`` to a flat tensor in the host's memory, with any content."""
@@ -82,7 +82,7 @@ class HostBuffers:
         overflow: HostBuffers | None = None,
     ) -> None:
         self._allocate, self._limit, self.overflow = allocate, limit, overflow
-        self._regions: list[Region] = []
+        self._regions: list[MemoryRegion] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned: dict[
             int, torch.device
@@ -106,7 +106,7 @@ class HostBuffers:
             region, start = place
             return region.hand_out(start, elements, like.dtype)
         self._release([region for region in self._regions if not region.used()])
-        region = Region(self._allocate(max(nbytes, self.expected - self.nbytes), torch.uint8))
+        region = MemoryRegion(self._allocate(max(nbytes, self.expected - self.nbytes), torch.uint8))
         if self._pins and like.is_cuda and pin(region.memory, like.device):
             self._pinned[region.memory.data_ptr()] = like.device
         self._regions.append(region)
@@ -150,7 +150,7 @@ class HostBuffers:
         """Free the memory."""
         self._release(self._regions)
 
-    def _release(self, regions: Sequence[Region]) -> None:
+    def _release(self, regions: Sequence[MemoryRegion]) -> None:
         pinned = [address for region in regions if (address := region.memory.data_ptr()) in self._pinned]
         for device in {self._pinned[address] for address in pinned}:
             torch.cuda.synchronize(device)  # copies may still be queued on any of its streams

@@ -37,7 +37,7 @@ Inputs = Sequence[tuple[Any, ...]]
 Loss = Callable[[Any, int], Tensor]
 
 
-class _Stage(nn.Module):
+class _PipelineStage(nn.Module):
     """A stage of a schedule: tensors come from the previous stage, other arguments by the microbatch's number."""
 
     def __init__(self, module: nn.Module, first: bool, pipeline: Pipeline) -> None:
@@ -194,7 +194,7 @@ class Pipeline:
             device = next(iter(self.parallel.module.parameters())).device
             made = [
                 PipelineStage(
-                    _Stage(stage, number == 0, self),
+                    _PipelineStage(stage, number == 0, self),
                     number,
                     self.count,
                     device,

@@ -21,7 +21,7 @@ from fastfold.data.training.entry import Entry, EntryData, mask_low_plddt, read_
 from fastfold.data.training.packed.records import RecordFile, is_packed
 from fastfold.data.training.packed.samples import SAMPLES, MakeRecord, build, of_record
 from fastfold.data.training.sample import SampleSettings, complex_sample, training_sample
-from fastfold.data.training.templates import Candidates, TrainingTemplates, read_candidates
+from fastfold.data.training.templates import TemplateCandidates, TrainingTemplates, read_candidates
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer
 from fastfold.parallel import DistributedContext
@@ -51,7 +51,7 @@ class EntryReader:
             return data
         return replace(data, chains=tuple(mask_low_plddt(chain, self.min_plddt) for chain in data.chains))
 
-    def candidates(self, entry: Entry, data: EntryData) -> dict[str, Candidates]:
+    def candidates(self, entry: Entry, data: EntryData) -> dict[str, TemplateCandidates]:
         """Return the template candidates of the entry's chains by sequence.
 
         Raises:

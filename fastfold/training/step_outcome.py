@@ -160,7 +160,7 @@ class BusyTimer:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Progress of a run, saved in its checkpoints."""
 
     step: int = 0  #: Number of finished optimisation steps, with skipped ones
@@ -183,11 +183,11 @@ class PendingStep:
     #: Reverts the host's counters of optimizer and average; the device skips the step alone
     revert_counters: Callable[[], None] = lambda: None
 
-    def commit(self, progress: Progress) -> None:
+    def commit(self, progress: RunProgress) -> None:
         """Count the step as finite."""
         progress.bad_in_a_row = 0
 
-    def rollback(self, progress: Progress, names: Iterable[str]) -> None:
+    def rollback(self, progress: RunProgress, names: Iterable[str]) -> None:
         """Count the step as skipped for its bad samples, and revert its counters; the device skipped it already."""
         self.revert_counters()
         progress.skipped += 1

@@ -35,7 +35,14 @@ from fastfold.training.logging.profiling import FlopCounter, StepProfiler, flop_
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
 from fastfold.training.optim.optimizers import AlphaFoldSchedule, make_optimizer
-from fastfold.training.step_outcome import BusyTimer, Numbers, PendingStep, Progress, StepOutcome, StepSamples
+from fastfold.training.step_outcome import (
+    BusyTimer,
+    Numbers,
+    PendingStep,
+    RunProgress,
+    StepOutcome,
+    StepSamples,
+)
 from fastfold.training.validation import exchange_chains
 from fastfold.utils.device import reads_are_free, upload
 
@@ -109,7 +116,7 @@ class Trainer:
         self.parallel, self.tree, self.config, self.loader = parallel, tree, config, loader
         self.model = parallel.module
         self.context, self.checkpoints, self.ema, self.hooks = context, checkpoints, ema, hooks
-        self.progress = Progress()
+        self.progress = RunProgress()
         self._early_tree = copy.deepcopy(tree)
         self._early_tree.model.heads.predicted_aligned_error.weight = 0.0
         self._schedule = AlphaFoldSchedule(
@@ -340,7 +347,7 @@ class Trainer:
             self._take(tensors)
         progress = state["progress"]
         progress["bad_samples"] = [(int(step), name) for step, name in progress["bad_samples"]]
-        self.progress = Progress(**progress)
+        self.progress = RunProgress(**progress)
         self.ema.load_counters(state["ema"])
         loaders = state["loaders"]
         same = len(loaders) == self.context.dp_size

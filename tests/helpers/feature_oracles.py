@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from fastfold.data.features.transforms import Alignment, Draw
+from fastfold.data.features.transforms import Alignment, RandomDraw
 from fastfold.protein import residue_constants as rc
 from tests.conftest import REPOSITORY, require_shared
 
@@ -31,7 +31,7 @@ def load_config(name: str) -> ConfigDict:
     return ConfigDict(json.loads((oracle_dir(name) / "config.json").read_text()))
 
 
-def official_draw(alignment: Alignment, official: dict[str, np.ndarray]) -> Draw:
+def official_draw(alignment: Alignment, official: dict[str, np.ndarray]) -> RandomDraw:
     """The draw that the official program must have made, from one iteration of its monomer features."""
     rows = {row.tobytes(): number for number, row in enumerate(alignment.msa)}
     assert len(rows) == len(alignment.msa), "rows must be unique for this to work"
@@ -42,7 +42,7 @@ def official_draw(alignment: Alignment, official: dict[str, np.ndarray]) -> Draw
     clusters = find(official["true_msa"])
     kept = find(official["extra_msa"][official["extra_msa_row_mask"] > 0])
     others = np.setdiff1d(np.arange(len(rows)), [*clusters, *kept])
-    return Draw(
+    return RandomDraw(
         clusters=clusters,
         extra=np.concatenate([kept, others]),
         num_extra=len(kept),

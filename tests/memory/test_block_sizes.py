@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fastfold.memory import BudgetError
 from fastfold.memory.block_sizes import (
+    BlockedOperator,
     Candidate,
-    Operator,
     choose_candidates,
     fit_blocks,
     longest_that_fits,
@@ -31,13 +31,15 @@ _WAYS = st.lists(
     max_size=4,
 ).map(tuple)
 _OPERATORS = st.lists(st.tuples(st.integers(0, 50), _WAYS), min_size=1, max_size=3).map(
-    lambda found: [Operator(str(i), resident, candidates) for i, (resident, candidates) in enumerate(found)]
+    lambda found: [
+        BlockedOperator(str(i), resident, candidates) for i, (resident, candidates) in enumerate(found)
+    ]
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(_OPERATORS, st.integers(0, 100))
-def test_no_other_choice_within_the_budget_is_faster(operators: list[Operator], budget: int) -> None:
+def test_no_other_choice_within_the_budget_is_faster(operators: list[BlockedOperator], budget: int) -> None:
     """Compared with every combination of candidates; and a plan is found exactly when the smallest budget says so."""
     fitting = [
         sum(candidate.seconds for candidate in combination)
@@ -59,7 +61,7 @@ def test_no_other_choice_within_the_budget_is_faster(operators: list[Operator], 
 
 
 def test_the_hosts_memory_is_a_budget_too() -> None:
-    operator = Operator("product", 10, (Candidate(8, 1, 2.0, host=100), Candidate(8, 50, 1.0)))
+    operator = BlockedOperator("product", 10, (Candidate(8, 1, 2.0, host=100), Candidate(8, 50, 1.0)))
     assert choose_candidates([operator], 20).host == 100
     assert choose_candidates([operator], 60).host == 0
     with pytest.raises(
@@ -70,8 +72,8 @@ def test_the_hosts_memory_is_a_budget_too() -> None:
 
 def test_what_the_budget_costs_is_said() -> None:
     operators = [
-        Operator("a", 0, (Candidate(4, 4, 1.0), Candidate(1, 1, 3.0))),
-        Operator("b", 0, (Candidate(4, 2, 1.0),)),
+        BlockedOperator("a", 0, (Candidate(4, 4, 1.0), Candidate(1, 1, 3.0))),
+        BlockedOperator("b", 0, (Candidate(4, 2, 1.0),)),
     ]
     assert choose_candidates(operators, 4).slow_down == 1.0
     assert choose_candidates(operators, 3).slow_down == 2.0

@@ -13,7 +13,7 @@ from fastfold.parallel import DistributedContext, ParallelMesh, ParallelPlan
 from fastfold.training.step_outcome import (
     BusyTimer,
     PendingStep,
-    Progress,
+    RunProgress,
     StepOutcome,
     StepSamples,
     straggling,
@@ -99,7 +99,7 @@ def test_time_of_computing_is_known_in_the_step_after_and_counts_no_pause(
 
 def test_a_pending_step_commits_to_a_clean_count_or_rolls_its_counters_back() -> None:
     outcome = StepOutcome(_share(0, 1.0), KEYS, DistributedContext(0, 1, torch.device("cpu")), {})
-    progress, reverted = Progress(step=7), []
+    progress, reverted = RunProgress(step=7), []
     PendingStep(outcome, 7, 28, 0.0, lambda: reverted.append(7)).rollback(progress, ["a", "b"])
     assert (progress.skipped, progress.bad_in_a_row, progress.bad_samples) == (1, 1, [(7, "a"), (7, "b")])
     assert reverted == [7]

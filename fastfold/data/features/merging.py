@@ -25,14 +25,14 @@ MIN_ROWS = 512
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _MergedRows:
     """Alignment rows ``[S, N]``: HHblits ids (uint8) and deletion counts (float32)."""
 
     msa: np.ndarray
     deletions: np.ndarray
 
-    def __getitem__(self, rows: slice | np.ndarray) -> _Rows:
-        return _Rows(self.msa[rows], self.deletions[rows])
+    def __getitem__(self, rows: slice | np.ndarray) -> _MergedRows:
+        return _MergedRows(self.msa[rows], self.deletions[rows])
 
     def __len__(self) -> int:
         return len(self.msa)
@@ -45,8 +45,8 @@ class _Chain:
     features: dict[str, np.ndarray]
     templates: dict[str, np.ndarray]
     num_templates: int
-    unpaired: _Rows
-    paired: _Rows
+    unpaired: _MergedRows
+    paired: _MergedRows
 
 
 def chain_order(sequences: Sequence[str]) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
     # A chain without templates counts as one with an empty template, as in the official pipeline.
     number = min(max(len(given["template_aatype"]), 1), MAX_TEMPLATES)
     templates = {name: transforms.pad_templates(value, MAX_TEMPLATES) for name, value in templates.items()}
-    unpaired = _Rows(np.asarray(raw["msa"], np.uint8), deletions)
+    unpaired = _MergedRows(np.asarray(raw["msa"], np.uint8), deletions)
     return _Chain(features, templates, number, unpaired, unpaired[:0])
 
 
@@ -167,13 +167,13 @@ def _pair(
 ) -> list[_Chain]:
     """Give each chain its paired lines and remove them from its unpaired rows, unless they came as lines."""
     paired = [
-        _Rows(np.asarray(raw["msa"], np.uint8), np.asarray(raw["deletion_matrix_int"], np.float32))
+        _MergedRows(np.asarray(raw["msa"], np.uint8), np.asarray(raw["deletion_matrix_int"], np.float32))
         for raw in raw_paired
     ]
     lines = paired_lines(raw_paired, in_lines)
     result = []
     for number, (chain, rows) in enumerate(zip(chains, paired, strict=True)):
-        shared = _Rows(
+        shared = _MergedRows(
             take_rows(rows.msa, lines[:, number], rc.gap_index),
             take_rows(rows.deletions, lines[:, number], 0),
         )

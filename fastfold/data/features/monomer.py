@@ -14,7 +14,7 @@ import numpy as np
 from fastfold.data.features import coevolution, transforms
 from fastfold.data.features import raw as raw_features
 from fastfold.data.features.raw import check_ids, check_layout
-from fastfold.data.features.transforms import Alignment, Draw
+from fastfold.data.features.transforms import Alignment, RandomDraw
 
 
 def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
@@ -90,7 +90,7 @@ def num_clusters(config: Any) -> int:
     return config.data.eval.max_msa_clusters - taken
 
 
-def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:
+def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> RandomDraw:
     """Draw the cluster centres, the masked positions and the extra rows (supplement, section 1.2.7).
 
     The query is always the first centre; other rows are drawn uniformly without replacement. The centres are masked
@@ -106,10 +106,10 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
         rng, alignment.msa[clusters], masked, alignment.profile, config.data.common.masked_msa, epsilon=1e-10
     )
     num_extra = min(config.data.common.max_extra_msa, len(extra))
-    return Draw(clusters=clusters, extra=extra, num_extra=num_extra, masked=masked, msa=msa)
+    return RandomDraw(clusters=clusters, extra=extra, num_extra=num_extra, masked=masked, msa=msa)
 
 
-def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+def summarize_clusters(alignment: Alignment, draw: RandomDraw) -> tuple[np.ndarray, np.ndarray]:
     """Assign each extra row to the centre with the most equal columns, the first of several.
 
     Returns:
@@ -133,7 +133,7 @@ def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np
     return counts / total[..., None], deletion_sum / total
 
 
-def cycle_features(alignment: Alignment, draw: Draw) -> dict[str, np.ndarray]:
+def cycle_features(alignment: Alignment, draw: RandomDraw) -> dict[str, np.ndarray]:
     """Compute the features of one recycling iteration from its draw.
 
     Returns:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastfold.data.features import transforms
 from fastfold.data.features.raw import Layout, check_ids, check_layout
-from fastfold.data.features.transforms import Alignment, Draw
+from fastfold.data.features.transforms import Alignment, RandomDraw
 
 _CHAIN_IDS = ("asym_id", "entity_id", "sym_id")
 _LAYOUT: Layout = {
@@ -92,7 +92,7 @@ def drop_padding(alignment: Alignment) -> Alignment:
     return replace(alignment, **{name: getattr(alignment, name)[real] for name in by_row})
 
 
-def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:
+def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> RandomDraw:
     """Draw the cluster centres, the extra rows and the masked positions.
 
     Rows whose ``cluster_bias`` is 1 come first (each chain's query, in random order), then the others uniformly without
@@ -110,13 +110,13 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Dr
     return replace(draw, masked=masked, msa=np.where(mask, msa, 0).astype(np.uint8))
 
 
-def rows_in_order(alignment: Alignment, config: Any, rows: np.ndarray | None = None) -> Draw:
+def rows_in_order(alignment: Alignment, config: Any, rows: np.ndarray | None = None) -> RandomDraw:
     """Take the first ``rows [S]`` as centres and the next as extra MSA, without masking; by default in order."""
     options = config.model.embeddings_and_evoformer
     rows = np.arange(len(alignment.msa)) if rows is None else rows
     clusters, extra = np.split(rows, [min(options.num_msa, len(rows))])
     mask = alignment.mask[clusters] > 0
-    return Draw(
+    return RandomDraw(
         clusters=clusters,
         extra=extra,
         num_extra=min(options.num_extra_msa, len(extra)),
@@ -125,7 +125,7 @@ def rows_in_order(alignment: Alignment, config: Any, rows: np.ndarray | None = N
     )
 
 
-def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+def summarize_clusters(alignment: Alignment, draw: RandomDraw) -> tuple[np.ndarray, np.ndarray]:
     """Compute profiles of the clusters with a soft assignment of the extra rows.
 
     An extra row belongs to the centre with the best agreement, and to several equally good ones in equal parts. This
@@ -177,7 +177,7 @@ def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> n
     return counts
 
 
-def cycle_features(alignment: Alignment, draw: Draw, config: Any) -> dict[str, np.ndarray]:
+def cycle_features(alignment: Alignment, draw: RandomDraw, config: Any) -> dict[str, np.ndarray]:
     """Compute the features of one recycling iteration (:func:`.transforms.cluster_features`) from its draw.
 
     If ColabFold's ``use_cluster_profile`` is False in ``model.embeddings_and_evoformer``, residues and deletions of the

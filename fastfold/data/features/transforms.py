@@ -34,7 +34,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomDraw:
     """Random choices of one iteration, which with the :class:`Alignment` determine its features."""
 
     clusters: np.ndarray  #: ``[C]`` rows of the alignment that are cluster centres, the query first
@@ -162,7 +162,7 @@ def corrupt_msa(
 
 
 def cluster_features(
-    alignment: Alignment, draw: Draw, profile: np.ndarray, deletion_mean: np.ndarray
+    alignment: Alignment, draw: RandomDraw, profile: np.ndarray, deletion_mean: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Compute the network's alignment features of one iteration (supplement, Table 1).
 

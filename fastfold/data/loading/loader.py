@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.utils.workers.pool import InlinePool, Outcome, WorkerPool
+from fastfold.utils.workers.pool import InlinePool, WorkerOutcome, WorkerPool
 
 Features = dict[str, np.ndarray]
 MakeSample = Callable[[int, Any], Features]
@@ -150,7 +150,7 @@ class SampleLoader(Iterator[Draw]):
         self._plan = self._planned()
         self._coming: dict[int, _Planned] = {}  # by number, in the order of the plan
         self._next_place = 0
-        self._ready: dict[int, Outcome] = {}  # in the order of completion
+        self._ready: dict[int, WorkerOutcome] = {}  # in the order of completion
 
     def _planned(self) -> Iterator[int]:
         """Yield the numbers of all draws that are not consumed: replayed, skipped and later ones."""
@@ -177,7 +177,7 @@ class SampleLoader(Iterator[Draw]):
             self._coming[number] = _Planned(self._next_place, name)
             self._next_place += 1
             if name in self._bad:
-                self._ready[number] = Outcome(number, None, _PASSED_OVER)
+                self._ready[number] = WorkerOutcome(number, None, _PASSED_OVER)
             else:
                 self._running_pool().submit(number, entry)
 
@@ -190,7 +190,7 @@ class SampleLoader(Iterator[Draw]):
                 self._pool = InlinePool(self._make_sample)
         return self._pool
 
-    def _take(self) -> tuple[str, Outcome]:
+    def _take(self) -> tuple[str, WorkerOutcome]:
         """Wait for the next draw; return its name and outcome."""
         head, planned = next(iter(self._coming.items()))
         in_order = self._deterministic or planned.place < self._num_replayed

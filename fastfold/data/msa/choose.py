@@ -33,7 +33,7 @@ class PlaceFiles(NamedTuple):
     empty: Path | None = None  #: The place, if it is a folder without an alignment
 
 
-class Rows(NamedTuple):
+class ChosenRows(NamedTuple):
     """Files with one kind of a chain's rows."""
 
     files: tuple[Path, ...] = ()
@@ -48,8 +48,8 @@ class Rows(NamedTuple):
 class ChosenFiles:
     """Alignment files of a target by the sequence of a chain."""
 
-    own: Mapping[str, Rows]  #: Rows of each chain alone
-    pairs: Mapping[str, Rows]  #: Rows that are paired with other chains'
+    own: Mapping[str, ChosenRows]  #: Rows of each chain alone
+    pairs: Mapping[str, ChosenRows]  #: Rows that are paired with other chains'
     empty: Path | None = None  #: A folder that should have an alignment, and has none
 
     def files(self, sequence: str) -> list[Path]:
@@ -77,13 +77,13 @@ def choose_files(
     own = {}
     for sequence, places in chains.items():
         options = (
-            Rows(_first(_users(place.own for place in places))),
-            Rows(_first(_users(place.own for place in whole)), is_hetero),
-            Rows(_first(place.own for place in places if place.is_home)),
-            Rows(_first(place.own for place in whole), is_hetero),
-            Rows(_first(place.own for place in places)),
+            ChosenRows(_first(_users(place.own for place in places))),
+            ChosenRows(_first(_users(place.own for place in whole)), is_hetero),
+            ChosenRows(_first(place.own for place in places if place.is_home)),
+            ChosenRows(_first(place.own for place in whole), is_hetero),
+            ChosenRows(_first(place.own for place in places)),
         )
-        own[sequence] = next((rows for rows in options if rows.files), Rows())
+        own[sequence] = next((rows for rows in options if rows.files), ChosenRows())
     pairs = _choose_pairs(chains, whole) if is_hetero else _uniprot(chains, whole)
     has_chain_files = any(place.own or place.paired for places in chains.values() for place in places)
     return ChosenFiles(own, pairs, _empty(chains, whole, own, has_chain_files and is_complex))
@@ -91,25 +91,27 @@ def choose_files(
 
 def _uniprot(
     chains: Mapping[str, Sequence[PlaceFiles]], whole: Sequence[PlaceFiles] = (), *, users: bool = False
-) -> dict[str, Rows]:
+) -> dict[str, ChosenRows]:
     """Return the UniProt hits of each chain, of the user alone or also of searches."""
     hits = {}
     for sequence, places in chains.items():
         files = [place.paired for place in (*places, *whole)]
         mine = _first(_users(files))
-        hits[sequence] = Rows(mine if users else mine or _first(files))
+        hits[sequence] = ChosenRows(mine if users else mine or _first(files))
     return hits
 
 
-def _choose_pairs(chains: Mapping[str, Sequence[PlaceFiles]], whole: Sequence[PlaceFiles]) -> dict[str, Rows]:
+def _choose_pairs(
+    chains: Mapping[str, Sequence[PlaceFiles]], whole: Sequence[PlaceFiles]
+) -> dict[str, ChosenRows]:
     """Return the first source of pairs that has rows of all chains, or the UniProt hits of some."""
     joined = [files for place in whole for files in (place.complex_pairs, place.own)]
     every = _uniprot(chains)
     options = (
         _uniprot(chains, users=True),
-        dict.fromkeys(chains, Rows(_first(_users(joined)), True)),
+        dict.fromkeys(chains, ChosenRows(_first(_users(joined)), True)),
         every,
-        dict.fromkeys(chains, Rows(_first(joined), True)),
+        dict.fromkeys(chains, ChosenRows(_first(joined), True)),
     )
     return next((pairs for pairs in options if all(rows.files for rows in pairs.values())), every)
 
@@ -117,7 +119,7 @@ def _choose_pairs(chains: Mapping[str, Sequence[PlaceFiles]], whole: Sequence[Pl
 def _empty(
     chains: Mapping[str, Sequence[PlaceFiles]],
     whole: Sequence[PlaceFiles],
-    own: Mapping[str, Rows],
+    own: Mapping[str, ChosenRows],
     has_chain_files: bool,
 ) -> Path | None:
     """Return the first empty folder of a chain without files, or of a target without any."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
 
-from fastfold.data.msa.choose import ChosenFiles, PlaceFiles, Rows, choose_files
+from fastfold.data.msa.choose import ChosenFiles, ChosenRows, PlaceFiles, choose_files
 from fastfold.data.msa.formats import ChainPart, parse_colabfold, parse_stockholm
 from fastfold.data.msa.keyed import pair_by_keys
 from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header, parse_a3m
@@ -239,7 +239,7 @@ def read_chosen(chosen: ChosenFiles, target: Target) -> list[ChainMsas]:
         raise _holds_nothing(chosen.empty)
     parts: dict[Path, dict[str, ChainPart]] = {}
 
-    def read(sequence: str, rows: Rows, kind: int) -> list[Msa]:
+    def read(sequence: str, rows: ChosenRows, kind: int) -> list[Msa]:
         if not rows.of_complex:
             return [read_hits(path, query=sequence) for path in rows.files]
         for path in rows.files:
@@ -249,7 +249,7 @@ def read_chosen(chosen: ChosenFiles, target: Target) -> list[ChainMsas]:
 
     msas: dict[str, ChainMsas] = {}
     for sequence, own in chosen.own.items():
-        pairs = chosen.pairs[sequence] if target.is_complex else Rows()
+        pairs = chosen.pairs[sequence] if target.is_complex else ChosenRows()
         msas[sequence] = read(sequence, own, 0), read(sequence, pairs, 1)
     sequences = [chain.sequence for chain in target.chains]
     return pair_by_keys(sequences, [msas[sequence] for sequence in sequences])

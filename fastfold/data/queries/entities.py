@@ -14,7 +14,7 @@ from typing import Any
 from fastfold.data.queries.jobs import (
     UNUSED_HITS,
     Entity,
-    Job,
+    QueryJob,
     chain_letters,
     complex_record,
     copy_names,
@@ -72,9 +72,9 @@ def parse_entities(file: QueryFile) -> Iterator[Record | InputError]:
         title = str(job.get("name") or "").strip()
         name = title or file.stem + (f"_{number}" if len(jobs) > 1 else "")
         try:
-            yield _complex(Job(file.path, name, uses_working_folder=not _is_alphafold3(job)), job)._replace(
-                is_named=bool(title)
-            )
+            yield _complex(
+                QueryJob(file.path, name, uses_working_folder=not _is_alphafold3(job)), job
+            )._replace(is_named=bool(title))
         except InputError as error:
             yield error
 
@@ -89,7 +89,7 @@ def _is_alphafold3(job: Mapping[str, Any]) -> bool:
     return job.get("dialect") == "alphafold3"
 
 
-def _complex(job: Job, content: Mapping[str, Any]) -> Record:
+def _complex(job: QueryJob, content: Mapping[str, Any]) -> Record:
     job.refuse(content, _MEANINGFUL)
     seeds, warnings = read_seeds(job, content.get("modelSeeds"), "'modelSeeds'")
     warnings += job.ignored(content, _OF_JOB, "the file")
@@ -104,7 +104,7 @@ def _complex(job: Job, content: Mapping[str, Any]) -> Record:
     return complex_record(job, entities, seeds=seeds, warnings=warnings)
 
 
-def _entity(job: Job, entity: object, number: int) -> tuple[Entity, list[str]]:
+def _entity(job: QueryJob, entity: object, number: int) -> tuple[Entity, list[str]]:
     """Return a protein of a complex, and warnings about it."""
     if not isinstance(entity, Mapping) or len(entity) != 1:
         raise job.fail(f"entry {number} of 'sequences' must have a single kind of molecule")

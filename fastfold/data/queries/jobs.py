@@ -40,7 +40,7 @@ class Entity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class QueryJob:
     """Place of a complex in an input of another program."""
 
     path: PathLike  #: File of the input
@@ -102,7 +102,7 @@ class Job:
         return [f"{owner}: {', '.join(map(repr, names))} is not used"] if names else []
 
 
-def chain_letters(job: Job, content: Mapping[str, Any], number: int) -> tuple[str, list[str]]:
+def chain_letters(job: QueryJob, content: Mapping[str, Any], number: int) -> tuple[str, list[str]]:
     """Return the sequence of a protein and warnings about it, or raise InputError."""
     if not isinstance(content.get("sequence"), str):
         raise job.fail(f"entry {number} lacks a text 'sequence'")
@@ -114,7 +114,7 @@ def chain_letters(job: Job, content: Mapping[str, Any], number: int) -> tuple[st
     return sequence, doubts
 
 
-def copy_names(job: Job, listed: object, number: int) -> list[str]:
+def copy_names(job: QueryJob, listed: object, number: int) -> list[str]:
     """Return the name of each copy of a protein: from a name, a list of names, or a number of copies.
 
     Raises:
@@ -128,7 +128,7 @@ def copy_names(job: Job, listed: object, number: int) -> list[str]:
     return [""] * count if isinstance(listed, int) else [str(listed)]
 
 
-def read_seeds(job: Job, listed: object, field: str) -> tuple[tuple[int, ...], list[str]]:
+def read_seeds(job: QueryJob, listed: object, field: str) -> tuple[tuple[int, ...], list[str]]:
     """Return the seeds of an input, numbers or texts of digits, and warnings; none for an empty field.
 
     Raises:
@@ -153,7 +153,7 @@ def read_seeds(job: Job, listed: object, field: str) -> tuple[tuple[int, ...], l
 
 
 def complex_record(
-    job: Job, entities: Sequence[Entity], *, seeds: tuple[int, ...] = (), warnings: Sequence[str] = ()
+    job: QueryJob, entities: Sequence[Entity], *, seeds: tuple[int, ...] = (), warnings: Sequence[str] = ()
 ) -> Record:
     """Return the record of a complex.
 

@@ -25,7 +25,7 @@ from fastfold.data.msa.find import (
     sorted_alignments,
 )
 from fastfold.data.msa.msa import ChainMsas, Msa, check_query, parse_a3m
-from fastfold.data.queries.jobs import Job
+from fastfold.data.queries.jobs import QueryJob
 from fastfold.utils.text_files import read_packed_text
 
 ALIGNMENT_FIELDS = ("msa", "unpairedMsa", "pairedMsa", "unpairedMsaPath", "pairedMsaPath")
@@ -33,7 +33,7 @@ _PAIRING, _NOT_PAIRING = "pairing.a3m", "non_pairing.a3m"
 
 
 def entity_alignments(
-    job: Job, content: Mapping[str, Any], sequence: str, number: int, *, is_protenix: bool
+    job: QueryJob, content: Mapping[str, Any], sequence: str, number: int, *, is_protenix: bool
 ) -> ChainMsas | None:
     """Read the alignments of a protein of AlphaFold 3, Protenix or Boltz; None if the input leaves them open.
 
@@ -62,7 +62,7 @@ def entity_alignments(
 
 
 def _text_or_file(
-    job: Job, content: Mapping[str, Any], kind: str, sequence: str, number: int
+    job: QueryJob, content: Mapping[str, Any], kind: str, sequence: str, number: int
 ) -> list[Msa] | None:
     """Read A3M from a text or a file; empty for an empty text, None without both."""
     text, place = content.get(kind), content.get(f"{kind}Path")
@@ -90,7 +90,7 @@ def _text_or_file(
     return [msa]
 
 
-def _protenix_folder(job: Job, named: Mapping[str, Any], sequence: str, field: str) -> ChainMsas | None:
+def _protenix_folder(job: QueryJob, named: Mapping[str, Any], sequence: str, field: str) -> ChainMsas | None:
     place = named.get("precomputed_msa_dir")
     if not place:
         return None
@@ -104,7 +104,7 @@ def _protenix_folder(job: Job, named: Mapping[str, Any], sequence: str, field: s
 
 
 def openfold3_alignments(
-    job: Job, content: Mapping[str, Any], sequence: str, number: int, *, uses: Mapping[str, bool]
+    job: QueryJob, content: Mapping[str, Any], sequence: str, number: int, *, uses: Mapping[str, bool]
 ) -> ChainMsas | None:
     """Read the alignments of a chain of OpenFold 3; None if the input names none.
 
@@ -134,7 +134,7 @@ def openfold3_alignments(
     return [replace(msa, as_is=True) for msa in own], together
 
 
-def _openfold3_files(job: Job, named: object, field: str) -> ChainAlignments:
+def _openfold3_files(job: QueryJob, named: object, field: str) -> ChainAlignments:
     """Return the alignment files of a field: a file, a folder, or a list of these."""
     places: Sequence[object] = named if isinstance(named, list) else [named] if named else []
     files: list[Path] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfold.data.msa.msa import ChainMsas
-from fastfold.data.queries.jobs import Entity, Job
+from fastfold.data.queries.jobs import Entity, QueryJob
 from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
@@ -30,7 +30,7 @@ _BOLTZ_FIELDS = ("cif", "pdb", "chain_id", "template_id", "force", "threshold")
 
 
 def entity_templates(
-    job: Job, listed: object, sequence: str, number: int
+    job: QueryJob, listed: object, sequence: str, number: int
 ) -> tuple[Features | None, list[str]]:
     """Read the templates of a protein of AlphaFold 3, and warnings; None for a missing field or an empty list.
 
@@ -69,8 +69,10 @@ def entity_templates(
     return ChainTemplates(tuple(templates)).features() or None, warnings
 
 
-def _mapped_template(job: Job, one: Mapping[str, Any], sequence: str, field: str, *, name: str) -> Template:
-    from fastfold.data.templates.entry import Entry
+def _mapped_template(
+    job: QueryJob, one: Mapping[str, Any], sequence: str, field: str, *, name: str
+) -> Template:
+    from fastfold.data.templates.entry import TemplateEntry
     from fastfold.data.templates.features import place_template
 
     text, place = one.get("mmcif"), one.get("mmcifPath")
@@ -86,7 +88,7 @@ def _mapped_template(job: Job, one: Mapping[str, Any], sequence: str, field: str
         raise job.fail(f"{field}, 'mmcif': expected the text of an mmCIF file, found {str(text)[:40]!r}")
     pairs = _residue_pairs(job, one, field)
     with job.reading(field):
-        entry = Entry(split_lines(text), path=path)
+        entry = TemplateEntry(split_lines(text), path=path)
     if len(entry.sequences) != 1:
         names = ", ".join(entry.sequences) or "none"
         raise job.fail(
@@ -107,7 +109,7 @@ def _mapped_template(job: Job, one: Mapping[str, Any], sequence: str, field: str
     return place_template(chain, pairs, letters, len(sequence), name=f"{name}_{chain_id}")
 
 
-def _residue_pairs(job: Job, one: Mapping[str, Any], field: str) -> dict[int, int]:
+def _residue_pairs(job: QueryJob, one: Mapping[str, Any], field: str) -> dict[int, int]:
     """Return the residue of the template for each residue of the chain, from 0."""
     mine, theirs = one.get("queryIndices"), one.get("templateIndices")
     for name, places in (("queryIndices", mine), ("templateIndices", theirs)):
@@ -126,7 +128,9 @@ def _residue_pairs(job: Job, one: Mapping[str, Any], field: str) -> dict[int, in
     return dict(zip(mine, theirs, strict=True))
 
 
-def boltz_templates(job: Job, listed: object, entities: Sequence[Entity]) -> tuple[list[Entity], list[str]]:
+def boltz_templates(
+    job: QueryJob, listed: object, entities: Sequence[Entity]
+) -> tuple[list[Entity], list[str]]:
     """Return proteins with the templates of Boltz' list, and warnings.
 
     A template without ``chain_id`` is for all proteins, one without ``template_id`` shows its best aligned chains.
@@ -158,7 +162,7 @@ def boltz_templates(job: Job, listed: object, entities: Sequence[Entity]) -> tup
 
 
 def _chains_for(
-    job: Job, one: Mapping[str, Any], field: str, entities: Sequence[Entity]
+    job: QueryJob, one: Mapping[str, Any], field: str, entities: Sequence[Entity]
 ) -> list[tuple[int, CustomChain]]:
     """Return the chains of a structure, each with the index of a protein that it is for."""
     from fastfold.data.templates.custom import read_custom_chains
@@ -214,7 +218,7 @@ def _boltz_names(path: Path, kind: str, chains: Sequence[CustomChain]) -> dict[s
 
 
 def _aligned(
-    job: Job, chains: Sequence[CustomChain], entity: Entity, number: int
+    job: QueryJob, chains: Sequence[CustomChain], entity: Entity, number: int
 ) -> tuple[Features | None, list[str]]:
     """Return template features from the structures' chains, aligned with a protein, and a line about them."""
     from fastfold.data.templates.custom import custom_templates

@@ -8,7 +8,7 @@ from typing import Any
 from fastfold.data.queries.jobs import (
     UNUSED_HITS,
     Entity,
-    Job,
+    QueryJob,
     chain_letters,
     complex_record,
     copy_names,
@@ -48,14 +48,14 @@ def parse_openfold3(file: QueryFile, tree: Mapping[str, Any]) -> Iterator[Record
     if not isinstance(queries, Mapping) or not queries:
         raise InputError(f"expected an object {QUERIES!r} with a complex for each name", path=file.path)
     for name, query in queries.items():
-        job = Job(file.path, str(name), uses_working_folder=True)
+        job = QueryJob(file.path, str(name), uses_working_folder=True)
         try:
             yield _complex(job, tree, query)
         except InputError as error:
             yield error
 
 
-def _complex(job: Job, tree: Mapping[str, Any], query: object) -> Record:
+def _complex(job: QueryJob, tree: Mapping[str, Any], query: object) -> Record:
     if not isinstance(query, Mapping) or not isinstance(query.get("chains"), list) or not query["chains"]:
         raise job.fail("expected a list 'chains' with at least one protein")
     job.refuse(query, _MEANINGFUL)
@@ -69,7 +69,7 @@ def _complex(job: Job, tree: Mapping[str, Any], query: object) -> Record:
     return complex_record(job, entities, seeds=seeds, warnings=warnings)
 
 
-def _chain(job: Job, query: Mapping[str, Any], chain: object, number: int) -> tuple[Entity, list[str]]:
+def _chain(job: QueryJob, query: Mapping[str, Any], chain: object, number: int) -> tuple[Entity, list[str]]:
     if not isinstance(chain, Mapping):
         raise job.fail(f"entry {number} of 'chains' must be an object with a 'molecule_type'")
     kind = str(chain.get("molecule_type")).lower()

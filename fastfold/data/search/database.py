@@ -33,7 +33,7 @@ CHUNK_BYTES = 1 << 18
 _PIECE = 1 << 16
 
 
-class Part(NamedTuple):
+class DatabasePart(NamedTuple):
     """Part of a database that one worker searches at a time."""
 
     number: int  #: Index among the parts of the database, from zero
@@ -66,7 +66,7 @@ def _is_compressed(path: Path) -> bool:
 
 def split_database(
     path: Path, workers: int, part_bytes: int, *, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[list[Part]]:
+) -> Iterator[list[DatabasePart]]:
     """Split a database into rounds of one part per worker; a part may be empty.
 
     Raises:
@@ -78,7 +78,7 @@ def split_database(
         for number, (texts, num_bytes) in enumerate(_packed_rounds(path, chunks, chunk_bytes)):
             share = num_bytes // workers
             yield [
-                Part(number * workers + worker, path, (), b"".join(texts[worker::workers]), share)
+                DatabasePart(number * workers + worker, path, (), b"".join(texts[worker::workers]), share)
                 for worker in range(workers)
             ]
         return
@@ -88,7 +88,7 @@ def split_database(
         ranges = [(start, min(start + chunk_bytes, size)) for start in starts[first : first + chunks]]
         dealt = [tuple(ranges[worker::workers]) for worker in range(workers)]
         yield [
-            Part(
+            DatabasePart(
                 number * workers + worker,
                 path,
                 own,

@@ -24,14 +24,14 @@ class Found(NamedTuple):
     facts: Mapping[str, Any]  #: Further facts, for example the number of hits
 
 
-class Step(NamedTuple):
+class SearchStage(NamedTuple):
     """Finished piece of work."""
 
     cost: float  #: Its part of :meth:`SearchEngine.cost`
     cells: float = 0.0  #: Compared residues of sequences times residues of the database; 0 if unknown
 
 
-Report = Callable[[Step], None]
+Report = Callable[[SearchStage], None]
 
 
 class SearchEngine(Protocol):
@@ -152,7 +152,7 @@ class _Meter:
         self._cost = self._cells = 0.0
         self.num_found = 0
 
-    def step(self, step: Step) -> None:
+    def step(self, step: SearchStage) -> None:
         self._cost += step.cost
         self._cells += step.cells
         if time.monotonic() - self._last >= self._interval_s:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastfold.data.msa.msa import check_query, parse_a3m
 from fastfold.data.search.database import SequenceDatabase
-from fastfold.data.search.engine import Found, Report, Step
+from fastfold.data.search.engine import Found, Report, SearchStage
 from fastfold.data.search.programs import find_program, program_output, search_profiles
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.errors import ConfigError, InputError
@@ -105,7 +105,7 @@ class HhblitsEngine:
         """
         for sequence in sequences:
             text = self._search(sequence)
-            report(Step(self.cost([sequence])))
+            report(SearchStage(self.cost([sequence])))
             facts = {
                 "databases": [str(database.path) for database in self.databases],
                 "rows": text.count(">"),

@@ -22,7 +22,7 @@ from pyhmmer.easel import MSA, Alphabet, DigitalMSA, DigitalSequence, KeyHash, T
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits, Trace
 
 from fastfold.data.search.database import SequenceDatabase, content_digest
-from fastfold.data.search.engine import Found, Report, Step
+from fastfold.data.search.engine import Found, Report, SearchStage
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.search.shard_pool import ShardPool, flushed_denormals
 from fastfold.data.search.store import SearchKey, SearchStore
@@ -116,7 +116,7 @@ class HmmerEngine:
                     yield self._make_result(query)
                     query.msa = None
                     left = self.settings.iterations - iteration
-                    report(Step(float(self.database.state()["size"]) * len(query.sequence) * left))
+                    report(SearchStage(float(self.database.state()["size"]) * len(query.sequence) * left))
                 else:
                     waiting.append(query)
             active = waiting
@@ -173,7 +173,7 @@ def _with_distinct_names(msa: DigitalMSA, database: SequenceDatabase) -> Digital
 
 
 def _report_part(report: Report, residues: int, num_bytes: int, compared: int) -> None:
-    report(Step(float(num_bytes) * residues, float(compared) * residues))
+    report(SearchStage(float(num_bytes) * residues, float(compared) * residues))
 
 
 def _build(query: _Query) -> HMM:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfold.data.msa.choose import ChosenFiles, Rows
+from fastfold.data.msa.choose import ChosenFiles, ChosenRows
 from fastfold.data.msa.find import chosen_files, read_chosen
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.settings import PairMode
@@ -84,16 +84,18 @@ def find_needs(out: Path, target: Target, *, by_colabfold: bool) -> SearchNeeds:
     """
     whole = target.uncut
     sequences = frozenset(chain.sequence for chain in whole.chains)
-    nothing = dict.fromkeys(sequences, Rows())
+    nothing = dict.fromkeys(sequences, ChosenRows())
     files = ChosenFiles(nothing, nothing)
     if out.exists():
         chosen = chosen_files(out, whole)
 
-        def select(rows: Mapping[str, Rows]) -> dict[str, Rows]:
+        def select(rows: Mapping[str, ChosenRows]) -> dict[str, ChosenRows]:
             def repeats(search: str) -> bool:
                 return (search == COLABFOLD) == by_colabfold
 
-            return {sequence: one if one.is_given(repeats) else Rows() for sequence, one in rows.items()}
+            return {
+                sequence: one if one.is_given(repeats) else ChosenRows() for sequence, one in rows.items()
+            }
 
         files = ChosenFiles(select(chosen.own), select(chosen.pairs))
     decided = {chain.sequence for index, chain in enumerate(whole.chains) if target.has_alignment(index)}

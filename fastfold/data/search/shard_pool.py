@@ -24,7 +24,7 @@ from pyhmmer.plan7 import HMM, Pipeline, TopHits
 from fastfold.data.search.database import (
     CHUNK_BYTES,
     MAX_RESIDUES,
-    Part,
+    DatabasePart,
     SequenceDatabase,
     SkippedRecords,
     changed,
@@ -42,7 +42,7 @@ _ALLOCATION = 1.15  # the allocator's overhead over the reported size of sequenc
 class ShardTask(NamedTuple):
     """Profiles to compare with a part of a database."""
 
-    part: Part
+    part: DatabasePart
     profiles: Sequence[HMM]
 
 
@@ -82,7 +82,7 @@ class ShardSearcher:
                 hits.append(pipeline.search_hmm(profile, block))
         return ShardHits(hits, num_residues, task.part.number in self._kept, skipped)
 
-    def _block(self, part: Part) -> tuple[DigitalSequenceBlock, int, SkippedRecords]:
+    def _block(self, part: DatabasePart) -> tuple[DigitalSequenceBlock, int, SkippedRecords]:
         """Return the sequences of a part, the number of their residues, and the skipped records."""
         if part.number in self._kept:
             return self._kept[part.number]
@@ -100,7 +100,7 @@ class ShardSearcher:
 
 
 def digitize_searchable(
-    text: bytes, part: Part, *, keep_others: bool = False
+    text: bytes, part: DatabasePart, *, keep_others: bool = False
 ) -> tuple[DigitalSequenceBlock, SkippedRecords]:
     """Return the sequences of the searchable FASTA records of a part, and the skipped records.
 
@@ -113,7 +113,7 @@ def digitize_searchable(
     return digitize(text, part), skipped
 
 
-def digitize(text: bytes, part: Part) -> DigitalSequenceBlock:
+def digitize(text: bytes, part: DatabasePart) -> DigitalSequenceBlock:
     """Convert the FASTA records of a part to HMMER's form; bytes that are not UTF-8 become U+FFFD.
 
     Raises:
@@ -150,7 +150,7 @@ def _parse(text: bytes) -> DigitalSequenceBlock:
     return cast(DigitalSequenceBlock, block)
 
 
-def _explained(text: bytes, part: Part, error: ValueError) -> InputError:
+def _explained(text: bytes, part: DatabasePart, error: ValueError) -> InputError:
     """Return the error about records that cannot be parsed, with the name of the first bad one."""
     for record in (b"\n" + text).split(b"\n>")[1:]:
         try:
@@ -254,7 +254,7 @@ class ShardPool:
         self._state = database.state()
         self._num_residues: int | None = None
         self._skipped: dict[int, SkippedRecords] = {}
-        self._kept: dict[int, Part] = {}
+        self._kept: dict[int, DatabasePart] = {}
         self._complete = False
         self._pools: list[InlinePool | WorkerPool] = (
             [InlinePool(searcher)]
@@ -276,7 +276,7 @@ class ShardPool:
             InputError: The database cannot be read, contains no protein, or was changed during the search.
         """
         found: list[list[TopHits]] = [[] for _ in profiles]
-        waiting: deque[list[Part]] = deque()
+        waiting: deque[list[DatabasePart]] = deque()
         num_residues = 0
 
         def collect() -> None:
@@ -294,7 +294,7 @@ class ShardPool:
                 if report is not None:
                     report(part.num_bytes, outcome.num_residues)
 
-        parts: list[Part] = []
+        parts: list[DatabasePart] = []
         for round_ in self._rounds():
             parts += round_
             waiting.append(round_)
@@ -320,7 +320,7 @@ class ShardPool:
         """Records left out of the last search."""
         return sum(self._skipped.values(), SkippedRecords())
 
-    def _rounds(self) -> Iterator[list[Part]]:
+    def _rounds(self) -> Iterator[list[DatabasePart]]:
         """Yield the parts of the database, one per worker at a time."""
         workers = len(self._pools)
         if self._complete:

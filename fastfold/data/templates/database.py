@@ -10,7 +10,7 @@ from collections import OrderedDict
 from datetime import date
 from pathlib import Path
 
-from fastfold.data.templates.entry import Entry
+from fastfold.data.templates.entry import TemplateEntry
 from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.errors import InputError
 from fastfold.protein.io.cif_tables import read_cif_tables
@@ -31,7 +31,7 @@ class MmcifFolder:
     ``kept`` entries stay in memory.
 
     ``official_errors`` repeats two errors of AlphaFold, for a comparison. Atoms after a place with several residue
-    types are shifted by one residue (:class:`fastfold.data.templates.entry.Entry`). In a hit that is realigned,
+    types are shifted by one residue (:class:`fastfold.data.templates.entry.TemplateEntry`). In a hit that is realigned,
     residues without a counterpart get the atoms of the chain's last residue.
 
     Raises:
@@ -56,7 +56,7 @@ class MmcifFolder:
         self.replacements = {} if obsolete is None else read_obsolete(obsolete)
         self.release_dates = {} if release_dates is None else read_release_dates(release_dates)
         self.official_errors, self._kept = official_errors, kept
-        self._entries: OrderedDict[str, Entry | TemplateSkipped] = OrderedDict()
+        self._entries: OrderedDict[str, TemplateEntry | TemplateSkipped] = OrderedDict()
         self._file_dates: dict[str, date | None] = {}
 
     def current_id(self, pdb_id: str) -> str:
@@ -79,7 +79,7 @@ class MmcifFolder:
             pdb_id = successor
         return seen[-1] if pdb_id in seen else pdb_id
 
-    def entry(self, pdb_id: str) -> Entry:
+    def entry(self, pdb_id: str) -> TemplateEntry:
         """Read the entry of an id.
 
         Raises:
@@ -130,10 +130,10 @@ class MmcifFolder:
         names = [base / f"{pdb_id}.cif{end}" for base in (self.folder, middle) for end in ("", ".gz")]
         return next((path for path in names if path.is_file()), None)
 
-    def _read_entry(self, pdb_id: str) -> Entry | TemplateSkipped:
+    def _read_entry(self, pdb_id: str) -> TemplateEntry | TemplateSkipped:
         try:
             path = self.path(pdb_id)
-            return Entry(_lines(path), path=path, alternatives_count=self.official_errors)
+            return TemplateEntry(_lines(path), path=path, alternatives_count=self.official_errors)
         except TemplateSkipped as skipped:
             return skipped
         except InputError as error:

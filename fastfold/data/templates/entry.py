@@ -42,7 +42,7 @@ class _Polymer(NamedTuple):
     first: int  #: Lowest number in its sequence
 
 
-class Entry:
+class TemplateEntry:
     """Protein chains of an mmCIF file's lines, whose path is for messages.
 
     Attributes:

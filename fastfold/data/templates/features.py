@@ -10,7 +10,7 @@ from datetime import date
 import numpy as np
 
 from fastfold.data.templates.database import MmcifFolder, parse_date
-from fastfold.data.templates.entry import Entry, EntryChain
+from fastfold.data.templates.entry import EntryChain, TemplateEntry
 from fastfold.data.templates.hits import TemplateHit, TemplateSkipped
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
@@ -120,7 +120,7 @@ def place_template(
     return Template(name, sequence, positions, mask, sum_probs, dict(places), exact)
 
 
-def find_chain(entry: Entry, chain_id: str, letters: str) -> tuple[str, int] | None:
+def find_chain(entry: TemplateEntry, chain_id: str, letters: str) -> tuple[str, int] | None:
     """Return the chain with these letters, and their first place in it; None if there is none.
 
     The chain of the given name is checked first. If no chain matches exactly, ``X`` on either side matches any letter.
@@ -152,7 +152,7 @@ def _check_distances(chain: EntryChain) -> None:
         )
 
 
-def _check_date(entry: Entry, limit: date | None) -> None:
+def _check_date(entry: TemplateEntry, limit: date | None) -> None:
     """Check the file's own date, which is needed only with a limit."""
     if limit is None:
         return

@@ -117,7 +117,7 @@ _ANNOTATIONS = ("Consensus", "ss_dssp", "ss_pred", "ss_conf")
 
 
 @dataclass
-class _Rows:
+class _HitRows:
     """Rows of one sequence in a hit, joined over its blocks."""
 
     letters: str = ""
@@ -148,7 +148,7 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
     aligned_cols, sum_probs = _scores(lines[start + 2])
     if aligned_cols is None or sum_probs is None:
         raise fail("the line of scores lacks Aligned_cols and Sum_probs", start + 2)
-    rows = {"Q": _Rows(), "T": _Rows()}
+    rows = {"Q": _HitRows(), "T": _HitRows()}
     for at in range(start + 3, end):
         line = lines[at]
         if line[:2] not in ("Q ", "T ") or line[2:].startswith(_ANNOTATIONS):

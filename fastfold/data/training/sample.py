@@ -23,7 +23,7 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.training import augmentation
 from fastfold.data.training.entry import ComplexMsas
 from fastfold.data.training.labels import structure_labels
-from fastfold.data.training.templates import Candidates
+from fastfold.data.training.templates import TemplateCandidates
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
@@ -66,7 +66,7 @@ def training_sample(
     *,
     resolution: float | None = None,
     analyse: Callable[[int], coevolution.Coevolution] | None = None,
-    templates: Candidates | None = None,
+    templates: TemplateCandidates | None = None,
 ) -> dict[str, np.ndarray]:
     """Compute features and labels of one chain of ``N`` residues for a monomer network.
 
@@ -154,7 +154,7 @@ def complex_sample(
     rng: np.random.Generator,
     *,
     resolution: float | None = None,
-    templates: Mapping[str, Candidates] | None = None,
+    templates: Mapping[str, TemplateCandidates] | None = None,
 ) -> dict[str, np.ndarray]:
     """Compute features and labels of a complex for a multimer network (Evans et al. 2021).
 

@@ -28,7 +28,7 @@ _PDB_ID = re.compile(r"([0-9][a-z0-9]{3})(?![a-z0-9])", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class TemplateCandidates:
     """Candidate templates of a chain."""
 
     hits: Sequence[TemplateHit]  #: At most :data:`MAX_CANDIDATES`, the best first
@@ -81,7 +81,7 @@ class TrainingTemplates:
     #: Reads hits: :func:`read_candidates`, or the same through a cache
     read: Callable[[AlignmentFile, str], list[TemplateHit]] = read_candidates
 
-    def candidates(self, entry: Entry, data: EntryData) -> dict[str, Candidates]:
+    def candidates(self, entry: Entry, data: EntryData) -> dict[str, TemplateCandidates]:
         """Return the candidates of an entry's chains by sequence; chains without hits are absent.
 
         An experimental structure with unknown release date gets none, because a template could be the structure itself.
@@ -102,7 +102,9 @@ class TrainingTemplates:
             files = entry.template_hits(data.chains)
             hits = {sequence: self.read(path, sequence) for sequence, path in files.items()}
         return {
-            sequence: Candidates(self._restrict(found, limit, own and own[1]), sequence, self.entries, limit)
+            sequence: TemplateCandidates(
+                self._restrict(found, limit, own and own[1]), sequence, self.entries, limit
+            )
             for sequence, found in hits.items()
         }
 

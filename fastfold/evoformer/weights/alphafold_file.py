@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from fastfold.errors import WeightsError
-from fastfold.evoformer.weights.mapping import Source
+from fastfold.evoformer.weights.mapping import WeightSource
 from fastfold.evoformer.weights.names import PREFIX
 from fastfold.evoformer.weights.untrusted import DAMAGED, NO_PICKLES, READABLE
 
 _MAX_DIMENSIONS = 8
 
 
-class NpzParameters(Source):
+class NpzParameters(WeightSource):
     """Official parameter file; the constructor reads only the headers of the arrays.
 
     The archive is from :func:`open_archive`, and stays open while parameters are read.

@@ -26,7 +26,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
 from fastfold.evoformer.weights.infer_config import has_ptm, has_templates, infer_config, preset_of
 from fastfold.evoformer.weights.mapping import (
-    Source,
+    WeightSource,
     check_parameters,
     own_mappings,
     read_parameters,
@@ -195,7 +195,7 @@ def save_weights(
     _check_ending(path, (".safetensors",))
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     shapes = {name: tuple(value.shape) for name, value in state.items()}
-    check_parameters(own_mappings(_network(config, str(path))), Source(str(path), shapes))
+    check_parameters(own_mappings(_network(config, str(path))), WeightSource(str(path), shapes))
     for name, value in state.items():
         refuse_not_finite(f"{path} (not written)", name, value.detach().cpu().float().numpy())
     with _replacing(path) as temporary:
@@ -270,7 +270,7 @@ def _open(
     kind, preset, stored = file_format(path), None, None
     notes: Mapping[str, str] = {}
     with ExitStack() as opened:
-        source: Source
+        source: WeightSource
         if kind == "safetensors":
             own = source = OwnFile(opened.enter_context(path.open("rb")), path)
             preset, notes, stored = own.preset if config is None else None, own.notes, own.config

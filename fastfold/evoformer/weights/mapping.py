@@ -72,7 +72,7 @@ class ParamMapping:
         return x.transpose(*range(self.inputs), *axes) if axes else x
 
 
-class Source:
+class WeightSource:
     """Parameters of a weights file under official keys, or our names; subclasses read them and tell the file's names.
 
     Args:
@@ -104,7 +104,7 @@ def own_mappings(model: nn.Module) -> list[ParamMapping]:
     return [ParamMapping(name, name, tuple(value.shape)) for name, value in model.state_dict().items()]
 
 
-def check_parameters(mappings: Iterable[ParamMapping], source: Source) -> None:
+def check_parameters(mappings: Iterable[ParamMapping], source: WeightSource) -> None:
     """Check that a file has exactly the network's parameters, before any data are read.
 
     Raises:
@@ -141,7 +141,9 @@ def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
         )
 
 
-def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: Source) -> dict[str, Tensor]:
+def read_parameters(
+    model: nn.Module, mappings: Iterable[ParamMapping], source: WeightSource
+) -> dict[str, Tensor]:
     """Read a network's float32 state dict from a file that passed :func:`check_parameters`.
 
     The memory peak is these tensors plus one parameter of the file.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.mapping import Source, write_parameters
+from fastfold.evoformer.weights.mapping import WeightSource, write_parameters
 from fastfold.evoformer.weights.names import (
     ONE_CHANNEL,
     alphafold_mappings,
@@ -60,7 +60,7 @@ def is_openfold(names: Iterable[str]) -> bool:
     return any(name.endswith("input_embedder.linear_tf_m.weight") for name in names)
 
 
-class OpenFoldParameters(Source):
+class OpenFoldParameters(WeightSource):
     """OpenFold's state dict under official keys.
 
     Args:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import PRESETS
-from fastfold.evoformer.weights.mapping import Source
+from fastfold.evoformer.weights.mapping import WeightSource
 from fastfold.evoformer.weights.state_dict_file import is_own
 from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, types_of
 from fastfold.utils.foreign_text import parse_json
@@ -44,7 +44,7 @@ _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _TensorEntry:
     """Element type, shape and first byte (from the start of the file) of one tensor."""
 
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class _Entry:
     start: int
 
 
-class OwnFile(Source):
+class OwnFile(WeightSource):
     """Open weights file of FastFold, under our names; it must stay open while parameters are read.
 
     The constructor reads only the header. ``config`` is None for a state dict that another program wrote under our
@@ -123,7 +123,7 @@ class OwnFile(Source):
                 raise ValueError(f"{name} is {value}")
 
 
-def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict[str, _Entry]]:
+def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict[str, _TensorEntry]]:
     """Read metadata and entries; by the format, tensors must fill the file without gaps or overlaps."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
@@ -134,7 +134,7 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("metadata must be texts")
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, _TensorEntry] = {}
         end = 8 + length
         for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = (8 + length + offset for offset in about["data_offsets"])
@@ -142,7 +142,7 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
                 raise WeightsError(
                     f"{path}: parameter {name}: expected floating point numbers, found {about['dtype']}"
                 )
-            entries[name] = entry = _Entry(_TYPES[about["dtype"]], tuple(about["shape"]), start)
+            entries[name] = entry = _TensorEntry(_TYPES[about["dtype"]], tuple(about["shape"]), start)
             if not all(isinstance(axis, int) and axis > 0 for axis in entry.shape):
                 raise ValueError("invalid shape")
             if start != end or stop - start != prod(entry.shape) * entry.dtype.itemsize:

@@ -11,12 +11,12 @@ from torch import Tensor
 from fastfold.evoformer.config import MINI, model_config
 from fastfold.evoformer.weights.containers import OWN_LAYER
 from fastfold.evoformer.weights.infer_config import Shape, infer_config
-from fastfold.evoformer.weights.mapping import Source
+from fastfold.evoformer.weights.mapping import WeightSource
 from fastfold.evoformer.weights.names import Names, known_names, official_axes, split_block
 from fastfold.evoformer.weights.untrusted import types_of
 
 
-class OwnParameters(Source):
+class OwnParameters(WeightSource):
     """State dict under our names.
 
     Args:

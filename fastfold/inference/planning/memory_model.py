@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.features.transforms import Alignment, Draw, cluster_features
+from fastfold.data.features.transforms import Alignment, RandomDraw, cluster_features
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.inference.planning.layer_costs import (
@@ -31,7 +31,7 @@ from fastfold.kernels.common.layout import GPU_POSITIONS, padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
 from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
-from fastfold.memory.block_sizes import Candidate, Operator
+from fastfold.memory.block_sizes import BlockedOperator, Candidate
 from fastfold.memory.offload import kept_rows
 from fastfold.parallel.axial.shards import (
     RESHARD_BLOCKS,
@@ -179,7 +179,7 @@ def alignment_feature_bytes() -> dict[str, int]:
     """Return the bytes of each feature of the alignments, per row and residue."""
     one = np.ones((1, 1), np.float32)
     alignment = Alignment(one.astype(np.uint8), one, one, one, one[0], one)
-    draw = Draw(np.arange(1), np.arange(1), 1, one > 0, alignment.msa)
+    draw = RandomDraw(np.arange(1), np.arange(1), 1, one > 0, alignment.msa)
     return {name: value.nbytes for name, value in cluster_features(alignment, draw, one, one).items()}
 
 
@@ -193,7 +193,7 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
     return dict.fromkeys(IN_ROWS, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
 
 
-def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[Operator]:
+def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[BlockedOperator]:
     """Return every step of a fold that can be the largest, with its candidates."""
     c, heads = config.model.embeddings_and_evoformer, config.model.heads
     n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
@@ -227,7 +227,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
         block = min(fold.own * row["heads"], max(fold.max_block, row["heads"]))
         always += fold.parameters + members * features + 2 * shard + exact_logits + aligned_error_bytes(block)
 
-    def cut(name: str, resident: int, workspace: Workspace) -> Operator:
+    def cut(name: str, resident: int, workspace: Workspace) -> BlockedOperator:
         gaps = 0
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
@@ -240,7 +240,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
             )
             for size in dict.fromkeys(sizes)
         ]
-        return Operator(name, resident, tuple(candidates), "rows")
+        return BlockedOperator(name, resident, tuple(candidates), "rows")
 
     planned = [cut("embedding", always + msa + features, partial(embedding_bytes, c, layers))]
     masks = (fold.extra + msa_rows) * n * e
@@ -251,7 +251,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
             Candidate(blocks, reshard_bytes(largest, blocks), blocks * steps.per_exchange)
             for blocks in RESHARD_BLOCKS
         ]
-        planned.append(Operator("exchange", in_stack, tuple(exchanges), "blocks of channels"))
+        planned.append(BlockedOperator("exchange", in_stack, tuple(exchanges), "blocks of channels"))
     planned += [cut(name, in_stack, workspace) for name, workspace in _stack_bytes(config, fold).items()]
     planned.append(_multiplication(config, fold, steps, in_stack, room))
     if fold.templates:
@@ -322,7 +322,9 @@ def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
     return kept * c * e + max(contracting, 2 * group if away else 0) + staging
 
 
-def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
+def _multiplication(
+    config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom
+) -> BlockedOperator:
     """Return the operator of a triangle multiplication in groups of channels, with its product offloaded or not."""
     evoformer = config.model.embeddings_and_evoformer.evoformer
     n, e = fold.residues, fold.element_size
@@ -345,7 +347,7 @@ def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, ro
                     settings={"kept": away.kept},
                 )
             )
-    return Operator("triangle multiplication", resident, tuple(candidates), "channels")
+    return BlockedOperator("triangle multiplication", resident, tuple(candidates), "channels")
 
 
 def template_copies(count: int, *, multimer: bool) -> int:
@@ -353,7 +355,9 @@ def template_copies(count: int, *, multimer: bool) -> int:
     return 4 + count if multimer else 2 + 3 * count
 
 
-def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
+def _templates(
+    config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom
+) -> BlockedOperator:
     """Return the operator of templates: embeddings kept (size 1) or computed twice (size 0), in groups of channels.
 
     Products of their triangle multiplications can be offloaded, and so can the pair, which each template then reads.
@@ -404,4 +408,4 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
                             settings={"pair": pair.kept, "product": product.kept, "channels": channels},
                         )
                     )
-    return Operator("templates", resident, tuple(candidates), "kept")
+    return BlockedOperator("templates", resident, tuple(candidates), "kept")

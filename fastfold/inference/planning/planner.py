@@ -26,8 +26,8 @@ from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import HostBuffers
 from fastfold.memory.block_sizes import (
+    BlockedOperator,
     BlockPlan,
-    Operator,
     choose_candidates,
     longest_that_fits,
     smallest_that_works,
@@ -182,7 +182,7 @@ class Planner:
         """Return the largest number of residues for which a plan within a budget exists."""
         return longest_that_fits(self.smallest, budget)
 
-    def _operators(self, fold: Fold) -> list[Operator]:
+    def _operators(self, fold: Fold) -> list[BlockedOperator]:
         return operators(self.config, fold, self.costs, room=OffloadRoom(self.host_memory, self.disk))
 
     def fold(self, residues: int) -> Fold:

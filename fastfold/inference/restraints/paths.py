@@ -60,7 +60,7 @@ def shorter_paths(
     numbers = np.cumsum([0, *steps]).tolist()
     nodes = dict(zip(places, numbers, strict=True))
     starts = [0, *(node for node, end in zip(numbers[1:], is_end, strict=True) if end)]
-    graph = _Graph(
+    graph = _BondGraph(
         numbers[-1] + 1,
         starts,
         [edge._replace(first=nodes[edge.first], second=nodes[edge.second]) for edge in edges],
@@ -81,7 +81,7 @@ def shorter_paths(
     return paths
 
 
-class _Graph:
+class _BondGraph:
     """Lines of ``N`` nodes in all, a peptide bond after the other, with restraints between some nodes.
 
     Args:

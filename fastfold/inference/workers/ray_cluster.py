@@ -69,7 +69,7 @@ class WorkerActor:
 
 
 @dataclass(frozen=True)
-class Group:
+class WorkerGroup:
     """Group of equal workers: kind of their jobs, function for a job, and exclusive CPUs and GPUs of each."""
 
     kind: Kind
@@ -83,13 +83,16 @@ class RayExecutor(Executor):
     """Runner of workers in a Ray cluster, which replaces lost ones, and tells the user about waiting."""
 
     def __init__(
-        self, groups: Sequence[Group], limits: ScreenOptions, say: Callable[[str], None] = lambda _: None
+        self,
+        groups: Sequence[WorkerGroup],
+        limits: ScreenOptions,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._ray = import_ray()
         self._limits, self._say = limits, say
         self._numbers = itertools.count(1)
         self._actors: dict[str, Any] = {}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, WorkerGroup] = {}
         self._calls: dict[Any, str] = {}
         self._starting: set[str] = set()
         self._failed_starts = 0
@@ -124,7 +127,7 @@ class RayExecutor(Executor):
         self._calls.clear()
         self._ray.shutdown()
 
-    def _add(self, group: Group) -> None:
+    def _add(self, group: WorkerGroup) -> None:
         worker = f"{group.kind}-{next(self._numbers)}"
         remote = self._ray.remote(num_cpus=group.cpus, num_gpus=group.gpus, max_restarts=0)(WorkerActor)
         self._actors[worker] = remote.remote(pack_function(group.function), self._limits)

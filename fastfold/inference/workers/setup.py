@@ -188,7 +188,7 @@ class Setup:
         return count if memory is None else count_processes(cores, cores, memory)
 
     def _on_ray(self) -> Workers:
-        from fastfold.inference.workers.ray_cluster import Group, RayExecutor, connect
+        from fastfold.inference.workers.ray_cluster import RayExecutor, WorkerGroup, connect
 
         where, device = self.where, self.request.config.device
         if ":" in device:
@@ -206,12 +206,12 @@ class Setup:
         # A worker without a GPU could not relax on one.
         has_finishers = self._has_rest and not gpus
         function = self._function("cuda" if gpus else "cpu", cpus, sharers, leaves_rest=has_finishers)
-        groups = [Group("fold", count, self._adapted(function), cpus, 1 if gpus else 0)]
+        groups = [WorkerGroup("fold", count, self._adapted(function), cpus, 1 if gpus else 0)]
         if has_finishers:
-            groups.append(Group("finish", count, FinishWorker(function), 0))
+            groups.append(WorkerGroup("finish", count, FinishWorker(function), 0))
         if self.search is not None:
             # Without own CPUs, because on a cluster full of folds it would wait forever for one.
-            groups.append(Group("search", 1, self.search, int(found.cpus > count * cpus)))
+            groups.append(WorkerGroup("search", 1, self.search, int(found.cpus > count * cpus)))
         text = (
             f"{_counted(count, 'worker')} in a Ray cluster of {_counted(found.machines, 'machine')} with "
             f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"

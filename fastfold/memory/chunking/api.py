@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.memory.chunking.chunked_module import ChunkedModule, ChunkPlan, regions_of
-from fastfold.memory.chunking.graph import Graph, Layout, export_graph
+from fastfold.memory.chunking.graph import ChunkLayout, Graph, export_graph
 from fastfold.memory.chunking.program import Program
 from fastfold.memory.chunking.search import Chosen, Search
 from fastfold.memory.chunking.steps import Step, measure_memory, without_contents
@@ -189,7 +189,7 @@ def _measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:
     for number, source in enumerate(graph.sources):
         layout = graph.layouts[number]
         constant = graph.inputs[source.position] if source.position >= 0 else None
-        value = without_contents(layout) if isinstance(layout, Layout) else constant
+        value = without_contents(layout) if isinstance(layout, ChunkLayout) else constant
         if isinstance(value, Tensor):
             if source.kind == "input":
                 device.hold(value)

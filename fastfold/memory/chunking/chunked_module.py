@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fastfold.errors import ConfigError
-from fastfold.memory.chunking.graph import Graph, Layout
+from fastfold.memory.chunking.graph import ChunkLayout, Graph
 from fastfold.memory.chunking.program import Program
 from fastfold.memory.chunking.steps import Loop, Step
 
@@ -155,7 +155,7 @@ class ChunkedModule(nn.Module):
         names = {source.position: source.name for source in graph.sources}
         for position, (value, expected) in enumerate(zip(inputs, graph.inputs, strict=True)):
             name = names.get(position, f"argument {position}")
-            if isinstance(expected, Layout):
+            if isinstance(expected, ChunkLayout):
                 self._check_tensor(name, value, expected)
             elif value is not expected and value != expected:
                 raise ConfigError(
@@ -164,12 +164,12 @@ class ChunkedModule(nn.Module):
                 )
         return inputs
 
-    def _check_tensor(self, name: str, value: Any, expected: Layout) -> None:
+    def _check_tensor(self, name: str, value: Any, expected: ChunkLayout) -> None:
         if not isinstance(value, Tensor):
             raise ConfigError(
                 f"{name}: expected a tensor, as in the example of autochunk, found {type(value).__name__}"
             )
-        found = Layout.of(value)
+        found = ChunkLayout.of(value)
         if found.kind != expected.kind or (self._donate and found != expected):
             raise ConfigError(
                 f"{name} is {list(found.shape)} {found.dtype} on {found.device} with strides {list(found.stride)}, "
@@ -206,7 +206,7 @@ class ChunkedModule(nn.Module):
         for number, source in enumerate(graph.sources):
             if source.kind not in ("parameter", "buffer") or sources[number] is None:
                 continue
-            if Layout.of(sources[number]).kind != graph.layout(number).kind:
+            if ChunkLayout.of(sources[number]).kind != graph.layout(number).kind:
                 raise ConfigError(
                     f"the shape, dtype or device of {source.name} has changed since autochunk was called: call it again"
                 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fastfold.memory.chunking.graph import Graph, Operation, Path, Ref
+from fastfold.memory.chunking.graph import Graph, GraphOperation, Path, Ref
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Cut:
 class Call:
     """Operation as its rule sees it."""
 
-    def __init__(self, graph: Graph, operation: Operation) -> None:
+    def __init__(self, graph: Graph, operation: GraphOperation) -> None:
         self._graph, self.operation = graph, operation
         self.out = graph.layout(operation.index).shape
 
@@ -68,7 +68,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
+def find_cut(graph: Graph, operation: GraphOperation, dim: int) -> Cut | None:
     """Return the parts of arguments for a part of each result along ``dim``, from 0; None without a rule."""
     call = Call(graph, operation)
     if operation.name == "getitem":

@@ -39,7 +39,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChunkLayout:
     """Shape, strides, dtype and device of a tensor that is not computed yet."""
 
     shape: tuple[int, ...]
@@ -48,9 +48,9 @@ class Layout:
     device: torch.device
 
     @staticmethod
-    def of(tensor: Tensor) -> Layout:
+    def of(tensor: Tensor) -> ChunkLayout:
         """Return the layout of a tensor of any shape."""
-        return Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+        return ChunkLayout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Source:
+class GraphSource:
     """Value that exists before the first operation."""
 
     kind: str  #: ``parameter``, ``buffer``, ``constant`` or ``input``
@@ -73,7 +73,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Operation:
+class GraphOperation:
     """Call of an operator."""
 
     index: int  #: Number of the value that it computes
@@ -111,24 +111,24 @@ class Operation:
 class Graph:
     """Operations of a module."""
 
-    sources: tuple[Source, ...]  #: First values
-    operations: tuple[Operation, ...]  #: Operations that compute the other values, in order
+    sources: tuple[GraphSource, ...]  #: First values
+    operations: tuple[GraphOperation, ...]  #: Operations that compute the other values, in order
     #: Layout of each value; a tuple if an operation has several results
-    layouts: tuple[Layout | tuple[Layout, ...], ...]
+    layouts: tuple[ChunkLayout | tuple[ChunkLayout, ...], ...]
     outputs: tuple[Any, ...]  #: Flat results: :class:`Ref`, or a constant
     in_spec: TreeSpec  #: Structure of the inputs ``(args, kwargs)``
     out_spec: TreeSpec  #: Structure of the outputs
     inputs: tuple[Any, ...]  #: Flat inputs of the example: layouts, or constants
     constants: Mapping[str, Tensor]  #: Tensors that the module creates, by name
 
-    def operation(self, index: int) -> Operation:
+    def operation(self, index: int) -> GraphOperation:
         """Return the operation that computes a value."""
         return self.operations[index - len(self.sources)]
 
-    def layout(self, index: int) -> Layout:
+    def layout(self, index: int) -> ChunkLayout:
         """Return the layout of a value; of the first tensor if there are several."""
         found = self.layouts[index]
-        return found if isinstance(found, Layout) else found[0]
+        return found if isinstance(found, ChunkLayout) else found[0]
 
     def output_indices(self) -> set[int]:
         """Return the numbers of the values that are results."""
@@ -177,9 +177,9 @@ def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str,
                 "return the changed tensor instead, or call eval() if it is a running statistic"
             )
     indices: dict[Any, int] = {}
-    sources: list[Source] = []
-    operations: list[Operation] = []
-    layouts: list[Layout | tuple[Layout, ...]] = []
+    sources: list[GraphSource] = []
+    operations: list[GraphOperation] = []
+    layouts: list[ChunkLayout | tuple[ChunkLayout, ...]] = []
     outputs: tuple[Any, ...] = ()
     names = {spec.arg.name: spec for spec in signature.input_specs}
     position = 0
@@ -195,11 +195,11 @@ def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str,
             if kind is None:
                 raise ConfigError(f"autochunk does not support inputs such as {node.name} ({spec.kind.name})")
             sources.append(
-                Source(kind, node.name if is_input else str(spec.target), position if is_input else -1)
+                GraphSource(kind, node.name if is_input else str(spec.target), position if is_input else -1)
             )
             position += is_input
             value = node.meta.get("val")
-            layouts.append(Layout.of(value) if isinstance(value, Tensor) else ())
+            layouts.append(ChunkLayout.of(value) if isinstance(value, Tensor) else ())
             continue
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             del indices[node]  # checked by the export, and by the layouts of the inputs
@@ -207,7 +207,7 @@ def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str,
         operations.append(_operation(node, indices))
         layouts.append(_layouts(node))
     flat, _ = tree_flatten((args, dict(kwargs)))
-    inputs = tuple(Layout.of(value) if isinstance(value, Tensor) else value for value in flat)
+    inputs = tuple(ChunkLayout.of(value) if isinstance(value, Tensor) else value for value in flat)
     constants = {name: value for name, value in program.constants.items() if isinstance(value, Tensor)}
     spec_in, spec_out = program.call_spec.in_spec, program.call_spec.out_spec
     assert spec_in is not None
@@ -233,11 +233,11 @@ def _refs(value: Any, indices: Mapping[Any, int]) -> Any:
     return tree_map(lambda leaf: Ref(indices[leaf]) if isinstance(leaf, torch.fx.Node) else leaf, value)
 
 
-def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> Operation:
+def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> GraphOperation:
     target, index = node.target, indices[node]
     if target is operator.getitem:
         given = {"self": _refs(node.args[0], indices), "item": node.args[1]}
-        return Operation(index, target, given, frozenset())
+        return GraphOperation(index, target, given, frozenset())
     if not isinstance(target, torch._ops.OpOverload):
         raise ConfigError(
             f"the module contains {target}, whose branches depend on the values of tensors or have settings of their "
@@ -261,7 +261,7 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> Operation:
         seen = seen or name in named
         if seen and name in given:
             named.add(name)
-    found = Operation(index, target, given, frozenset(named))
+    found = GraphOperation(index, target, given, frozenset(named))
     rate = _RANDOM_IF_ASKED.get(found.name)
     if torch.Tag.nondeterministic_seeded in target.tags and (rate is None or given.get(rate, 0.0)):
         raise ConfigError(
@@ -271,12 +271,12 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> Operation:
     return found
 
 
-def _layouts(node: torch.fx.Node) -> Layout | tuple[Layout, ...]:
+def _layouts(node: torch.fx.Node) -> ChunkLayout | tuple[ChunkLayout, ...]:
     value = node.meta.get("val")
     if isinstance(value, Tensor):
-        return Layout.of(value)
+        return ChunkLayout.of(value)
     if isinstance(value, Sequence) and all(isinstance(item, Tensor) for item in value):
-        return tuple(Layout.of(item) for item in value)
+        return tuple(ChunkLayout.of(item) for item in value)
     raise ConfigError(
         f"the module reads a number out of a tensor ({node.target}), on which later operations depend: keep it a tensor"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.memory.chunking.graph import Graph, Layout, Operation, Path, Ref
+from fastfold.memory.chunking.graph import ChunkLayout, Graph, GraphOperation, Path, Ref
 from fastfold.memory.chunking.steps import Loop, Step, computed_values, on_meta, used_values
 
 
@@ -75,7 +75,7 @@ class Program:
     def _chunk_arguments(
         self,
         loop: Loop,
-        operation: Operation,
+        operation: GraphOperation,
         parts: Mapping[int, Any],
         values: Mapping[int, Any],
         start: int,
@@ -104,7 +104,7 @@ class Program:
         return _arguments(operation, part)
 
 
-def _arguments(operation: Operation, fill: Callable[[Path, Any], Any]) -> dict[str, Any]:
+def _arguments(operation: GraphOperation, fill: Callable[[Path, Any], Any]) -> dict[str, Any]:
     return {
         name: [fill((name, i), item) for i, item in enumerate(value)]
         if isinstance(value, list | tuple)
@@ -113,11 +113,11 @@ def _arguments(operation: Operation, fill: Callable[[Path, Any], Any]) -> dict[s
     }
 
 
-def _call(operation: Operation, given: dict[str, Any], meta: bool) -> Any:
+def _call(operation: GraphOperation, given: dict[str, Any], meta: bool) -> Any:
     return operation.call(on_meta(given) if meta else given)
 
 
-def _room(layout: Layout, part: Tensor) -> Tensor:
+def _room(layout: ChunkLayout, part: Tensor) -> Tensor:
     """Allocate a whole output without gaps, with its dimensions in the order that they have without chunks."""
     order = sorted(range(len(layout.shape)), key=lambda dim: -layout.stride[dim])
     return torch.empty_permuted(layout.shape, order, dtype=part.dtype, device=part.device)

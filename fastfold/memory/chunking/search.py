@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fastfold.memory.chunking.flow import Cut, find_cut
-from fastfold.memory.chunking.graph import Graph, Layout
+from fastfold.memory.chunking.graph import ChunkLayout, Graph
 from fastfold.memory.chunking.steps import (
     Loop,
     Memory,
     Profile,
-    State,
     Step,
+    StepState,
     computed_values,
     inner_bytes,
     profile,
@@ -69,7 +69,7 @@ def flow_back(graph: Graph, cut_of: CutOf, span: Sequence[Step], end: int, dim: 
     ``span`` may take part, but loops do not; ``end`` is the chunked value of one of them.
     """
     layout = graph.layouts[end]
-    if not isinstance(layout, Layout):
+    if not isinstance(layout, ChunkLayout):
         return None
     wanted: dict[int, set[int | None]] = {end: {dim}}
     found = Flow(end, layout.shape[dim], {}, {})
@@ -111,7 +111,7 @@ def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[i
     after = _demanded(graph, [step for step in span if skipped.isdisjoint(computed_values(step))], needed)
     wanted = set(needed).union(*(used_values(graph, step) for step in after))
     outputs = tuple(m for m in members if m == flow.end or (m in wanted and m not in present))
-    if not all(isinstance(graph.layouts[output], Layout) for output in outputs):
+    if not all(isinstance(graph.layouts[output], ChunkLayout) for output in outputs):
         return list(span)  # several results cannot be assembled at once
     loop = Loop(
         members=tuple(members),
@@ -166,7 +166,7 @@ _Rank = tuple[int, float, int]
 class _Region:
     """Context of a region."""
 
-    start: State  #: Live values before it
+    start: StepState  #: Live values before it
     needed: set[int]  #: Values used after it
     target: int
     once: float  #: Work of its operations without repetition
@@ -299,7 +299,7 @@ class Search:
         for value in computed_values(step):
             layout, source = self.memory.graph.layouts[value], self.memory.alias[value]
             # A view costs nothing, unless it is a part of something larger.
-            if not isinstance(layout, Layout):
+            if not isinstance(layout, ChunkLayout):
                 continue
             if source is None or layout.nbytes < self.memory.graph.layout(source).nbytes:
                 found += [(value, dim) for dim, length in enumerate(layout.shape) if length > 1]
@@ -336,7 +336,7 @@ class Search:
         before = {value for step in span[:number] for value in computed_values(step)}
         for value in loop.read:
             layout = self.memory.graph.layouts[value]
-            if best[0] <= region.target or value not in before or not isinstance(layout, Layout):
+            if best[0] <= region.target or value not in before or not isinstance(layout, ChunkLayout):
                 continue
             for dim, length in enumerate(layout.shape):
                 place = next((n for n, step in enumerate(span) if step == value), None)

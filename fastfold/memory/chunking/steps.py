@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fastfold.memory.chunking.flow import Cut
-from fastfold.memory.chunking.graph import Graph, Layout, Ref
+from fastfold.memory.chunking.graph import ChunkLayout, Graph, Ref
 from fastfold.memory.devices.simulated import SimulatedDevice
 
 _ENOUGH = 1 << 62
@@ -33,7 +33,7 @@ class Memory:
     known: dict[Any, int] = field(default_factory=dict, repr=False)  #: Cached memory of loops
 
 
-def without_contents(layout: Layout) -> Tensor:
+def without_contents(layout: ChunkLayout) -> Tensor:
     """Return a tensor with a layout on the device ``meta``."""
     return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
 
@@ -54,7 +54,7 @@ def measure_memory(graph: Graph) -> Memory:
     nbytes: list[int] = []
     workspace: list[int] = []
     for layout in graph.layouts[: len(graph.sources)]:
-        tensor = device.on_host(without_contents(layout)) if isinstance(layout, Layout) else None
+        tensor = device.on_host(without_contents(layout)) if isinstance(layout, ChunkLayout) else None
         values.append(tensor)
         alias.append(None)
         nbytes.append(0 if tensor is None else tensor.untyped_storage().nbytes())
@@ -157,7 +157,7 @@ def _inner_bytes(memory: Memory, loop: Loop) -> int:
 
 
 @dataclass(frozen=True)
-class State:
+class StepState:
     """Live memory between two steps."""
 
     live: int  #: Bytes
@@ -173,7 +173,7 @@ class Profile:
     peaks: tuple[int, ...]  #: Peak in bytes of each step
     steps: tuple[Step, ...]  #: The steps, loops with the memory that they may reuse
     outside: tuple[int, ...]  #: By step, bytes that do not depend on the number of chunks
-    states: tuple[State, ...]  #: State before each step, if requested
+    states: tuple[StepState, ...]  #: State before each step, if requested
 
     @property
     def peak(self) -> int:
@@ -186,7 +186,7 @@ def profile(
     steps: Sequence[Step],
     *,
     donate: bool,
-    start: State | None = None,
+    start: StepState | None = None,
     needed: Iterable[int] | None = None,
     states: bool = False,
 ) -> Profile:
@@ -198,7 +198,7 @@ def profile(
     graph, sources = memory.graph, len(memory.graph.sources)
     if start is None:
         inputs = (i for i, source in enumerate(graph.sources) if source.kind == "input")
-        start = State(sum(memory.nbytes[i] for i in inputs), {i: i for i in range(sources)}, {})
+        start = StepState(sum(memory.nbytes[i] for i in inputs), {i: i for i in range(sources)}, {})
     needed = graph.output_indices() if needed is None else needed
     live, bytes_of = start.live, dict(start.bytes_of)
     root, last = _lifetimes(memory, steps, start, needed)
@@ -219,7 +219,7 @@ def profile(
     for number, step in enumerate(steps):
         if states:
             seen.append(
-                State(live, {value: final(storage) for value, storage in root.items()}, dict(bytes_of))
+                StepState(live, {value: final(storage) for value, storage in root.items()}, dict(bytes_of))
             )
         inner = 0
         if isinstance(step, int):
@@ -252,7 +252,7 @@ def profile(
 
 
 def _lifetimes(
-    memory: Memory, steps: Sequence[Step], start: State, needed: Iterable[int]
+    memory: Memory, steps: Sequence[Step], start: StepState, needed: Iterable[int]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return the owner of each value's memory, and its last step (beyond the end: later ones)."""
     root = dict(start.root)

@@ -63,12 +63,12 @@ class SimulatedDevice(Device):
         self._known: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._paused = 0
-        self._meters: list[_Meter] = []
+        self._meters: list[_MemoryMeter] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count the tensors of operators inside."""
-        meter = _Meter(self)
+        meter = _MemoryMeter(self)
         self._meters.append(meter)
         meter.enter()
         try:
@@ -176,7 +176,7 @@ class SimulatedDevice(Device):
         super()._charge(size, what)
 
 
-class _Meter(TorchDispatchMode):
+class _MemoryMeter(TorchDispatchMode):
     """Dispatch mode that reports the tensors of operators to a simulated device."""
 
     def __init__(self, device: SimulatedDevice) -> None:

@@ -94,7 +94,7 @@ class Tier:
         self.used -= size
 
 
-class Region:
+class MemoryRegion:
     """Block of host memory, a flat tensor of bytes, whose parts are used independently."""
 
     def __init__(self, memory: Tensor) -> None:
@@ -124,7 +124,9 @@ class Region:
         return part
 
 
-def smallest_gap(regions: Iterable[Region], nbytes: int, alignment: int) -> tuple[Region, int] | None:
+def smallest_gap(
+    regions: Iterable[MemoryRegion], nbytes: int, alignment: int
+) -> tuple[MemoryRegion, int] | None:
     """Return region and start of the smallest sufficient free part; None if there is none."""
     gaps = [(gap, region) for region in regions if (gap := region.gap(nbytes, alignment)) is not None]
     if not gaps:
@@ -153,7 +155,7 @@ class NvmeTier(Tier):
         self.folder = os.fspath(folder) if folder is not None else tempfile.gettempdir()
         self._file: DiskFile | None = None
         self._places: dict[int, int] = {}
-        self._waiting: list[Region] = []
+        self._waiting: list[MemoryRegion] = []
 
     def preallocate(self, nbytes: int) -> None:
         """Reserve one file for the buffers of :meth:`allocate_kept`.
@@ -187,7 +189,7 @@ class NvmeTier(Tier):
         if place is None:
             self._waiting = [region for region in self._waiting if region.used()]
             file = map_file(self.folder, max(size, _WAITING_FILE))[0]
-            place = Region(torch.frombuffer(file, dtype=torch.uint8)), 0
+            place = MemoryRegion(torch.frombuffer(file, dtype=torch.uint8)), 0
             self._waiting.append(place[0])
         region, start = place
         self._charge(size, what)

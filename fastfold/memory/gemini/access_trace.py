@@ -72,7 +72,7 @@ def pass_key(
 
 
 @dataclass(frozen=True)
-class Trace:
+class AccessTrace:
     """Recorded cycle."""
 
     keys: tuple[PassKey, ...]  #: Identity of each pass
@@ -106,7 +106,7 @@ class Trace:
         return (self.accesses[place].chunks, self.grads[place]) if place < len(self.accesses) else None
 
 
-class Recorder:
+class AccessRecorder:
     """Recorder of one cycle."""
 
     def __init__(self) -> None:
@@ -153,14 +153,14 @@ class Recorder:
         if key in self._saved:
             self._used.setdefault(key, max(0, len(self) - 1))
 
-    def trace(self) -> Trace:
+    def trace(self) -> AccessTrace:
         """Return the cycle recorded so far."""
         spans = {
             key: Span(size, first, self._used[key])
             for key, (size, first) in self._saved.items()
             if key in self._used
         }
-        return Trace(
+        return AccessTrace(
             tuple(self.keys),
             tuple(self.elements),
             tuple(self._starts),
@@ -180,12 +180,12 @@ class TraceBook:
     """Latest recorded cycles, from which the rest of a cycle is predicted."""
 
     def __init__(self) -> None:
-        self._traces: dict[tuple[PassKey, ...], Trace] = {}
+        self._traces: dict[tuple[PassKey, ...], AccessTrace] = {}
 
     def __len__(self) -> int:
         return len(self._traces)
 
-    def expect(self, keys: Sequence[PassKey], elements: Sequence[int]) -> Trace | None:
+    def expect(self, keys: Sequence[PassKey], elements: Sequence[int]) -> AccessTrace | None:
         """Return the latest cycle with these first passes and at least these sizes; None if there is none.
 
         Without such a cycle, it is the smallest one of larger shapes or other numbers; the longest among equals.
@@ -204,7 +204,7 @@ class TraceBook:
         smallest = min(others, key=lambda t: (t.elements[:count], -len(t.accesses)), default=None)
         return next(exact, smallest)
 
-    def keep(self, trace: Trace) -> Trace:
+    def keep(self, trace: AccessTrace) -> AccessTrace:
         """Store a cycle as the latest, with the largest memory ever recorded at each access, and return it."""
         # If nothing has changed, the earlier object stays.
         if any(key.opaque for key in trace.keys):
@@ -230,5 +230,5 @@ class TraceBook:
         return trace
 
 
-def _chunks(trace: Trace) -> list[frozenset[Chunk]]:
+def _chunks(trace: AccessTrace) -> list[frozenset[Chunk]]:
     return [access.chunks for access in trace.accesses]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory.gemini.access_trace import Trace
+from fastfold.memory.gemini.access_trace import AccessTrace
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import Chunk
 from fastfold.utils.module_structure import differences, digest, module_structure
@@ -78,7 +78,7 @@ class Ranks:
         self._buffers |= {name: (x, x._version) for name, x in changed.items()}
         return {name: (float(x.double().sum()), float(x.double().norm())) for name, x in changed.items()}
 
-    def agree(self, traces: list[Trace]) -> list[Trace]:
+    def agree(self, traces: list[AccessTrace]) -> list[AccessTrace]:
         """Gather the traces of all ranks in rank order; the planner keeps the largest numbers."""
         return [trace for found in _gathered(traces, self.statistics) for trace in found]
 

@@ -13,17 +13,24 @@ from dataclasses import replace
 import torch
 
 from fastfold.errors import ConfigError
-from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
+from fastfold.memory.gemini.access_trace import (
+    REMEMBERED,
+    AccessRecorder,
+    AccessTrace,
+    PassKey,
+    SpanKey,
+    TraceBook,
+)
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import ChunkState
 from fastfold.memory.planner.planner import choose_spans, early_returns, plan, with_spans
 from fastfold.memory.planner.schedule import (
     Access,
+    AccessStep,
     Chunk,
     NextUse,
     Plan,
     Span,
-    Step,
     choose_evictions,
     smallest_budget,
 )
@@ -36,7 +43,7 @@ _MEASURED = 16
 
 
 def choose_kept(
-    trace: Trace, sizes: Mapping[Chunk, int], budget: int, *, early: bool, volatile: frozenset[Chunk]
+    trace: AccessTrace, sizes: Mapping[Chunk, int], budget: int, *, early: bool, volatile: frozenset[Chunk]
 ) -> frozenset[SpanKey]:
     """Choose the saved tensors that stay, in competition with the chunks.
 
@@ -49,7 +56,7 @@ def choose_kept(
 
 
 def reserve(
-    trace: Trace,
+    trace: AccessTrace,
     kept: frozenset[SpanKey],
     accesses: Sequence[Access],
     sizes: Mapping[Chunk, int],
@@ -66,7 +73,7 @@ def reserve(
 
 
 def _choose_spans(
-    trace: Trace, sizes: Mapping[Chunk, int], budget: int, volatile: frozenset[Chunk]
+    trace: AccessTrace, sizes: Mapping[Chunk, int], budget: int, volatile: frozenset[Chunk]
 ) -> frozenset[SpanKey]:
     keys = sorted(trace.spans)
     spans = [trace.spans[key] for key in keys]
@@ -83,12 +90,12 @@ class _Cycle:
     """Cycle in progress: recorded accesses and the expected trace."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.recorder = AccessRecorder()
         self.measured = True
-        self.trace: Trace | None = None
+        self.trace: AccessTrace | None = None
         self.position = 0
         self.next_use: NextUse | None = None
-        self.steps: tuple[Step, ...] | None = None
+        self.steps: tuple[AccessStep, ...] | None = None
         self.before: frozenset[int] = frozenset()
         self.kept: frozenset[SpanKey] = frozenset()
         self.returns: Mapping[int, Sequence[SpanKey]] = {}
@@ -119,18 +126,18 @@ class Residency:
         budget: int,
         keep: bool,
         lookahead: int,
-        agree: Callable[[list[Trace]], list[Trace]] | None = None,
+        agree: Callable[[list[AccessTrace]], list[AccessTrace]] | None = None,
     ) -> None:
         self.store, self.budget, self.keep, self.lookahead = store, budget, keep, lookahead
         self.book = TraceBook()
         self.planned = self.reacted = self.waited = 0
         self._agree = agree
-        self._pending: list[Trace] = []
+        self._pending: list[AccessTrace] = []
         self._followed = 0
         self._step = _Cycle()
         self._evaluation: _Cycle | None = None
-        self._plans: dict[tuple[PassKey, ...], tuple[Trace, Plan, int]] = {}
-        self._kept: dict[tuple[PassKey, ...], tuple[Trace, frozenset[SpanKey]]] = {}
+        self._plans: dict[tuple[PassKey, ...], tuple[AccessTrace, Plan, int]] = {}
+        self._kept: dict[tuple[PassKey, ...], tuple[AccessTrace, frozenset[SpanKey]]] = {}
         self._pins: dict[int, int] = {}
         self._sizes = {c.index: c.nbytes for c in store.chunks}
         self._trainable = frozenset(c.index for c in store.chunks if c.trainable)
@@ -172,7 +179,7 @@ class Residency:
                     if cycle is self._step:
                         cycle.measured = self.store.device.count(self._is_due(cycle, cycle.trace))
 
-    def _is_due(self, cycle: _Cycle, trace: Trace) -> bool:
+    def _is_due(self, cycle: _Cycle, trace: AccessTrace) -> bool:
         """Return True if a step that follows a trace is to be measured."""
         if self.store.device.other_bytes() > trace.before[0]:
             return True
@@ -205,7 +212,7 @@ class Residency:
     def _volatile(self, cycle: _Cycle) -> frozenset[int]:
         return self._trainable if cycle is self._step else frozenset()
 
-    def _choose(self, cycle: _Cycle, trace: Trace) -> frozenset[SpanKey]:
+    def _choose(self, cycle: _Cycle, trace: AccessTrace) -> frozenset[SpanKey]:
         """Choose the saved tensors that stay on the device: those of the trace, and others where there is room."""
         known, kept = self._kept.get(trace.keys, (None, frozenset()))
         if known is not trace:
@@ -222,7 +229,7 @@ class Residency:
             self._kept[trace.keys] = (trace, kept)
         return kept
 
-    def _take_plan(self, cycle: _Cycle, trace: Trace) -> None:
+    def _take_plan(self, cycle: _Cycle, trace: AccessTrace) -> None:
         """Take the plan's next cycle for this trace, including saved tensors."""
         accesses = with_spans(trace.accesses, [trace.spans[key] for key in cycle.kept - trace.kept])
         self._next_cycle(cycle, trace, accesses)
@@ -230,7 +237,7 @@ class Residency:
         away = {key: trace.spans[key] for key in trace.spans.keys() - cycle.kept if key[0] == "saved"}
         cycle.returns = early_returns(cycle.steps, accesses, away, self._sizes, self.budget, self.lookahead)
 
-    def _next_cycle(self, cycle: _Cycle, trace: Trace, accesses: Sequence[Access]) -> None:
+    def _next_cycle(self, cycle: _Cycle, trace: AccessTrace, accesses: Sequence[Access]) -> None:
         """Take the plan's next cycle for this trace; plan again if the resident chunks differ."""
         resident, volatile = self.store.resident, self._volatile(cycle)
         known, made, index = self._plans.get(trace.keys, (None, None, 0))

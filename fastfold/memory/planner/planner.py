@@ -14,12 +14,12 @@ from typing import TypeVar
 from fastfold.memory.planner.interval_packing import IntervalPacking, ResidencyInterval, residency_intervals
 from fastfold.memory.planner.schedule import (
     Access,
+    AccessStep,
     BudgetError,
     Chunk,
     NextUse,
     Plan,
     Span,
-    Step,
     choose_evictions,
     smallest_budget,
 )
@@ -79,7 +79,7 @@ def plan(
     packing = _pack(trace, sizes, budget, volatile, resident)
     staying = packing.resident()
     # The first period starts from the resident chunks; later periods start from the end of the previous one.
-    cycles: list[tuple[Step, ...]] = []
+    cycles: list[tuple[AccessStep, ...]] = []
     count = max(1, len(staying) // max(1, len(trace)))
     while len(cycles) < 2 * count:
         first = len(cycles) % count * len(trace)
@@ -154,14 +154,14 @@ def _simulate(
     trace: Sequence[Access],
     resident: frozenset[Chunk],
     evicted: Callable[[int, frozenset[Chunk]], Iterable[Chunk]],
-) -> tuple[Step, ...]:
+) -> tuple[AccessStep, ...]:
     """Simulate one cycle: before each access, chosen chunks are evicted and missing ones loaded."""
     steps = []
     for position, access in enumerate(trace):
         evict = tuple(sorted(set(evicted(position, resident)) - access.chunks))
         load = tuple(sorted(access.chunks - resident))
         resident = (resident - set(evict)) | access.chunks
-        steps.append(Step(evict, load, (), resident))
+        steps.append(AccessStep(evict, load, (), resident))
     return tuple(steps)
 
 
@@ -203,7 +203,7 @@ def _farthest_next_use(
     budget: int,
     volatile: frozenset[Chunk],
     resident: frozenset[Chunk],
-) -> Sequence[tuple[Step, ...]]:
+) -> Sequence[tuple[AccessStep, ...]]:
     """Return the cycles that farthest next use repeats."""
     next_use = NextUse(trace, volatile)
 
@@ -212,7 +212,7 @@ def _farthest_next_use(
         return choose_evictions(here, access.chunks, budget - access.other, sizes, next_use, position)
 
     limit = max(2, min(_CYCLES, _ACCESSES // max(1, len(trace))))
-    cycles: list[tuple[Step, ...]] = []
+    cycles: list[tuple[AccessStep, ...]] = []
     starts = [resident]
     while len(cycles) < limit and (len(starts) < 3 or starts[-1] not in starts[1:-1]):
         steps = _simulate(trace, starts[-1], evicted)
@@ -223,7 +223,7 @@ def _farthest_next_use(
 
 
 def _period(
-    cycles: Sequence[tuple[Step, ...]], starts: Sequence[frozenset[Chunk]], sizes: Mapping[Chunk, int]
+    cycles: Sequence[tuple[AccessStep, ...]], starts: Sequence[frozenset[Chunk]], sizes: Mapping[Chunk, int]
 ) -> tuple[int, int]:
     """Return the cycles ``[i, j)`` that are cheapest to repeat, including the change from end to start."""
     costs = [sum(sizes[c] for step in cycle for c in step.load) for cycle in cycles]
@@ -237,8 +237,12 @@ def _period(
 
 
 def start_early(
-    cycle: tuple[Step, ...], trace: Sequence[Access], sizes: Mapping[Chunk, int], budget: int, lookahead: int
-) -> tuple[Step, ...]:
+    cycle: tuple[AccessStep, ...],
+    trace: Sequence[Access],
+    sizes: Mapping[Chunk, int],
+    budget: int,
+    lookahead: int,
+) -> tuple[AccessStep, ...]:
     """Start loads earlier, together with the evictions that free their memory."""
     evict = [list(step.evict) for step in cycle]
     load = [list(step.load) for step in cycle]
@@ -279,13 +283,13 @@ def start_early(
                 load[position].remove(chunk)
                 prefetch[issue].append(chunk)
     return tuple(
-        Step(tuple(e), tuple(w), tuple(p), frozenset(r))
+        AccessStep(tuple(e), tuple(w), tuple(p), frozenset(r))
         for e, w, p, r in zip(evict, load, prefetch, resident, strict=True)
     )
 
 
 def early_returns(
-    cycle: Sequence[Step],
+    cycle: Sequence[AccessStep],
     trace: Sequence[Access],
     spans: Mapping[K, Span],
     sizes: Mapping[Chunk, int],

@@ -70,7 +70,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Step:
+class AccessStep:
     """Actions at one access, in this order."""
 
     evict: tuple[Chunk, ...]  #: Chunks that leave the device before the operator runs
@@ -93,13 +93,13 @@ class Plan:
         [[0, 1], [1, 2], [1, 2], [1]]
     """
 
-    cycles: tuple[tuple[Step, ...], ...]  #: Steps of each cycle, one for each access
+    cycles: tuple[tuple[AccessStep, ...], ...]  #: Steps of each cycle, one for each access
     start: int  #: Number of the cycle from which the list repeats after its end
     budget: int  #: Bytes on the device
     sizes: Mapping[Chunk, int]  #: Bytes of each chunk
     others: tuple[int, ...]  #: Bytes of other tensors at each access
 
-    def cycle(self, index: int) -> tuple[Step, ...]:
+    def cycle(self, index: int) -> tuple[AccessStep, ...]:
         """Return the steps of a cycle, counted from 0."""
         if index < len(self.cycles):
             return self.cycles[index]

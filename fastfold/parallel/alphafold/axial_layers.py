@@ -28,7 +28,7 @@ from fastfold.parallel.alphafold.triangle_shard import (
     SummedTerms,
     TriangleOfTerms,
 )
-from fastfold.parallel.axial.projections import Projections
+from fastfold.parallel.axial.projections import ShardedProjections
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.async_ops import shards_in_turn
 
@@ -123,9 +123,9 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
             again = Regathered(self.shards.group).add(sides[0], self.move(sides[0], -2, residues))
         return self.from_sides(sides, whole, pair, msa_mask, again, rows=False)
 
-    def projections(self, msa: Tensor) -> Projections:
+    def projections(self, msa: Tensor) -> ShardedProjections:
         """Return the maker of both projections ``[*, S, n, c]`` of ``msa [*, S, n, c_m]``."""
-        return Projections(msa, (self.norm.weight, self.norm.bias))
+        return ShardedProjections(msa, (self.norm.weight, self.norm.bias))
 
     def regathers_side(self, pair: Tensor, msa_mask: Tensor) -> bool:
         """Decide as :meth:`regathers`, but keep the projection of an alignment deep enough to dominate messages."""

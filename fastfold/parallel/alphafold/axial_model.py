@@ -14,7 +14,7 @@ from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention, PairTerms
-from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
+from fastfold.parallel.axial.shards import AxialShards, ShardRows, check_alike, checksum
 from fastfold.parallel.comm.collectives import all_reduce, broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
 
@@ -83,7 +83,7 @@ class AxialAlphaFold(AlphaFold):
                 sizes = exchange_sizes(logits.shape[-3], group, logits.device)
             else:
                 sizes = self.shards.sizes(logits.shape[-2])
-            rows = Rows(group, sizes)
+            rows = ShardRows(group, sizes)
             if torch.is_grad_enabled():
                 result[name] = result[name] | {"rows": rows}
             elif isinstance(logits, LazyRows):
@@ -94,7 +94,7 @@ class AxialAlphaFold(AlphaFold):
 
     def whole_rows(self, pair: Tensor) -> Tensor:
         """Return all rows ``[*, N, N, c]`` of a tensor of pairs; all ranks have to call it alike."""
-        return Rows(self.shards.group, self.shards.sizes(pair.shape[-2])).join(pair, -3)
+        return ShardRows(self.shards.group, self.shards.sizes(pair.shape[-2])).join(pair, -3)
 
     def _whole_rows(self, logits: LazyRows) -> LazyRows:
         """Return all rows ``[*, N, N, bins]`` from this rank's, computed and joined on access."""

@@ -101,7 +101,7 @@ class _Second(Function):
         return grad.new_empty(0), None, None, None, None, *of_parameters
 
 
-class Projections:
+class ShardedProjections:
     """Both projections, with gradients, computed one after the other.
 
     The tensor is ``[*, c]``; ``norm`` has scale and shift ``[c]`` of the normalisation.

@@ -124,7 +124,7 @@ class AxialShards:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ShardRows:
     """This rank's consecutive rows of a tensor, and the other ranks'."""
 
     group: Group

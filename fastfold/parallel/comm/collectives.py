@@ -52,7 +52,7 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass
-class _Shared:
+class _SharedMessage:
     """State shared by the two ends of a message."""
 
     forward: StartMany  #: Starts the message
@@ -72,7 +72,7 @@ class _Launch(Function):
     """Start the message in the forward pass; wait for the gradients' in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, shared: _Shared, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, shared: _SharedMessage, *tensors: Tensor) -> Tensor:
         ctx.shared, shared.needed = shared, ctx.needs_input_grad[1:]
         # Detached: a result may share memory with its input, and must not be the input itself.
         shared.pending = shared.forward([x.detach() for x in tensors])
@@ -92,7 +92,7 @@ class _Complete(Function):
     """Wait for the message in the forward pass; start the gradients' in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, shared: _Shared) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, token: Tensor, shared: _SharedMessage) -> tuple[Tensor, ...]:
         ctx.shared = shared
         return tuple(shared.take())
 
@@ -117,7 +117,7 @@ def differentiable(
     ``backward`` starts the message of the results' gradients, and returns None for inputs that need none. ``meanwhile``
     is called while the backward pass waits for them.
     """
-    shared = _Shared(forward, backward, meanwhile=meanwhile)
+    shared = _SharedMessage(forward, backward, meanwhile=meanwhile)
     token = _Launch.apply(shared, *tensors)
     return AsyncResult(lambda: _Complete.apply(token, shared))
 

@@ -24,7 +24,7 @@ from fastfold.parallel.planner.batch_traces import BatchTraces
 from fastfold.parallel.planner.cost_model import Cost, step_cost
 from fastfold.parallel.planner.gpu_kernels import gpu_kernels
 from fastfold.parallel.planner.hardware import ACCELERATORS, GENERAL, Rates, rates
-from fastfold.parallel.planner.recorder import Part, Recorder, Region, Trace
+from fastfold.parallel.planner.recorder import Part, Recorder, Trace, TracedRegion
 from fastfold.parallel.planner.search import seconds_text
 from fastfold.parallel.planner.workload import Repeat, Workload, divisors
 from fastfold.utils.module_structure import fake, fake_copy, tensors_in, without_data
@@ -49,7 +49,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class _PlanCandidate:
     """Cost of a plan whose ranks run some samples at once."""
 
     cost: Cost
@@ -107,7 +107,7 @@ def choose_plan(
         regions = tuple(dict.fromkeys((*blocks, *(cuts if is_cut else ()))))
         record = partial(_traced, model, given, named, samples, regions=regions, autocast=autocast)
         traces[is_cut] = BatchTraces(record)
-    costs: list[_Candidate] = []
+    costs: list[_PlanCandidate] = []
     for tp, pp in layouts:
         dp = ranks // tp // pp
         each = -(-samples // dp)
@@ -127,7 +127,7 @@ def choose_plan(
                 for plan in plans
                 for again in ((False, True) if blocks else (False,))
             ]
-            costs += [_Candidate(cost, rows, -(-each // rows) if pp == 1 else 1) for cost in new]
+            costs += [_PlanCandidate(cost, rows, -(-each // rows) if pp == 1 else 1) for cost in new]
             # Fewer samples at once are slower; they are tried for their memory.
             if any(_fits(cost, speeds) and not (cost.checkpointing or cost.plan.zero) for cost in new):
                 break
@@ -228,7 +228,7 @@ def _workload(model: nn.Module, rows: int, samples: int, blocks: Sequence[str]) 
 
 
 def _explain(
-    fitting: Sequence[_Candidate], tried: int, speeds: Rates, origin: str, notes: Sequence[str]
+    fitting: Sequence[_PlanCandidate], tried: int, speeds: Rates, origin: str, notes: Sequence[str]
 ) -> str:
     best = fitting[0].cost
     lines = [
@@ -242,7 +242,7 @@ def _explain(
     return "\n".join([*lines, *(f"  {note}" for note in notes), f"  {speeds.calibration}{origin}"])
 
 
-def _shown(candidate: _Candidate) -> str:
+def _shown(candidate: _PlanCandidate) -> str:
     plan = candidate.cost.plan
     text = f"{plan}, zero {plan.zero}" if plan.zero else str(plan)
     if candidate.passes > 1:
@@ -323,7 +323,7 @@ def _cut(trace: Trace, tp: int, cuts: Sequence[str]) -> Trace:
     """Return the trace of a rank of a tensor parallel group that cuts some regions."""
     if tp == 1:
         return trace
-    regions: dict[str, Region] = {}
+    regions: dict[str, TracedRegion] = {}
     saved = 0.0
     for name, region in trace.regions.items():
         if name not in cuts:

@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass
-class Region:
+class TracedRegion:
     """One submodule, or the model outside of all named ones.
 
     ``entering`` is bytes of its input tensors; activation checkpointing keeps only these. ``kept`` is other bytes that
@@ -67,7 +67,7 @@ class Region:
 class Trace:
     """One training step of one rank."""
 
-    regions: dict[str, Region]  #: By name; ``""`` is the model outside of all named ones
+    regions: dict[str, TracedRegion]  #: By name; ``""`` is the model outside of all named ones
     peak: float  #: Maximum number of bytes that exist at a time in addition to the parameters
 
 
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._regions: dict[str, Region] = {"": Region()}
+        self._regions: dict[str, TracedRegion] = {"": TracedRegion()}
         self._inside = ""
         self._around: list[str] = []
         self._first_nodes: list[int] = []
@@ -103,7 +103,7 @@ class Recorder(TorchDispatchMode):
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
         """Record a submodule separately; regions inside of others are left out of these."""
-        self._regions[name] = Region(parameters=sum(p.numel() for p in module.parameters()))
+        self._regions[name] = TracedRegion(parameters=sum(p.numel() for p in module.parameters()))
 
         def enter(_: nn.Module, arguments: Any, named: Any) -> None:
             if _in_backward():
@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):
         self._first_nodes.append(torch.autograd._get_sequence_nr())
         self._names.append(name)
 
-    def _running_region(self) -> tuple[Region, bool]:
+    def _running_region(self) -> tuple[TracedRegion, bool]:
         """Return the running region, and True in its backward pass."""
         if not _in_backward():
             return self._regions[self._inside], False

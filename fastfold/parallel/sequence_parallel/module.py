@@ -146,9 +146,9 @@ class SequenceParallel:
             )
         return self.sizes
 
-    def attention(self) -> _Attention:
+    def attention(self) -> _SequenceAttention:
         """Return a context in which PyTorch's attention is that of this rank's part."""
-        return _Attention(self)
+        return _SequenceAttention(self)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SequenceParallel:
         # A copy of the module (such as an average of weights) works on the same sequences.
@@ -174,7 +174,7 @@ def _parallel_variant(layer: Any) -> Any:
     return type(f"Sequence{layer.__name__}", (layer,), {"forward": forward})
 
 
-class _Attention(TorchFunctionMode):
+class _SequenceAttention(TorchFunctionMode):
     """Replaces PyTorch's attention by attention over the ranks, except while every rank runs the whole."""
 
     def __init__(self, sequence: SequenceParallel) -> None:

@@ -33,7 +33,7 @@ _CLASH, _FEWEST, _FINAL_PLDDT = 2.5, 3, 70.0
 
 
 @dataclass(frozen=True)
-class Step:
+class DesignStep:
     """One step of the schedule, whose stage is ``screen``, ``soft``, ``temperature``, ``hard`` or ``mutate``.
 
     The network sees the relaxation, and ``rate`` is a factor of the learning rate.
@@ -47,27 +47,27 @@ class Step:
     all_networks: bool
 
 
-def schedule(config: DesignConfig, *, has_strands: bool = False) -> list[Step]:
+def schedule(config: DesignConfig, *, has_strands: bool = False) -> list[DesignStep]:
     """Return the steps of an optimisation in order; with strands, more passes after the screening steps."""
     steps, recycles, dropout = [], config.recycles, config.dropout
     for i in range(config.screen_steps):
         share = _SCREENED * (i + 1) / config.screen_steps
-        steps.append(Step("screen", Relaxation(soft=share), 1.0, recycles, dropout, False))
+        steps.append(DesignStep("screen", Relaxation(soft=share), 1.0, recycles, dropout, False))
     if has_strands and config.strand_recycles is not None:
         recycles = config.strand_recycles
     for i in range(config.soft_steps):
         share = (i + 1) / config.soft_steps
         extra = round(recycles * share) if config.ramp_recycles else recycles
-        steps.append(Step("soft", Relaxation(soft=share), 1.0, extra, dropout, False))
+        steps.append(DesignStep("soft", Relaxation(soft=share), 1.0, extra, dropout, False))
     for i in range(config.temperature_steps):
         rest = 1.0 - (i + 1) / config.temperature_steps
         temperature = 1e-2 + (1.0 - 1e-2) * rest**2
         relaxation = Relaxation(soft=1.0, temperature=temperature)
-        steps.append(Step("temperature", relaxation, temperature, recycles, dropout, False))
+        steps.append(DesignStep("temperature", relaxation, temperature, recycles, dropout, False))
     hard = Relaxation(soft=1.0, hard=1.0, temperature=1e-2)
     every = config.all_networks
-    steps += [Step("hard", hard, 1e-2, recycles, False, every)] * config.hard_steps
-    return steps + [Step("mutate", hard, 0.0, recycles, False, every)] * config.mutation_steps
+    steps += [DesignStep("hard", hard, 1e-2, recycles, False, every)] * config.hard_steps
+    return steps + [DesignStep("mutate", hard, 0.0, recycles, False, every)] * config.mutation_steps
 
 
 @dataclass
@@ -161,7 +161,7 @@ def optimise(
     return state
 
 
-def _remaining(config: DesignConfig, state: DesignState) -> Iterator[Step]:
+def _remaining(config: DesignConfig, state: DesignState) -> Iterator[DesignStep]:
     while True:
         steps = schedule(config, has_strands=any(row.get("strands", 0.0) > _STRANDS for row in state.log))
         if state.step >= len(steps):
@@ -241,7 +241,7 @@ def _keep_best(evaluator: Evaluator, state: DesignState, found: Evaluation, para
 
 
 def _mutate(
-    evaluator: Evaluator, config: DesignConfig, step: Step, state: DesignState, rng: np.random.Generator
+    evaluator: Evaluator, config: DesignConfig, step: DesignStep, state: DesignState, rng: np.random.Generator
 ) -> Evaluation:
     """Take the best of several mutations, at residues that the network is least sure of.
 
@@ -273,7 +273,7 @@ def _mutate(
     return found
 
 
-def _record(task: DesignTask, state: DesignState, step: Step, evaluation: Evaluation) -> None:
+def _record(task: DesignTask, state: DesignState, step: DesignStep, evaluation: Evaluation) -> None:
     state.step += 1
     state.plddt = evaluation.plddt
     if not math.isfinite(state.best_loss):

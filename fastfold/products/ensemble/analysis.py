@@ -23,7 +23,7 @@ _ROUNDS = 20
 
 
 @dataclass(frozen=True)
-class State:
+class EnsembleState:
     """Agreement of an ensemble's ``M`` structures with a given state, by the name of its file.
 
     TM-scores ``[M]`` are normalised by the state's length, and RMSDs ``[M]`` in Å are over the common CA atoms.
@@ -48,7 +48,7 @@ class Analysis:
     components: np.ndarray  #: ``[M, C]`` in Å, coordinates of the structures along the principal components
     variance: np.ndarray  #: ``[C]``, share of the variance of each component
     fluctuation: np.ndarray  #: ``[K]`` in Å, root mean square fluctuation of each residue (RMSF)
-    states: tuple[State, ...] = ()  #: Agreement with given states
+    states: tuple[EnsembleState, ...] = ()  #: Agreement with given states
 
 
 def analyse(
@@ -183,7 +183,7 @@ def superposed_protein(ensemble: Ensemble, analysis: Analysis, member: int) -> P
     return replace(protein, atom_positions=protein.atom_positions @ rotation.T + translation)
 
 
-def _compare(ensemble: Ensemble, path: Path) -> State:
+def _compare(ensemble: Ensemble, path: Path) -> EnsembleState:
     state = read_logged(path, COMPARISON, whole=True)
     own = default_names(ensemble.members[0].protein).chain_ids
     found = [compare_structures(member.protein, state) for member in ensemble.members]
@@ -192,4 +192,4 @@ def _compare(ensemble: Ensemble, path: Path) -> State:
         {member.chains[own.index(ours)]: theirs for ours, theirs in one.chain_mapping.items()}
         for member, one in zip(ensemble.members, found, strict=True)
     ]
-    return State(path.name, np.array(scores), np.array(distances), tuple(chains))
+    return EnsembleState(path.name, np.array(scores), np.array(distances), tuple(chains))

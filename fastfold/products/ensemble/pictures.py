@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.inference.output.plots import CHAIN_COLOURS, FAINT, INK, figure_in_style, mark_chains, to_png
-from fastfold.products.ensemble.analysis import Analysis, State
+from fastfold.products.ensemble.analysis import Analysis, EnsembleState
 
 _GRID = 120
 _MOST_KT = 6.0  #: Upper end of the landscape's scale, in units of kT
@@ -104,7 +104,9 @@ def fluctuation_png(
         return to_png(figure)
 
 
-def states_png(analysis: Analysis, states: Sequence[State], plddt: np.ndarray, *, title: str) -> bytes:
+def states_png(
+    analysis: Analysis, states: Sequence[EnsembleState], plddt: np.ndarray, *, title: str
+) -> bytes:
     """Draw the agreement of the samples with the first one or two states as PNG.
 
     ``plddt [M]`` is the mean pLDDT of the samples.

@@ -39,7 +39,7 @@ COLUMNS = ("mutations", *_MEANS, "largest_strain", "predictions", "name")
 seed; ``site`` are the mutated residues; strains as of :func:`effective_strain`; aligned errors in Å."""
 
 
-class _Fold(NamedTuple):
+class _MutantFold(NamedTuple):
     """pLDDT ``[N]``, pTM, ipTM, aligned errors ``[N, N]`` and CA atoms ``[N, 3]`` in Å of a written prediction."""
 
     plddt: np.ndarray
@@ -78,7 +78,7 @@ def write_results(
 
 def _folds(
     folder: ResultsFolder, target: Target, predictions: Mapping[str, Sequence[str]]
-) -> dict[tuple[str, int], _Fold]:
+) -> dict[tuple[str, int], _MutantFold]:
     results, wanted = folder.target(target), predictions.get(target.name, ())
     return {
         (record.scores["model"], record.scores["seed"]): _read(results, record)
@@ -87,17 +87,19 @@ def _folds(
     }
 
 
-def _read(results: TargetResults, record: PredictionRecord) -> _Fold:
+def _read(results: TargetResults, record: PredictionRecord) -> _MutantFold:
     scores = read_scores(results.path(record, "_scores.json"))
     pae = None
     if "_pae.json" in record.files:
         pae, _ = read_pae(results.path(record, "_pae.json"), len(scores["plddt"]))
     chains = read_structure(results.path(record, ".cif")).chains
     ca = np.concatenate([chain.positions[:, rc.atom_order["CA"]] for chain in chains])
-    return _Fold(np.array(scores["plddt"], np.float64), scores["ptm"], scores["iptm"], pae, ca)
+    return _MutantFold(np.array(scores["plddt"], np.float64), scores["ptm"], scores["iptm"], pae, ca)
 
 
-def _row(pairs: Sequence[tuple[_Fold, _Fold]], sites: np.ndarray, wild_type: Target) -> dict[str, Any]:
+def _row(
+    pairs: Sequence[tuple[_MutantFold, _MutantFold]], sites: np.ndarray, wild_type: Target
+) -> dict[str, Any]:
     """Return the scores of a mutant, from pairs of a prediction of the wild type and one of the mutant."""
     each = [_difference(old, new, sites) for old, new in pairs]
     strain = effective_strain(np.stack([old.ca for old, _ in pairs]), np.stack([new.ca for _, new in pairs]))
@@ -110,7 +112,7 @@ def _row(pairs: Sequence[tuple[_Fold, _Fold]], sites: np.ndarray, wild_type: Tar
     return found | {"predictions": len(pairs)}
 
 
-def _difference(old: _Fold, new: _Fold, sites: np.ndarray) -> dict[str, float | None]:
+def _difference(old: _MutantFold, new: _MutantFold, sites: np.ndarray) -> dict[str, float | None]:
     found: dict[str, float | None] = {
         "plddt": float(new.plddt.mean()),
         "ptm": new.ptm,

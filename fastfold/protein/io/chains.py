@@ -9,7 +9,14 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import without_bond
-from fastfold.protein.io.records import UNKNOWN, ChainRecord, Conformer, amino_acid, bonded, choose_conformer
+from fastfold.protein.io.records import (
+    UNKNOWN,
+    Conformer,
+    RecordedChain,
+    amino_acid,
+    bonded,
+    choose_conformer,
+)
 from fastfold.protein.structure import ChainStructure
 
 _MATCH, _UNKNOWN, _MISMATCH = 2.0, 0.0, -4.0
@@ -107,7 +114,7 @@ _MAX_STEP = 20_000
 
 
 def build_chain(
-    record: ChainRecord, parents: Mapping[str, str], warnings: list[str]
+    record: RecordedChain, parents: Mapping[str, str], warnings: list[str]
 ) -> ChainStructure | None:
     """Determine residues, sequence and numbering of one chain; None if it is not a protein or lacks protein atoms.
 
@@ -197,7 +204,7 @@ def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
 
 
 def _place(
-    record: ChainRecord, residues: list[Conformer], parents: Mapping[str, str], warnings: list[str]
+    record: RecordedChain, residues: list[Conformer], parents: Mapping[str, str], warnings: list[str]
 ) -> tuple[list[str], list[int]] | None:
     """Return the letters of the full sequence and the places of observed residues; None without a sequence."""
     if record.sequence is None:

@@ -16,8 +16,8 @@ from fastfold.protein.io.records import (
     TERMINAL_OXYGENS,
     WATERS,
     AtomRecord,
-    ChainRecord,
     FileRecords,
+    RecordedChain,
     is_hydrogen,
 )
 from fastfold.protein.protein import chain_name
@@ -159,7 +159,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     """
     found = FileRecords()
     long_names = find_long_names(lines)
-    parts: dict[str, list[ChainRecord]] = {}
+    parts: dict[str, list[RecordedChain]] = {}
     behind_ter: dict[str, list[int]] = {}
     dates: list[str] = []
     missing: dict[str, list[int]] = {}
@@ -178,7 +178,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
                 if record == "ATOM  " and line[72:76].strip() not in ("", segment):
                     segment = segment_of(line) or segment
                 if chain_id in behind_ter or (chain.segment and segment != chain.segment):
-                    chain = ChainRecord(chain_id)
+                    chain = RecordedChain(chain_id)
                     parts.setdefault(chain_id, []).append(chain)
                 chain.segment = segment
                 for k in (*behind_ter.pop(chain_id, ()), i):
@@ -239,7 +239,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
 
 
 def _read_atom(
-    line: str, chain: ChainRecord, long_names: frozenset[str], path: PathLike, line_number: int
+    line: str, chain: RecordedChain, long_names: frozenset[str], path: PathLike, line_number: int
 ) -> None:
     def fail(message: str) -> InputError:
         return InputError(message, path=path, line=line_number)
@@ -270,7 +270,7 @@ def _read_atom(
         raise fail(problem)
 
 
-def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) -> None:
+def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[RecordedChain]]) -> None:
     """Join each later part of a chain to the first, or give it an unused name."""
     for chain_id, later in parts.items():
         chain = found.chains[chain_id]
@@ -295,7 +295,7 @@ def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) 
             )
 
 
-def _goes_on(chain: ChainRecord, part: ChainRecord) -> bool:
+def _goes_on(chain: RecordedChain, part: RecordedChain) -> bool:
     """Return True if a part is bonded to its chain, or follows a gap that its numbers explain."""
     before, after = list(chain.residues.values())[-1], next(iter(part.residues.values()))
     atoms = {atom.name: (atom.x, atom.y, atom.z) for atom in before.atoms}

@@ -145,7 +145,7 @@ class ResidueRecord:
 
 
 @dataclass
-class ChainRecord:
+class RecordedChain:
     """Chain of a structure file."""
 
     chain_id: str  #: The author's chain name
@@ -202,7 +202,7 @@ class ChainRecord:
 class FileRecords:
     """Records of one file."""
 
-    chains: dict[str, ChainRecord] = field(default_factory=dict)  #: Chains by name in the order of the file
+    chains: dict[str, RecordedChain] = field(default_factory=dict)  #: Chains by name in the order of the file
     #: Names of modified residues, with their standard residues
     parents: dict[str, str] = field(default_factory=dict)
     resolution: float | None = None  #: Resolution of the experiment, in Å
@@ -211,9 +211,9 @@ class FileRecords:
     waters: int = 0  #: Number of atoms of water, which are not in ``chains``
     warnings: list[str] = field(default_factory=list)  #: Decisions made while reading
 
-    def chain(self, chain_id: str) -> ChainRecord:
+    def chain(self, chain_id: str) -> RecordedChain:
         """Return the chain of this name, created at the first call."""
-        return self.chains.setdefault(chain_id, ChainRecord(chain_id))
+        return self.chains.setdefault(chain_id, RecordedChain(chain_id))
 
 
 _SLOTS: Final = {

@@ -15,7 +15,7 @@ from fastfold.utils.packages import require_package
 
 
 @dataclass(frozen=True)
-class _Atoms:
+class _StructureAtoms:
     """Present atoms of a structure, ``A`` of ``N`` residues that have one.
 
     ``residues [A]`` is the place of each atom's residue among those with atoms. ``chains [N]`` is the index of each
@@ -157,7 +157,7 @@ def to_mdanalysis(source: Any) -> Any:
     return universe
 
 
-def _models(source: Any) -> list[_Atoms]:
+def _models(source: Any) -> list[_StructureAtoms]:
     sources = list(source) if isinstance(source, (list, tuple)) else [source]
     if not sources:
         raise ConfigError("expected at least one structure, found an empty list")
@@ -171,13 +171,13 @@ def _models(source: Any) -> list[_Atoms]:
     return models
 
 
-def _atoms(source: Any) -> _Atoms:
+def _atoms(source: Any) -> _StructureAtoms:
     protein, names = named_protein(source)
     check_writable(protein)
     present = protein.atom_mask > 0.5
     kept = np.flatnonzero(present.any(-1))
     residues, slots = np.nonzero(present)
-    return _Atoms(
+    return _StructureAtoms(
         residues=np.searchsorted(kept, residues),
         chains=protein.chain_index[kept],
         chain_ids=names.chain_ids,

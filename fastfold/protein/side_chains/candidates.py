@@ -31,7 +31,7 @@ _CLOSURE, _CLOSURE_STIFFNESS = 1.47, 100.0
 
 
 @dataclass(frozen=True)
-class Candidates:
+class RotamerCandidates:
     """``K`` candidates for the missing atoms of a residue."""
 
     residue: int
@@ -40,9 +40,9 @@ class Candidates:
     kinds: np.ndarray  #: ``[P]``, of :func:`~fastfold.protein.side_chains.clashes.contact_points`
     energies: np.ndarray  #: ``[K]``, 0 for the most probable rotamer
 
-    def select(self, rows: np.ndarray, energies: np.ndarray) -> Candidates:
+    def select(self, rows: np.ndarray, energies: np.ndarray) -> RotamerCandidates:
         """Return some candidates, with new energies of all ``[K]``."""
-        return Candidates(self.residue, self.slots, self.points[rows], self.kinds, energies[rows])
+        return RotamerCandidates(self.residue, self.slots, self.points[rows], self.kinds, energies[rows])
 
 
 def side_chain_candidates(
@@ -54,7 +54,7 @@ def side_chain_candidates(
     hints: np.ndarray | None = None,
     *,
     deviations: Sequence[float] = (0.0,),
-) -> list[Candidates]:
+) -> list[RotamerCandidates]:
     """Return the positions of residues' missing side-chain atoms in each of their rotamers.
 
     Known atoms determine their chi angles, so that rotamers differ in the others.
@@ -72,7 +72,7 @@ def side_chain_candidates(
     for i in residues:
         has_hint = hints is not None and bool(np.isfinite(hints[i, : len(_layout(int(aatype[i])))]).all())
         alike[int(aatype[i]), known[i].tobytes(), has_hint].append(i)
-    by_residue: dict[int, Candidates] = {}
+    by_residue: dict[int, RotamerCandidates] = {}
     for (kind, _, has_hint), group in alike.items():
         atoms = {slot: xyz[group, slot] for slot in np.flatnonzero(known[group[0]]).tolist()}
         own_hints = hints[group] if hints is not None and has_hint else None
@@ -88,7 +88,7 @@ def _of_alike(
     torsions: np.ndarray,
     hints: np.ndarray | None,
     deviations: Sequence[float],
-) -> list[Candidates]:
+) -> list[RotamerCandidates]:
     """Return the candidates of ``R`` residues of one type with the same known ``atoms [R, 3]``."""
     chi, energies = rotamers(aatype, torsions[:, 0], torsions[:, 1])
     energies = energies - energies.min(-1, keepdims=True)
@@ -123,7 +123,7 @@ def _of_alike(
     contacts, kinds = contact_points(aatype, slots, np.stack([points[slot] for slot in slots], 1), flat)
     contacts = contacts.reshape(len(residues), count, *contacts.shape[1:])
     return [
-        Candidates(i, slots, own_points, kinds, own_energies)
+        RotamerCandidates(i, slots, own_points, kinds, own_energies)
         for i, own_points, own_energies in zip(residues, contacts, energies, strict=True)
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fastfold.protein.side_chains.assignment import choose
-from fastfold.protein.side_chains.candidates import Candidates
+from fastfold.protein.side_chains.candidates import RotamerCandidates
 from fastfold.protein.side_chains.overlaps import pair_energies
 from fastfold.protein.side_chains.rings import Atom, PiercedRing, crosses, pierced_rings
 
@@ -22,7 +22,7 @@ def place_again(
     tied: np.ndarray,
     is_movable: np.ndarray,
     is_crowded: np.ndarray,
-    candidates_of: Callable[[list[int]], list[Candidates]],
+    candidates_of: Callable[[list[int]], list[RotamerCandidates]],
 ) -> np.ndarray:
     """Return positions ``[N, 37, 3]`` in Å in which crowded residues and those of pierced rings are placed again.
 
@@ -64,7 +64,7 @@ def place_again(
 
 def _exclude(
     ring: PiercedRing,
-    candidates: Sequence[Candidates],
+    candidates: Sequence[RotamerCandidates],
     placed: np.ndarray,
     own: list[np.ndarray],
     pairs: dict[tuple[int, int], np.ndarray],
@@ -87,7 +87,7 @@ def _exclude(
         pairs[key] = pairs.get(key, 0.0) + (energies if i < j else energies.T)
 
 
-def _mover(atoms: Sequence[Atom], candidates: Sequence[Candidates]) -> int | None:
+def _mover(atoms: Sequence[Atom], candidates: Sequence[RotamerCandidates]) -> int | None:
     """Return the place of the first candidates that move one of the atoms."""
     for place, one in enumerate(candidates):
         if any(residue == one.residue and slot in one.slots for residue, slot in atoms):
@@ -96,7 +96,7 @@ def _mover(atoms: Sequence[Atom], candidates: Sequence[Candidates]) -> int | Non
 
 
 def _points(
-    atom: Atom, place: int | None, candidates: Sequence[Candidates], placed: np.ndarray
+    atom: Atom, place: int | None, candidates: Sequence[RotamerCandidates], placed: np.ndarray
 ) -> np.ndarray:
     """Return an atom's positions ``[K, 3]`` in the candidates at a place, or its only one ``[1, 3]``."""
     residue, slot = atom

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.side_chains.candidates import Candidates
+from fastfold.protein.side_chains.candidates import RotamerCandidates
 from fastfold.protein.side_chains.clashes import (
     CONTACT_REACH,
     contact_points,
@@ -20,13 +20,13 @@ _C, _N, _CB = (rc.atom_order[name] for name in ("C", "N", "CB"))
 
 
 def with_fixed_atoms(
-    candidates: Sequence[Candidates],
+    candidates: Sequence[RotamerCandidates],
     xyz: np.ndarray,
     known: np.ndarray,
     aatype: np.ndarray,
     tied: np.ndarray,
     max_energy: float,
-) -> list[Candidates]:
+) -> list[RotamerCandidates]:
     """Add the energies with atoms of other residues that stay, and leave out candidates that overlap with them.
 
     Args:
@@ -73,7 +73,9 @@ def _fixed_points(
     return np.concatenate(points), np.concatenate(kinds), np.concatenate(residues), np.concatenate(slots)
 
 
-def pair_energies(candidates: Sequence[Candidates], xyz: np.ndarray) -> dict[tuple[int, int], np.ndarray]:
+def pair_energies(
+    candidates: Sequence[RotamerCandidates], xyz: np.ndarray
+) -> dict[tuple[int, int], np.ndarray]:
     """Return energies ``[K, L]`` between candidates of two residues, by their places, where they are not all 0.
 
     CB atoms are those of ``xyz [N, 37, 3]`` in Å.
@@ -107,7 +109,7 @@ class _FlatPoints(NamedTuple):
     candidate: np.ndarray  #: ``[P]``, number of the point's candidate
 
     @classmethod
-    def of(cls, one: Candidates) -> _FlatPoints:
+    def of(cls, one: RotamerCandidates) -> _FlatPoints:
         count, size = one.points.shape[:2]
         return cls(one.points.reshape(-1, 3), np.tile(one.kinds, count), np.repeat(np.arange(count), size))
 
@@ -123,5 +125,5 @@ class _FlatPoints(NamedTuple):
         return _FlatPoints(self.points[near], self.kinds[near], self.candidate[near])
 
 
-def _reach(one: Candidates, centre: np.ndarray) -> float:
+def _reach(one: RotamerCandidates, centre: np.ndarray) -> float:
     return float(np.linalg.norm(one.points - centre, axis=-1).max())

@@ -11,7 +11,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import backbone_torsions, follows
 from fastfold.protein.side_chains.assignment import choose, energies_of_choice
 from fastfold.protein.side_chains.build import BACKBONE, OXYGEN, axis_slots, place_group
-from fastfold.protein.side_chains.candidates import Candidates, side_chain_candidates
+from fastfold.protein.side_chains.candidates import RotamerCandidates, side_chain_candidates
 from fastfold.protein.side_chains.crowded import place_again
 from fastfold.protein.side_chains.disulfides import Disulfide, find_disulfides
 from fastfold.protein.side_chains.overlaps import pair_energies, with_fixed_atoms
@@ -102,7 +102,7 @@ def place_side_chains(
 
     def candidates_of(
         residues: list[int], deviations: Sequence[float], max_energy: float
-    ) -> list[Candidates]:
+    ) -> list[RotamerCandidates]:
         fixed = known.copy()
         fixed[residues] &= ~missing[residues]
         candidates = side_chain_candidates(

@@ -44,7 +44,7 @@ class TarMember(NamedTuple):
     is_folder: bool  #: True for a folder
 
 
-class Source(Protocol):
+class TarSource(Protocol):
     """Unpacked archive; ``seek`` sets a position from its beginning."""
 
     def read(self, size: int, /) -> bytes:
@@ -54,7 +54,7 @@ class Source(Protocol):
         """Set the position."""
 
 
-def tar_members(source: Source, *, size: int) -> Iterator[TarMember]:
+def tar_members(source: TarSource, *, size: int) -> Iterator[TarMember]:
     """Yield the members of an archive in its order.
 
     The caller may read a member's content from the source, at its ``offset``, before it asks for the next one.
@@ -113,7 +113,7 @@ def tar_members(source: Source, *, size: int) -> Iterator[TarMember]:
         offset += -(-length // _BLOCK) * _BLOCK
 
 
-def read_piecewise(source: Source, member: TarMember) -> Iterator[bytes]:
+def read_piecewise(source: TarSource, member: TarMember) -> Iterator[bytes]:
     """Yield a member's content in pieces of at most a MiB.
 
     Raises:

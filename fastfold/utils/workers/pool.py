@@ -36,7 +36,7 @@ _FAILED_STARTS = 3
 _log = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
+class WorkerOutcome(NamedTuple):
     """Result of a task."""
 
     key: int  #: Number of the task
@@ -59,13 +59,13 @@ class InlinePool:
         """Add a task."""
         self._waiting.append((key, argument))
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self) -> WorkerOutcome:
         """Run the oldest task."""
         key, argument = self._waiting.popleft()
         try:
-            return Outcome(key, self._function(key, argument), None)
+            return WorkerOutcome(key, self._function(key, argument), None)
         except Exception as error:
-            return Outcome(key, None, describe_failure(error))
+            return WorkerOutcome(key, None, describe_failure(error))
 
     def close(self) -> None:
         """Drop the waiting tasks."""
@@ -95,7 +95,7 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._context = multiprocessing.get_context("spawn")
         self._tasks: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
-        self._finished: SimpleQueue[Outcome | BaseException] = SimpleQueue()
+        self._finished: SimpleQueue[WorkerOutcome | BaseException] = SimpleQueue()
         self._closing = False
         self._failed_starts = 0
         self._workers: dict[FunctionProcess, bool] = {}  # and whether each is busy
@@ -109,10 +109,10 @@ class WorkerPool:
         """Add a task; tasks begin in the order of submission."""
         self._tasks.put((key, argument))
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self) -> WorkerOutcome:
         """Return the next task to finish, or raise ConfigError if no worker can start."""
         outcome = self._finished.get()
-        if isinstance(outcome, Outcome):
+        if isinstance(outcome, WorkerOutcome):
             return outcome
         self._finished.put(outcome)  # for every later call
         raise outcome
@@ -178,16 +178,16 @@ class WorkerPool:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with self._in_use(worker):
-                    outcome = Outcome(key, *worker.call(key, argument, self._passed_limit()))
+                    outcome = WorkerOutcome(key, *worker.call(key, argument, self._passed_limit()))
             except ProcessEnded as ended:
                 self._remove(worker, f"{ended}, at task {key}")
                 if attempt == _ATTEMPTS:
                     failure = f"its worker process ended {_ATTEMPTS} times: {ended}"
-                    self._finished.put(Outcome(key, None, failure))
+                    self._finished.put(WorkerOutcome(key, None, failure))
                 worker = self._start()
                 continue
             except Exception as error:  # the argument or the value cannot be sent
-                outcome = Outcome(key, None, describe_failure(error))
+                outcome = WorkerOutcome(key, None, describe_failure(error))
             self._finished.put(outcome)
             break
         return worker

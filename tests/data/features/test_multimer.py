@@ -10,7 +10,7 @@ import pytest
 
 from fastfold.data.features import multimer
 from fastfold.data.features.pipeline import featurize, sampler_from_merged
-from fastfold.data.features.transforms import Alignment, Draw, msa_profile
+from fastfold.data.features.transforms import Alignment, RandomDraw, msa_profile
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
 from fastfold.errors import InputError
@@ -30,7 +30,7 @@ def config() -> Any:
     return load_config(NAME)
 
 
-def official_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+def official_clusters(alignment: Alignment, draw: RandomDraw) -> tuple[np.ndarray, np.ndarray]:
     """The official formulas, written out over dense arrays in float64."""
     centre_mask, row_mask = alignment.mask[draw.clusters], alignment.mask[draw.extra]
     centres = np.eye(23)[draw.msa] * centre_mask[..., None]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.msa.choose import PlaceFiles, Rows, choose_files
+from fastfold.data.msa.choose import ChosenRows, PlaceFiles, choose_files
 from fastfold.data.msa.find import chosen_files, load_alignments
 from fastfold.data.msa.search_listing import LISTING, search_of
 from fastfold.data.targets import target_from_sequence
@@ -73,7 +73,7 @@ def test_pairs_are_from_a_source_that_has_them_of_all_chains(tmp_path: Path) -> 
 def test_uniprot_hits_of_some_chains_are_kept_without_another_source(tmp_path: Path) -> None:
     mine = put(tmp_path / "t_A/uniprot_hits.a3m", A)
     chosen = chosen_files(tmp_path, target_from_sequence(f"{A}:{B}", "t"))
-    assert chosen.pairs == {A: Rows((mine,)), B: Rows()}
+    assert chosen.pairs == {A: ChosenRows((mine,)), B: ChosenRows()}
 
 
 def test_uniprot_hits_hide_no_rows_of_the_chain(tmp_path: Path) -> None:

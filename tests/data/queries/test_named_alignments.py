@@ -14,7 +14,7 @@ import pytest
 from fastfold import model_config
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.msa.find import load_alignments, target_alignments
-from fastfold.data.queries.jobs import Job
+from fastfold.data.queries.jobs import QueryJob
 from fastfold.data.queries.named_alignments import ALIGNMENT_FIELDS, entity_alignments
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
@@ -234,7 +234,7 @@ def test_protenix_files_and_folders(tmp_path: Path, network: str) -> None:
 def test_fields_are_those_of_a_protein(tmp_path: Path) -> None:
     """Each field alone decides whether a chain's alignment is open."""
     (tmp_path / "x.a3m").write_text(OWN[FIRST])
-    job = Job(tmp_path / "in.json", "t")
+    job = QueryJob(tmp_path / "in.json", "t")
     assert entity_alignments(job, {}, FIRST, 1, is_protenix=False) is None
     for field in ALIGNMENT_FIELDS:
         value = OWN[FIRST] if field in ("unpairedMsa", "pairedMsa") else "x.a3m"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.data.queries.jobs import Entity, Job
+from fastfold.data.queries.jobs import Entity, QueryJob
 from fastfold.data.queries.named_templates import boltz_templates, entity_templates
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
@@ -82,7 +82,7 @@ def test_files_may_be_packed_and_four_are_used(tmp_path: Path) -> None:
 def test_an_empty_list_and_null_are_no_templates(tmp_path: Path) -> None:
     (target,), _ = read(tmp_path, af3())
     assert target.templates is None
-    assert entity_templates(Job("x", "t"), None, QUERY, 1) == (None, [])
+    assert entity_templates(QueryJob("x", "t"), None, QUERY, 1) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_chains_of_boltz_are_chosen_by_their_names(tmp_path: Path) -> None:
     assert target.templates[0] is not None
     assert target.templates[0]["template_domain_names"].tolist() == [b"1abc_B"]
     entities = [Entity(QUERY, ["P"]), Entity(other, ["Q"])]
-    job = Job(tmp_path / "t.yaml", "t")
+    job = QueryJob(tmp_path / "t.yaml", "t")
     found, _ = boltz_templates(job, [{"cif": "1abc.cif", "chain_id": ["P"], "template_id": ["L1"]}], entities)
     assert found[0].templates is not None
     assert found[0].templates["template_domain_names"].tolist() == [b"1abc_A"]

@@ -11,7 +11,7 @@ import pytest
 
 from fastfold.data.msa.find import load_alignments
 from fastfold.data.search import hhblits
-from fastfold.data.search.engine import Step
+from fastfold.data.search.engine import SearchStage
 from fastfold.data.search.hhblits import HhblitsEngine
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.local import local_engines, search
@@ -61,11 +61,11 @@ def test_databases_are_searched_together_after_fasta_files(program: Path, tmp_pa
     assert isinstance(first, HmmerEngine)
     assert isinstance(engine, HhblitsEngine)
     assert engine.name == "bfd_uniref"
-    steps: list[Step] = []
+    steps: list[SearchStage] = []
     (found,) = engine.search([QUERY], steps.append)
     assert found.files == {"bfd_uniref_hits.a3m": f">query\n{QUERY}\n>hit\n{QUERY}\n".encode()}
     assert found.facts["rows"] == 2
-    assert steps == [Step(engine.cost([QUERY]))]
+    assert steps == [SearchStage(engine.cost([QUERY]))]
     arguments = (program.parent / "arguments").read_text()
     assert " -oa3m " in arguments
     assert arguments.endswith(

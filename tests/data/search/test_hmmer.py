@@ -15,7 +15,7 @@ import pytest
 from fastfold.data.msa.find import read_msa
 from fastfold.data.search import hmmer
 from fastfold.data.search.database import SequenceDatabase
-from fastfold.data.search.engine import Found, Step
+from fastfold.data.search.engine import Found, SearchStage
 from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.search.store import SearchStore
@@ -101,7 +101,7 @@ def test_a_batch_is_as_one_by_one_and_steps_add_up(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(hmmer, "BATCH", 2)
     wanted = list(queries(3).values())
     path = write_database(tmp_path / "db.fasta", queries(3))
-    steps: list[Step] = []
+    steps: list[SearchStage] = []
     engine = HmmerEngine(
         HmmerSettings(iterations=3), SequenceDatabase("db", path), num_workers=1, memory_bytes=1 << 30
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.data.msa.find import load_alignments
-from fastfold.data.search.engine import Found, Report, SearchPlan, Step
+from fastfold.data.search.engine import Found, Report, SearchPlan, SearchStage
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import OutputError
@@ -38,7 +38,7 @@ class Engine:
             if sequence == self.fails_at:
                 raise RuntimeError("killed")
             self.searched.append(sequence)
-            report(Step(len(sequence), 1e9))
+            report(SearchStage(len(sequence), 1e9))
             text = f">query\n{sequence}\n>r\n{sequence[::-1]}\n"
             yield Found(sequence, {f"{self.name}_hits.a3m": text.encode()}, {"hits": 1})
 

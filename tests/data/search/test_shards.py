@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.search.database import MAX_RESIDUES, Part
+from fastfold.data.search.database import MAX_RESIDUES, DatabasePart
 from fastfold.data.search.shard_pool import ShardSearcher, ShardTask, digitize
 from fastfold.errors import InputError
 
-PART = Part(0, Path("db.fasta"), (), b"", 0)
+PART = DatabasePart(0, Path("db.fasta"), (), b"", 0)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_no_records_are_no_sequences() -> None:
 
 def test_what_fits_into_the_memory_is_kept_and_no_more() -> None:
     texts = [b">a\n" + b"MKVLA" * 2000 + b"\n" for _ in range(3)]
-    parts = [Part(number, Path("db"), (), text, len(text)) for number, text in enumerate(texts)]
+    parts = [DatabasePart(number, Path("db"), (), text, len(text)) for number, text in enumerate(texts)]
     searcher = ShardSearcher({}, 30_000)
     kept = [searcher(part.number, ShardTask(part, [])).is_kept for part in parts]
     assert kept[0]

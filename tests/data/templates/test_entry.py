@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfold.data.templates.entry import Entry
+from fastfold.data.templates.entry import TemplateEntry
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from tests.helpers.template_files import QUERY, entry, position
 
 
-def read(text: str, **settings: bool) -> Entry:
-    return Entry(text.split("\n"), path="1abc.cif", **settings)
+def read(text: str, **settings: bool) -> TemplateEntry:
+    return TemplateEntry(text.split("\n"), path="1abc.cif", **settings)
 
 
 def test_chains_have_the_sequence_and_the_observed_atoms() -> None:

@@ -25,7 +25,7 @@ from fastfold.data.training.entry import (
 from fastfold.data.training.sample import FEATURES, SampleSettings, complex_sample, training_sample
 from fastfold.data.training.templates import (
     MAX_CANDIDATES,
-    Candidates,
+    TemplateCandidates,
     TrainingTemplates,
     read_candidates,
 )
@@ -64,11 +64,11 @@ def chain(tmp_path: Path) -> Entry:
     return replace(found, release_date="2006-02-15")
 
 
-def names(found: Candidates) -> list[str]:
+def names(found: TemplateCandidates) -> list[str]:
     return [hit.pdb_chain[0] for hit in found.hits if hit.pdb_chain is not None]
 
 
-def candidates_of(one: Entry, templates: TrainingTemplates) -> dict[str, Candidates]:
+def candidates_of(one: Entry, templates: TrainingTemplates) -> dict[str, TemplateCandidates]:
     return templates.candidates(one, read_entry(one))
 
 
@@ -161,7 +161,7 @@ def test_sample_has_the_templates_of_its_crop_and_follows_from_its_seed(
     tree = model_config("model_1_ptm")
     assert tree.data.common.use_templates
 
-    def sample(seed: int, candidates: Candidates | None = found) -> dict[str, np.ndarray]:
+    def sample(seed: int, candidates: TemplateCandidates | None = found) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)
         return training_sample(data.chain, data.alignments, tree, SETTINGS, rng, templates=candidates)
 

@@ -15,7 +15,7 @@ from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.checkpoint import (
     load_model,
 )
-from fastfold.evoformer.weights.mapping import Source, check_parameters, own_mappings, read_parameters
+from fastfold.evoformer.weights.mapping import WeightSource, check_parameters, own_mappings, read_parameters
 from fastfold.evoformer.weights.safetensors_file import OwnFile, write_own
 from tests.helpers.weights_files import OURS, write_safetensors
 
@@ -189,9 +189,9 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path, value: float) -> N
 
 def test_all_differences_from_a_network_are_named() -> None:
     model = torch.nn.Linear(3, 2)
-    check_parameters(own_mappings(model), Source("here", {"weight": (2, 3), "bias": (2,)}))
+    check_parameters(own_mappings(model), WeightSource("here", {"weight": (2, 3), "bias": (2,)}))
     with pytest.raises(WeightsError) as caught:
-        check_parameters(own_mappings(model), Source("here", {"weight": (3, 2), "more": (1,)}))
+        check_parameters(own_mappings(model), WeightSource("here", {"weight": (3, 2), "more": (1,)}))
     for problem in (
         "parameter bias is missing",
         "parameter more is not in this network",

@@ -13,7 +13,7 @@ from fastfold._version import __version__
 from fastfold.errors import ConfigError
 from fastfold.inference.workers.job import Finished, Gone, Job, JobResult, Ready, ScreenError, Task, Worker
 from fastfold.inference.workers.options import ScreenOptions
-from fastfold.inference.workers.ray_cluster import Group, Machine, RayExecutor, Resources, connect
+from fastfold.inference.workers.ray_cluster import Machine, RayExecutor, Resources, WorkerGroup, connect
 from tests.inference.workers.functions import act
 
 TASK = Task(Job(0, "T1", "fold", None, 1.0), None)
@@ -89,7 +89,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 def executor(count: int = 1, **group: Any) -> RayExecutor:
-    return RayExecutor([Group("fold", count, act, **group)], ScreenOptions())
+    return RayExecutor([WorkerGroup("fold", count, act, **group)], ScreenOptions())
 
 
 def test_a_worker_is_ready_when_its_machine_answers_and_gives_results(ray: FakeRay):

@@ -67,15 +67,15 @@ def test_the_crossover_is_where_the_multiply_adds_are_as_many() -> None:
     """With those of the norm, which are the same in both."""
     for sequences, columns in ((19, 37), (20, 37), (41, 2000), (42, 2000)):
         inputs = _inputs(sequences, rows=1, columns=columns)
-        fewer = _multiply_adds(FoldedRows, inputs) < _multiply_adds(eager.Rows, inputs)
+        fewer = _multiply_adds(FoldedRows, inputs) < _multiply_adds(eager.ProductRows, inputs)
         assert _pays(inputs) == fewer == (sequences in (19, 41)), sequences
     single = _inputs(1, rows=1, columns=2000)
-    assert _multiply_adds(FoldedRows, single) * 30 < _multiply_adds(eager.Rows, single)
+    assert _multiply_adds(FoldedRows, single) * 30 < _multiply_adds(eager.ProductRows, single)
 
 
 def test_an_operator_takes_the_one_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[type] = []
-    for module, kind in ((eager, eager.Rows), (folding, FoldedRows)):
+    for module, kind in ((eager, eager.ProductRows), (folding, FoldedRows)):
         create = kind.__init__
 
         def counted(self: Any, *arguments: Any, create: Any = create) -> None:
@@ -85,7 +85,7 @@ def test_an_operator_takes_the_one_that_pays(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(getattr(module, kind.__name__), "__init__", counted)
     for sequences in (19, 20):
         _operator(**{k: x.float() for k, x in _inputs(sequences).items()})
-    assert made == [FoldedRows, eager.Rows]
+    assert made == [FoldedRows, eager.ProductRows]
 
 
 @pytest.mark.parametrize("block", [1, 700, 5000])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory.chunking.graph import Layout, export_graph
+from fastfold.memory.chunking.graph import ChunkLayout, export_graph
 from tests.memory.chunking.test_flow import graph_of
 
 _X = torch.randn(4, 6)
@@ -58,4 +58,4 @@ def test_sources_and_layouts_are_those_of_the_module() -> None:
     ]
     assert graph.operations[-1].name == "aten::linear"
     assert graph.layout(graph.operations[-1].index).shape == (4, 3)
-    assert graph.layout(0).nbytes == Layout.of(torch.empty(3, 6)).nbytes == 72
+    assert graph.layout(0).nbytes == ChunkLayout.of(torch.empty(3, 6)).nbytes == 72

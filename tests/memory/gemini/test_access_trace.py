@@ -7,16 +7,23 @@ import torch
 from torch import nn
 
 from fastfold.memory import Access, Span
-from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, Trace, TraceBook, pass_key
+from fastfold.memory.gemini.access_trace import (
+    REMEMBERED,
+    AccessRecorder,
+    AccessTrace,
+    PassKey,
+    TraceBook,
+    pass_key,
+)
 
 
 def _key(name: str = "", *, training: bool = True, opaque: bool = False) -> PassKey:
     return PassKey(name, training, True, ((8,),), (), opaque)
 
 
-def _trace(*keys: PassKey, elements: int = 10, other: int = 5, chunk: int = 0) -> Trace:
+def _trace(*keys: PassKey, elements: int = 10, other: int = 5, chunk: int = 0) -> AccessTrace:
     accesses = tuple(Access(frozenset({chunk}), other) for _ in keys)
-    return Trace(keys, (elements,) * len(keys), tuple(range(len(keys))), accesses, (0,) * len(keys))
+    return AccessTrace(keys, (elements,) * len(keys), tuple(range(len(keys))), accesses, (0,) * len(keys))
 
 
 def test_a_pass_is_known_by_what_changes_it() -> None:
@@ -40,7 +47,7 @@ def test_a_pass_is_known_by_what_changes_it() -> None:
 
 
 def test_a_cycle_is_written_down_access_by_access() -> None:
-    recorder = Recorder()
+    recorder = AccessRecorder()
     recorder.measured(99)  # before the first access: nobody's
     recorder.begin(_key("a"), 7)
     recorder.access(frozenset({0}), 1)
@@ -98,7 +105,9 @@ def test_of_two_spans_the_larger_counts(larger: int) -> None:
     book, base = TraceBook(), _trace(a)
     for size in sizes if larger else reversed(sizes):
         spans = {("tensor", 0, 0): Span(size, 0, 1)}
-        found = book.keep(Trace(base.keys, base.elements, base.starts, base.accesses, base.before, spans))
+        found = book.keep(
+            AccessTrace(base.keys, base.elements, base.starts, base.accesses, base.before, spans)
+        )
     assert found.spans == {("tensor", 0, 0): Span(20, 0, 1)}
 
 
@@ -149,7 +158,7 @@ def test_an_access_after_a_loop_of_another_length_has_its_place() -> None:
     chunks = [0, 1, 2, 1, 2, 1, 2, 2, 1]
     grads = (True, False, False, False, False, True, True, False, False)
     accesses = tuple(Access(frozenset({chunk})) for chunk in chunks)
-    trace = Trace((_key(),), (1,), (0,), accesses, (0,) * 9, grads=grads)
+    trace = AccessTrace((_key(),), (1,), (0,), accesses, (0,) * 9, grads=grads)
     one, two = frozenset({1}), frozenset({2})
     assert [
         trace.place(i, a.chunks, g) for i, (a, g) in enumerate(zip(accesses, grads, strict=True))

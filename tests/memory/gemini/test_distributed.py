@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from fastfold.memory import Gemini, GeminiConfig, SimulatedDevice, Tier
-from fastfold.memory.gemini.access_trace import Trace
+from fastfold.memory.gemini.access_trace import AccessTrace
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import build_chunks
 from fastfold.memory.gemini.distributed import Ranks
@@ -150,8 +150,8 @@ def test_what_an_owner_has_stepped_and_its_states_reach_the_others() -> None:
 
 
 def test_ranks_learn_what_all_have_seen_in_one_order() -> None:
-    def seen(rank: int) -> list[Trace]:
-        return [Trace((), (rank,), (), (), ())] * (rank + 1)
+    def seen(rank: int) -> list[AccessTrace]:
+        return [AccessTrace((), (rank,), (), (), ())] * (rank + 1)
 
     found = on_one_line(3, lambda group: Ranks(None, group.process_group, False).agree(seen(group.rank)))
     assert found == [seen(0) + seen(1) + seen(2)] * 3

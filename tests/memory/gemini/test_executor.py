@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fastfold.memory import SimulatedDevice, Tier, plan
-from fastfold.memory.gemini.access_trace import PassKey, Trace
+from fastfold.memory.gemini.access_trace import AccessTrace, PassKey
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import ChunkState, build_chunks
 from fastfold.memory.gemini.executor import Residency
@@ -174,11 +174,11 @@ def test_saved_tensors_stay_where_there_is_room() -> None:
 
 def test_ranks_remember_what_any_of_them_has_seen() -> None:
     """Evaluations are a rank's own; a step is remembered when the ranks have met."""
-    met: list[list[Trace]] = []
+    met: list[list[AccessTrace]] = []
 
-    def agree(traces: list[Trace]) -> list[Trace]:
+    def agree(traces: list[AccessTrace]) -> list[AccessTrace]:
         met.append(traces)
-        return [*traces, Trace((_key("elsewhere"),), (1,), (0,), (), ())]
+        return [*traces, AccessTrace((_key("elsewhere"),), (1,), (0,), (), ())]
 
     residency = _residency(4, agree=agree)
     _run(residency, (0,), _key(training=False))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from fastfold.memory import Access, Span, smallest_budget, with_spans
-from fastfold.memory.gemini.access_trace import SpanKey, Trace
+from fastfold.memory.gemini.access_trace import AccessTrace, SpanKey
 from fastfold.memory.gemini.executor import choose_kept, reserve
 
 SIZES = {0: 10, 1: 10, 2: 10}
 SPANS: dict[SpanKey, Span] = {("saved", -1, i): Span(size, i, 5 - i) for i, size in enumerate((8, 6, 4))}
 
 
-def trace(spans: dict[SpanKey, Span]) -> Trace:
+def trace(spans: dict[SpanKey, Span]) -> AccessTrace:
     """Three operators forward and back."""
     accesses = tuple(Access(frozenset({i}), 5) for i in (0, 1, 2, 2, 1, 0))
-    return Trace((), (), (), accesses, (0,) * 6, spans)
+    return AccessTrace((), (), (), accesses, (0,) * 6, spans)
 
 
 @pytest.mark.parametrize("budget", range(15, 60, 3))

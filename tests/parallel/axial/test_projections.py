@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastfold.parallel.axial.projections import Projections
+from fastfold.parallel.axial.projections import ShardedProjections
 from tests.helpers.definitions import close
 
 
@@ -25,7 +25,7 @@ def test_projections_and_gradients_are_those_of_plain_layers(used: str) -> None:
     """Twice through the same graph; with one of the two left out of the loss as well."""
     ours, plain = _inputs(), _inputs()
     x, scale, shift, *rest = ours
-    both = Projections(x, (scale, shift))
+    both = ShardedProjections(x, (scale, shift))
     found = both.first(rest[0], rest[1]), both.second(rest[2], rest[3])
     normed = layer_norm(plain[0], (8,), plain[1], plain[2])
     expected = linear(normed, plain[3], plain[4]), linear(normed, plain[5], plain[6])
@@ -55,7 +55,7 @@ def test_the_tensor_is_normalised_once_in_either_direction() -> None:
             return func(*args, **(kwargs or {}))
 
     x, scale, shift, *rest = _inputs()
-    both = Projections(x, (scale, shift))
+    both = ShardedProjections(x, (scale, shift))
     with Watching():
         total = both.first(rest[0], rest[1]).sum() + both.second(rest[2], rest[3]).sum()
         forward = seen.count("fastfold::layer_norm")

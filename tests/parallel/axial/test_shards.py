@@ -13,7 +13,7 @@ from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.axial import matmul
 from fastfold.parallel.axial import shards as axial
 from fastfold.parallel.axial.matmul import choose_contraction
-from fastfold.parallel.axial.shards import AxialShards, Rows, _weighted_sum, check_alike, checksum
+from fastfold.parallel.axial.shards import AxialShards, ShardRows, _weighted_sum, check_alike, checksum
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
@@ -126,7 +126,7 @@ def test_a_switch_in_place_takes_the_memory_of_what_it_moves(ranks: int) -> None
 
 
 def _joined() -> Tensor:
-    rows = Rows(ParallelMesh(ParallelPlan(dap=2)).group("dap"), [1, 2])
+    rows = ShardRows(ParallelMesh(ParallelPlan(dap=2)).group("dap"), [1, 2])
     return rows.join(torch.arange(3.0)[rows.own, None])
 
 

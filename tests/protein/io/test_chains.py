@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fastfold.protein.io.chains import build_chain, residue_index_from_numbers
-from fastfold.protein.io.records import ChainRecord, ResidueRecord
+from fastfold.protein.io.records import RecordedChain, ResidueRecord
 from tests.helpers.residues import conformer, residue
 
 
-def chain(*residues: ResidueRecord, **options: object) -> ChainRecord:
+def chain(*residues: ResidueRecord, **options: object) -> RecordedChain:
     """A chain of these residues."""
-    record = ChainRecord("A", **options)  # type: ignore[arg-type]
+    record = RecordedChain("A", **options)  # type: ignore[arg-type]
     record.residues = {(one.number, one.insertion): one for one in residues}
     return record
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fastfold.protein.io.records import ChainRecord
+from fastfold.protein.io.records import RecordedChain
 from tests.helpers.residues import atom
 
 
 def test_an_atom_that_is_there_twice_is_refused() -> None:
-    chain = ChainRecord("A")
+    chain = RecordedChain("A")
     assert chain.add_atom(atom("CA"), 1, "", hetero=False) == ""
     assert "residue ALA 1 of chain 'A' has its atom CA twice" in chain.add_atom(
         atom("CA"), 1, "", hetero=False
@@ -18,7 +18,7 @@ def test_an_atom_that_is_there_twice_is_refused() -> None:
 
 
 def test_two_residues_under_one_number_are_refused_unless_they_are_alternates() -> None:
-    chain = ChainRecord("A")
+    chain = RecordedChain("A")
     chain.add_atom(atom("CA", "SER", alternate="A"), 1, "", hetero=False)
     assert chain.add_atom(atom("CA", "ALA", alternate="B"), 1, "", hetero=False) == ""
     assert "is SER in an earlier record and GLY here" in chain.add_atom(
@@ -29,7 +29,7 @@ def test_two_residues_under_one_number_are_refused_unless_they_are_alternates() 
 
 
 def test_a_ligand_under_the_number_of_a_residue_is_left_out() -> None:
-    chain = ChainRecord("A")
+    chain = RecordedChain("A")
     chain.add_atom(atom("CA"), 1, "", hetero=False)
     assert chain.add_atom(atom("C1", "LIG"), 1, "", hetero=True) == ""
     (residue,) = chain.residues.values()
@@ -37,7 +37,7 @@ def test_a_ligand_under_the_number_of_a_residue_is_left_out() -> None:
 
 
 def test_stated_positions_tell_residues_apart() -> None:
-    chain = ChainRecord("A")
+    chain = RecordedChain("A")
     chain.add_atom(atom("CA"), 1, "", hetero=False, position=0)
     chain.add_atom(atom("CA", "GLY"), 1, "", hetero=False, position=1)
     assert [residue.position for residue in chain.residues.values()] == [0, 1]

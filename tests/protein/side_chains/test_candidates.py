@@ -6,7 +6,7 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Protein
-from fastfold.protein.side_chains.candidates import Candidates, side_chain_candidates
+from fastfold.protein.side_chains.candidates import RotamerCandidates, side_chain_candidates
 from tests.helpers.peptides import helix
 
 BACKBONE = ("N", "CA", "C", "CB")
@@ -17,7 +17,9 @@ def _known(protein: Protein, *names: str) -> np.ndarray:
     return (protein.atom_mask > 0.5) & np.isin(np.array(rc.atom_types), names)
 
 
-def _second(letter: str, *names: str, torsions: tuple[float, float] = HELIX) -> tuple[Candidates, np.ndarray]:
+def _second(
+    letter: str, *names: str, torsions: tuple[float, float] = HELIX
+) -> tuple[RotamerCandidates, np.ndarray]:
     """Return the candidates of the second of three residues whose atoms have these names, and its atoms."""
     protein = helix(f"A{letter}A")
     xyz = protein.atom_positions.astype(float)

@@ -6,14 +6,14 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import follows
-from fastfold.protein.side_chains.candidates import Candidates
+from fastfold.protein.side_chains.candidates import RotamerCandidates
 from fastfold.protein.side_chains.crowded import place_again
 from fastfold.protein.side_chains.rings import pierced_rings
 from tests.helpers.peptides import helix
 from tests.protein.side_chains.test_rings import ring_and_bond
 
 
-def _no_candidates(residues: list[int]) -> list[Candidates]:
+def _no_candidates(residues: list[int]) -> list[RotamerCandidates]:
     raise AssertionError(residues)
 
 
@@ -43,11 +43,11 @@ def test_crowded_residues_take_their_best_candidates_and_others_stay() -> None:
     tied = follows(protein.chain_index, protein.residue_index)
     slot, energies = rc.atom_order["NZ"], np.array([2.0, 1.0])
 
-    def candidates_of(residues: list[int]) -> list[Candidates]:
+    def candidates_of(residues: list[int]) -> list[RotamerCandidates]:
         assert residues == [3]
         points = protein.atom_positions[None, [3], slot].repeat(2, 0).astype(np.float64)
         points[1] += 0.5
-        return [Candidates(3, [slot], points, np.array([1]), energies)]
+        return [RotamerCandidates(3, [slot], points, np.array([1]), energies)]
 
     present, everyone = protein.atom_mask > 0.5, np.ones(len(protein), bool)
     placed = place_again(
@@ -69,9 +69,9 @@ def test_a_second_choice_that_pierces_a_ring_is_not_taken() -> None:
     apart[residue, slot] += 20.0
     assert not pierced_rings(apart, present, protein.aatype, tied)
 
-    def candidates_of(residues: list[int]) -> list[Candidates]:
+    def candidates_of(residues: list[int]) -> list[RotamerCandidates]:
         points = protein.atom_positions[None, [residue], slot].astype(np.float64)
-        return [Candidates(residue, [slot], points, np.array([0]), np.zeros(1))]
+        return [RotamerCandidates(residue, [slot], points, np.array([0]), np.zeros(1))]
 
     crowded = np.arange(len(protein)) == residue
     assert place_again(apart, present, protein.aatype, tied, everyone, crowded, candidates_of) is apart

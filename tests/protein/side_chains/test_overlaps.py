@@ -7,7 +7,7 @@ import pytest
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.side_chains.build import BACKBONE
-from fastfold.protein.side_chains.candidates import Candidates, side_chain_candidates
+from fastfold.protein.side_chains.candidates import RotamerCandidates, side_chain_candidates
 from fastfold.protein.side_chains.clashes import RADII
 from fastfold.protein.side_chains.overlaps import pair_energies, with_fixed_atoms
 from tests.helpers.peptides import helix
@@ -20,7 +20,7 @@ KNOWN = (PROTEIN.atom_mask > 0.5) & np.isin(np.arange(rc.atom_type_num), BACKBON
 TIED = np.array([False, True, True] * 2)
 
 
-def serine(residue: int) -> Candidates:
+def serine(residue: int) -> RotamerCandidates:
     torsions = np.full((len(XYZ), 2), [-60.0, -45.0])
     return side_chain_candidates([residue], XYZ, KNOWN, PROTEIN.aatype, torsions)[0]
 
@@ -51,7 +51,7 @@ def test_fixed_atoms_count_except_those_of_the_residue_and_next_to_it() -> None:
 
 def test_pairs_of_candidates_have_the_overlaps_of_their_atoms() -> None:
     first, second = serine(1), serine(4)
-    near = Candidates(
+    near = RotamerCandidates(
         4, second.slots, second.points - XYZ[4, CB] + XYZ[1, CB] + 1.5, second.kinds, second.energies
     )
     moved = XYZ.copy()
@@ -59,6 +59,6 @@ def test_pairs_of_candidates_have_the_overlaps_of_their_atoms() -> None:
     pairs = pair_energies([first, near], moved)
     expected = [[overlap(a[0], b[0], 2 * RADII["O"]) for b in near.points] for a in first.points]
     np.testing.assert_allclose(pairs[0, 1], expected, atol=1e-3)
-    far = Candidates(4, near.slots, near.points + 100.0, near.kinds, near.energies)
+    far = RotamerCandidates(4, near.slots, near.points + 100.0, near.kinds, near.energies)
     moved[4] += 100.0
     assert pair_energies([first, far], moved) == {}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.utils.workers.pool import InlinePool, Outcome, WorkerPool
+from fastfold.utils.workers.pool import InlinePool, WorkerOutcome, WorkerPool
 
 
 def _work(key: int, argument: int) -> int:
@@ -27,7 +27,11 @@ def test_without_processes_tasks_run_in_their_order() -> None:
     for key, argument in enumerate((5, -1, 7)):
         pool.submit(key, argument)
     outcomes = [pool.next_outcome() for _ in range(3)]
-    assert outcomes == [Outcome(0, 0, None), Outcome(1, None, "is negative"), Outcome(2, 14, None)]
+    assert outcomes == [
+        WorkerOutcome(0, 0, None),
+        WorkerOutcome(1, None, "is negative"),
+        WorkerOutcome(2, 14, None),
+    ]
 
 
 def test_a_closed_pool_forgets_its_tasks() -> None:
@@ -47,7 +51,7 @@ def _pause(key: int, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _interrupted(function: Callable[[], Outcome], line: int) -> Outcome | KeyboardInterrupt:
+def _interrupted(function: Callable[[], WorkerOutcome], line: int) -> WorkerOutcome | KeyboardInterrupt:
     """Call a function, with Ctrl-C before the ``line``-th line of Python that it executes."""
     lines = itertools.count()
 
@@ -75,7 +79,7 @@ def test_an_interrupt_at_any_line_is_one_error_and_the_pool_works_on() -> None:
                 pass
             pool.submit(line, 0.02)
             found = _interrupted(pool.next_outcome, line)
-            if isinstance(found, Outcome):
+            if isinstance(found, WorkerOutcome):
                 break
             assert found.__context__ is None
     assert found.key == line > 2

@@ -86,7 +86,9 @@ def search_colabfold(
     """
     pair_mode = source.modes.pair_mode
     prepare_output_directory(out)
-    jobs = (_Job.make(target, pair_mode, find_needs(out, target, by_colabfold=True)) for target in targets)
+    jobs = (
+        _SourceJob.make(target, pair_mode, find_needs(out, target, by_colabfold=True)) for target in targets
+    )
     waiting = [job for job in jobs if job is not None]
     store = SearchStore(out / FOLDER)
     kinds = ("unpaired", "paired", "joined", "pairs")
@@ -137,7 +139,7 @@ def _chains(target: Target) -> Chains:
     return tuple(dict.fromkeys(_letters(target)))
 
 
-class _Job(NamedTuple):
+class _SourceJob(NamedTuple):
     """Searches that a target needs."""
 
     given: Target  #: The target
@@ -149,7 +151,7 @@ class _Job(NamedTuple):
     )
 
     @classmethod
-    def make(cls, requested: Target, pair_mode: PairMode, needs: SearchNeeds) -> _Job | None:
+    def make(cls, requested: Target, pair_mode: PairMode, needs: SearchNeeds) -> _SourceJob | None:
         """Return the searches of a target under a pair mode; None if it needs none."""
         target = requested.uncut
         chains = _chains(target)
@@ -173,7 +175,7 @@ def template_file(chain: Chain) -> str:
     return f"{NAME}_templates_{chain.id}.tar.gz"
 
 
-def _publish(job: _Job, store: SearchStore, keys: Mapping[str, SearchKey], out: Path) -> bool:
+def _publish(job: _SourceJob, store: SearchStore, keys: Mapping[str, SearchKey], out: Path) -> bool:
     """Put the alignment of a target into its place, if all of it has been found."""
     target, chains, letters = job.target, _chains(job.target), _letters(job.target)
     parts = {sequence: store.find(sequence, keys["unpaired"]) for sequence in job.alone}

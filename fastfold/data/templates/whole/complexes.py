@@ -287,7 +287,7 @@ def _split(values: np.ndarray, chains: Sequence[EntryChain]) -> list[np.ndarray]
 _LIMIT = 1 << 24
 
 
-class _Row(NamedTuple):
+class _ComplexRow(NamedTuple):
     line: int
     name: str
     file: str
@@ -304,7 +304,7 @@ class ChainMap:
     def __init__(self, path: PathLike) -> None:
         self.path = path
         text = read_text_bytes(path, limit=_LIMIT).decode("utf-8-sig", "replace")
-        self._rows: list[_Row] = []
+        self._rows: list[_ComplexRow] = []
         for line, cells in table_rows(text, path, ",", comment="#"):
             fields = [cell.strip() for cell in cells]
             if len(fields) != 3 or not all(fields):
@@ -313,7 +313,7 @@ class ChainMap:
                     path=path,
                     line=line,
                 )
-            self._rows.append(_Row(line, fields[0], structure_name(fields[1]), fields[2]))
+            self._rows.append(_ComplexRow(line, fields[0], structure_name(fields[1]), fields[2]))
         if not self._rows:
             raise InputError("has no rows; write protein,file,chain such as 'P23726,3l4q.cif,C'", path=path)
 
@@ -355,5 +355,5 @@ class ChainMap:
             here[free[0]] = row.chain
         return found
 
-    def _error(self, row: _Row, problem: str) -> InputError:
+    def _error(self, row: _ComplexRow, problem: str) -> InputError:
         return InputError(problem, path=self.path, line=row.line)

@@ -41,7 +41,7 @@ class OuterProductParams(NamedTuple):
     bias: Tensor
 
 
-class Rows:
+class ProductRows:
     """Writer of the result's rows, block by block; the right side is reordered once.
 
     With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory. These

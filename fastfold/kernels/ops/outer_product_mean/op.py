@@ -98,7 +98,7 @@ class OuterProductRows:
             like = first.new_empty(0)
             del first
             right_mask = right_mask.to(accumulation_dtype(like))
-            kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.Rows
+            kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.ProductRows
             self._write = kind(like, parts, right_mask, weight, bias, eps)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     TriangleGradients = eager.Backward | triton_launch.Backward
 
 
-class _Backend(Protocol):
+class _TriangleBackend(Protocol):
     """Module with the operations before and after the contraction."""
 
     def channel_group(self, c: int, positions: int) -> int: ...
@@ -50,7 +50,7 @@ class _Backend(Protocol):
     ) -> TriangleGradients: ...
 
 
-def _backend(backend: str) -> _Backend:
+def _backend(backend: str) -> _TriangleBackend:
     if backend == "triton":
         from fastfold.kernels.ops.triangle_multiplication import triton_launch
 
