@@ -158,7 +158,8 @@ def test_other_commands_on_two_processes_write_the_files_of_one(cli: CommandLine
         elif name.endswith("_scores.json") and command == "restraints":
             reports = [json.loads(path.read_text())["restraints"] for path in (first, second)]
             assert len(reports[0]["restraints"]) == reports[0]["total"] == 2
-            assert reports[0]["confidence_paid"] != 0
+            assert reports[0]["steps"] == reports[1]["steps"] == 3
+            assert reports[0]["evidence"] == pytest.approx(reports[1]["evidence"], abs=0.01)
             for one, two in zip(*(report["restraints"] for report in reports), strict=True):
                 assert two["distance_before"] == pytest.approx(one["distance_before"], abs=0.05)
                 assert two["distance"] == pytest.approx(one["distance"], abs=0.05)

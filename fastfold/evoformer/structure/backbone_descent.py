@@ -38,6 +38,7 @@ class Phase(NamedTuple):
     share: float  #: Of the steps
     rate: float  #: Move of a residue in the first step in Å
     distances: float  #: Factor of the potential of distances
+    restraints: float  #: Factor of the springs between restrained residues
     weights: BackboneWeights
 
 
@@ -45,12 +46,13 @@ SOFT = Phase(
     share=0.25,
     rate=0.1,
     distances=1.0,
+    restraints=1.0,
     weights=BackboneWeights(
         bond=200.0,
         angle=150.0,
         ca_ca=100.0,
         omega=100.0,
-        ramachandran=40.0,
+        ramachandran=80.0,
         hand=110.0,
         predicted=20.0,
         overlap=30.0,
@@ -60,12 +62,13 @@ HARD = Phase(
     share=0.5,
     rate=0.1,
     distances=1.6,
+    restraints=1.6,
     weights=BackboneWeights(
         bond=2500.0,
         angle=1000.0,
-        ca_ca=300.0,
-        omega=800.0,
-        ramachandran=50.0,
+        ca_ca=1500.0,
+        omega=2400.0,
+        ramachandran=120.0,
         hand=140.0,
         predicted=20.0,
         overlap=80.0,
@@ -75,12 +78,13 @@ STIFF = Phase(
     share=0.25,
     rate=0.05,
     distances=1.6,
+    restraints=0.3,
     weights=BackboneWeights(
         bond=30000.0,
         angle=5000.0,
-        ca_ca=600.0,
-        omega=3500.0,
-        ramachandran=50.0,
+        ca_ca=3000.0,
+        omega=10500.0,
+        ramachandran=120.0,
         hand=140.0,
         predicted=15.0,
         overlap=240.0,
@@ -146,10 +150,10 @@ def build_backbone(
 
         def pull(points: Tensor) -> Tensor:
             own = torch.zeros_like(points)
-            own[:, _CB] = sum_over_ranks(distances.forces(points[:, _CB]))
+            own[:, _CB] = phase.distances * sum_over_ranks(distances.forces(points[:, _CB]))
             if restraints is not None:
-                own += restraints.forces(points.flatten(0, 1)).view_as(points)
-            return phase.distances * own
+                own += phase.restraints * restraints.forces(points.flatten(0, 1)).view_as(points)
+            return own
 
         return _descend(frames, own_steps, phase.rate, energy=energy, pull=pull, radius=radius, shape=shape)
 

@@ -1,7 +1,7 @@
 """Springs between restrained residues in the descent on the distogram.
 
 A spring is slack while its distance is within the limits. Its pull is bounded, so that a few impossible restraints do
-not decide a fold. Restraints of one group are alternatives, of which the one nearest to its limits pulls.
+not decide a fold. Restraints of one group are alternatives: the one nearest to its limits pulls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESTRAINT_FEATURES = ("restraint_points", "restraint_limits", "restraint_weights
 Numbers of two points ``[R, 2]`` (:data:`POINTS` times the residue's place, plus 1 for CA or 3 for CB), limits of their
 distance ``[R, 2]`` in Å, weights ``[R]``, and numbers of groups from 0 on ``[R]``.
 """
-_STIFFNESS = 200.0  #: Of a restraint with weight 1, per Å²
+_STIFFNESS = 500.0  #: Of a restraint with weight 1, per Å²
 _LONGEST = 4.0  #: Excess in Å from which the pull stays the same
 _MARGIN = 0.5  #: Distance in Å within the limits from which a spring is slack
 

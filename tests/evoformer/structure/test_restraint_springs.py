@@ -40,8 +40,8 @@ def test_the_energy_is_bounded_and_flat_within_limits() -> None:
         points = torch.zeros(8, 3)
         points[5, 0] = distance
         found = springs([(1, 5)], [(low, high)], [0], residues=2).total(points)
-        expected = 200 * (excess**2 / 2 if excess < 4 else 8 + 4 * (excess - 4))
-        assert float(found) == pytest.approx(expected, abs=0.1), (low, high, distance)
+        expected = 500 * (excess**2 / 2 if excess < 4 else 8 + 4 * (excess - 4))
+        assert float(found) == pytest.approx(expected, abs=0.3), (low, high, distance)
 
 
 def test_forces_are_the_gradient() -> None:
@@ -63,7 +63,7 @@ def test_the_nearest_of_a_group_pulls_alone() -> None:
     points = torch.zeros(12, 3)
     points[5, 0], points[9, 0] = 10.0, 14.0
     forces = springs([(1, 5), (1, 9)], [(0.0, 8.0), (0.0, 8.0)], [0, 0], residues=3).forces(points)
-    assert float(forces[5, 0]) == pytest.approx(200 * 2.5, rel=1e-3)
+    assert float(forces[5, 0]) == pytest.approx(500 * 2.5, rel=1e-3)
     assert not forces[9].any()
 
 
@@ -88,10 +88,10 @@ def test_a_descent_obeys_restraints_and_keeps_the_backbone() -> None:
     """Ends of a helix of 60 residues come together where the distogram knows nothing."""
     flat = torch.zeros(LENGTH, LENGTH, 64)
     start, config = helix(LENGTH), CONFIG
-    near = springs([(4 * 5 + 1, 4 * 50 + 1)], [(0.0, 9.0)], [0])
+    near = springs([(4 * 5 + 1, 4 * 50 + 1)], [(0.0, 12.0)], [0])
     assert closer(run(start, flat)) > 20.0
     moved = run(start, flat, restraints=near, config=config)
-    assert closer(moved) <= 9.0
+    assert closer(moved) <= 12.0
     steps = torch.linalg.vector_norm(moved[1:, 4:] - moved[:-1, 4:], dim=-1)
     assert float((steps - 3.8).abs().max()) < 0.15
     far = springs([(4 * 5 + 1, 4 * 50 + 1)], [(40.0, float("inf"))], [0])

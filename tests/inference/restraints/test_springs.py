@@ -37,7 +37,7 @@ def test_features_name_points_and_limits_of_the_descent() -> None:
     ]
     points, limits, weights, groups = features("MKTAYIAK", given)
     assert points.tolist() == [[1, 29], [7, 27], [11, 23]]
-    nearer = 0.35 * sum(float(atom_reach("CB")[restype_order[letter]]) for letter in "TI")
+    nearer = 0.2 * sum(float(atom_reach("CB")[restype_order[letter]]) for letter in "TI")
     np.testing.assert_allclose(limits, [[0, 8], [5, 8], [3 + nearer, 6 + nearer]], rtol=1e-6)
     assert weights.tolist() == [0.5, 1.0, 1.0]
     assert groups.tolist() == [0, 1, 1]
@@ -50,7 +50,7 @@ def test_unknown_residues_are_refused() -> None:
 
 def test_a_restrained_fold_obeys_and_stays_a_protein(tmp_path: Path) -> None:
     path = tmp_path / "links.csv"
-    rows = ("A,3,A,27,8,CA,", "A,7,A,23,8,CB,", "A,5,A,25,6,any,g", "A,5,A,24,6,any,g")
+    rows = ("A,3,A,27,8,CA,", "A,7,A,23,8,CB,", "A,5,A,25,7.5,any,g", "A,5,A,24,7.5,any,g")
     header = "chain1,residue1,chain2,residue2,max,atoms,group"
     path.write_text("\n".join([header, *rows, ""]))
     model = fastfold.load_model("mini")
