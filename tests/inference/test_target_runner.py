@@ -71,7 +71,7 @@ def test_a_finished_target_is_compared_with_its_structure(tmp_path: Path) -> Non
         "warning: t: not comparable with t.pdb: the prediction and the reference do not share"
     )
     found = json.loads((tmp_path / "out" / "t_reference.json").read_text())
-    assert found.keys() == {"schema_version", "name", "reference", "not_comparable"}
+    assert found.keys() == {"schema_version", "name", "reference", "kind", "backbone", "not_comparable"}
     (truth / "t.pdb").unlink()
     report_comparison(runner.progress, results, target, "1/1 t", truth)
     assert said.lines[1:] == [(f"warning: t: no structure of this name in {truth}", True)]

@@ -103,7 +103,16 @@ def descend(
                 **rows,
             )
         distances = Distances.from_logits(logits, bin_edges, residue_index, present, **rows)
-        fall = _Fall(affines, distances, aatype, residue_index, present, config, sum_over_ranks, restraints)
+        fall = _Fall(
+            affines,
+            distances,
+            aatype,
+            residue_index,
+            present,
+            config,
+            sum_over_ranks,
+            restraints=restraints,
+        )
         together = len(starts) if len(affines) <= _TOGETHER else 1
         group = fall.repeated(together)
         ends: list[Tensor] = []
@@ -151,6 +160,7 @@ class _Fall:
         present: Tensor,
         config: Any,
         sum_over_ranks: Callable[[Tensor], Tensor],
+        *,
         restraints: RestraintSprings | None = None,
     ) -> None:
         self._restraints = restraints

@@ -120,6 +120,7 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     "names": ("--jobname-prefix job", {"name_prefix": "job"}),
     "archives": ("--zip", {"zip_results": True}),
     "complex": ("--complex", {"complex_": True}),
+    "downloads": ("--allow-download", {"allow_download": True}),
     "reference": ("--reference r", {"reference": Path("r")}),
     "weights": ("--skip-bad-weights", {"skip_bad_weights": True}),
     "overwrite": ("--overwrite", {"overwrite": True}),
