@@ -169,10 +169,10 @@ class ChunkedModule(nn.Module):
             raise ConfigError(
                 f"{name}: expected a tensor, as in the example of autochunk, found {type(value).__name__}"
             )
-        found = ChunkLayout.of(value)
-        if found.kind != expected.kind or (self._donate and found != expected):
+        layout = ChunkLayout.of(value)
+        if layout.kind != expected.kind or (self._donate and layout != expected):
             raise ConfigError(
-                f"{name} is {list(found.shape)} {found.dtype} on {found.device} with strides {list(found.stride)}, "
+                f"{name} is {list(layout.shape)} {layout.dtype} on {layout.device} with strides {list(layout.stride)}, "
                 f"and was {list(expected.shape)} {expected.dtype} on {expected.device} with strides "
                 f"{list(expected.stride)} in the example of autochunk: call autochunk again with such an example"
             )

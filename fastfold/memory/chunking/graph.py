@@ -261,14 +261,14 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> GraphOperatio
         seen = seen or name in named
         if seen and name in given:
             named.add(name)
-    found = GraphOperation(index, target, given, frozenset(named))
-    rate = _RANDOM_IF_ASKED.get(found.name)
+    operation = GraphOperation(index, target, given, frozenset(named))
+    rate = _RANDOM_IF_ASKED.get(operation.name)
     if torch.Tag.nondeterministic_seeded in target.tags and (rate is None or given.get(rate, 0.0)):
         raise ConfigError(
-            f"the module draws random numbers ({found.name}), which would differ in chunks: call eval() first, or "
+            f"the module draws random numbers ({operation.name}), which would differ in chunks: call eval() first, or "
             "pass the random numbers as an input"
         )
-    return found
+    return operation
 
 
 def _layouts(node: torch.fx.Node) -> ChunkLayout | tuple[ChunkLayout, ...]:

@@ -113,8 +113,8 @@ def _arguments(operation: GraphOperation, fill: Callable[[Path, Any], Any]) -> d
     }
 
 
-def _call(operation: GraphOperation, given: dict[str, Any], meta: bool) -> Any:
-    return operation.call(on_meta(given) if meta else given)
+def _call(operation: GraphOperation, arguments: dict[str, Any], meta: bool) -> Any:
+    return operation.call(on_meta(arguments) if meta else arguments)
 
 
 def _room(layout: ChunkLayout, part: Tensor) -> Tensor:

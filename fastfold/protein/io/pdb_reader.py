@@ -270,26 +270,26 @@ def _read_atom(
         raise fail(problem)
 
 
-def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[RecordedChain]]) -> None:
+def _join_parts(records: FileRecords, parts: Mapping[str, Sequence[RecordedChain]]) -> None:
     """Join each later part of a chain to the first, or give it an unused name."""
     for chain_id, later in parts.items():
-        chain = found.chains[chain_id]
+        chain = records.chains[chain_id]
         new_names = []
         for part in later:
             goes_on = chain.sequence is not None or _goes_on(chain, part)
             if goes_on and chain.residues.keys().isdisjoint(part.residues):
                 if chain.sequence is None:
                     number = next(iter(part.residues.values())).number
-                    found.warnings.append(
+                    records.warnings.append(
                         f"Chain {chain_id!r} continues after its TER record, at residue {number}."
                     )
                 chain.residues.update(part.residues)
             else:
-                part.chain_id = next(n for n in map(chain_name, count()) if n not in found.chains)
-                chain = found.chains[part.chain_id] = part
+                part.chain_id = next(n for n in map(chain_name, count()) if n not in records.chains)
+                chain = records.chains[part.chain_id] = part
                 new_names.append(repr(part.chain_id))
         if new_names:
-            found.warnings.append(
+            records.warnings.append(
                 f"Several molecules are named chain {chain_id!r}, with different TER records or segments; those after "
                 f"the first are read as {', '.join(new_names)}."
             )
