@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 
 from fastfold import kernels
@@ -38,7 +37,9 @@ class Attention(nn.Module):
         self.output = Linear(c_hidden, c_out, init="final" if zero_init else "glorot")
 
     @classmethod
-    def of_node(cls, config: Any, c: int, c_hidden: int | None = None, *, zero_init: bool) -> Attention:
+    def of_node(
+        cls, config: ConfigDict, c: int, c_hidden: int | None = None, *, zero_init: bool
+    ) -> Attention:
         """Return self-attention of ``c`` channels by an official config node (``num_head``, ``gating``)."""
         heads, gating = config.num_head, config.gating
         return cls(c, c, c, heads=heads, c_hidden=c_hidden or c, gating=gating, zero_init=zero_init)

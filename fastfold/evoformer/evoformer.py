@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 
 from fastfold.evoformer.execution import current_call, recomputed
@@ -50,7 +51,7 @@ class EvoformerBlock(nn.Module):
     """
 
     def __init__(
-        self, config: Any, c_m: int, c_z: int, *, global_column: bool = False, zero_init: bool = True
+        self, config: ConfigDict, c_m: int, c_z: int, *, global_column: bool = False, zero_init: bool = True
     ) -> None:
         super().__init__()
         column: type[MSAColumnAttention | MSAColumnGlobalAttention]
@@ -119,7 +120,7 @@ class TemplatePairBlock(nn.Module):
     Without ``attention_first``, as for multimers, triangle multiplication precedes triangle attention.
     """
 
-    def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
         super().__init__()
         self.attention_first = attention_first
         self.triangle_attention_starting = TriangleAttention(
@@ -200,7 +201,7 @@ class EvoformerStack(BlockStack):
 class TemplatePairStack(BlockStack):
     """Template pair blocks one after the other (supplement Algorithm 16, lines 1-7); arguments as of a block."""
 
-    def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
         super().__init__(
             [
                 TemplatePairBlock(config, c_t, attention_first=attention_first, zero_init=zero_init)

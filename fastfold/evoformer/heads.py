@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,7 +19,7 @@ class PairHead(PolicyModule):
 
     operator = "heads"
 
-    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.config = config
         self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
@@ -92,7 +93,7 @@ class PredictedLDDTHead(nn.Module):
       softmax and its mean (line 3).
     """
 
-    def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_s: int, *, zero_init: bool) -> None:
         super().__init__()
         c = config.num_channels
         self.norm = LayerNorm(c_s)

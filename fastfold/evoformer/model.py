@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 
 from fastfold.evoformer.confidence import plddt
@@ -82,7 +83,7 @@ class AlphaFold(PolicyModule):
 
     operator = "embedding"
 
-    def __init__(self, config: Any, *, name: str = "model") -> None:
+    def __init__(self, config: ConfigDict, *, name: str = "model") -> None:
         super().__init__()
         self.config, self.name = config, name
         model = config.model

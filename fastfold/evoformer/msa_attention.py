@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
@@ -29,7 +28,7 @@ class MSARowAttention(PolicyModule):
 
     operator = "MSA attention"
 
-    def __init__(self, config: Any, c_m: int, c_z: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_m: int, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.norm = LayerNorm(c_m)
         self.pair_norm = LayerNorm(c_z)
@@ -68,7 +67,7 @@ class MSAColumnAttention(PolicyModule):
 
     operator = "MSA attention"
 
-    def __init__(self, config: Any, c_m: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_m: int, *, zero_init: bool) -> None:
         super().__init__()
         self.norm = LayerNorm(c_m)
         self.attention = Attention.of_node(config, c_m, zero_init=zero_init)
@@ -94,7 +93,7 @@ class MSAColumnGlobalAttention(PolicyModule):
 
     operator = "MSA attention"
 
-    def __init__(self, config: Any, c_e: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_e: int, *, zero_init: bool) -> None:
         super().__init__()
         self.norm = LayerNorm(c_e)
         self.attention = GlobalAttention(

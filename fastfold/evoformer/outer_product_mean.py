@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
@@ -27,7 +27,7 @@ class OuterProductMean(PolicyModule):
 
     operator = "outer product mean"
 
-    def __init__(self, config: Any, c_m: int, c_z: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_m: int, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         c = config.num_outer_channel
         self.norm = LayerNorm(c_m)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
@@ -22,7 +21,7 @@ class Transition(PolicyModule):
 
     operator = "transition"
 
-    def __init__(self, config: Any, c: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c: int, *, zero_init: bool) -> None:
         super().__init__()
         hidden = c * config.num_intermediate_factor
         self.norm = LayerNorm(c)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
@@ -28,7 +27,7 @@ class TriangleAttention(PolicyModule):
 
     operator = "triangle attention"
 
-    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.starting = config.orientation == "per_row"
         self.norm = LayerNorm(c_z)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
@@ -30,7 +29,7 @@ class TriangleMultiplication(PolicyModule):
 
     operator = "triangle multiplication"
 
-    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.outgoing = config.equation == "ikc,jkc->ijc"
         c = config.num_intermediate_channel

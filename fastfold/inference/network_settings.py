@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.inference.config import InferConfig
@@ -44,7 +46,7 @@ def _set_rows(network: Any, clusters: int, extra: int) -> None:
     data.eval.max_msa_clusters, data.common.max_extra_msa = clusters, extra
 
 
-def max_rows(config: Any) -> tuple[int, int]:
+def max_rows(config: ConfigDict) -> tuple[int, int]:
     """Return the largest numbers of rows of the MSA and of the extra MSA of a network."""
     if is_multimer(config):
         trunk = config.model.embeddings_and_evoformer

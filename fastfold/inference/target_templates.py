@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.data.features.assembly import share_frames
 from fastfold.data.features.raw import TEMPLATE_LAYOUT
@@ -55,7 +56,7 @@ class TargetTemplates:
         return max((len(one.get("template_aatype", ())) for one in self.features if one), default=0)
 
 
-def takes_templates(config: Any, target: Target, *, are_whole: bool = False) -> bool:
+def takes_templates(config: ConfigDict, target: Target, *, are_whole: bool = False) -> bool:
     """Return True if a network uses templates of a target; monomer networks use those that span all its chains."""
     enabled = bool(config.model.embeddings_and_evoformer.template.enabled)
     return enabled and (is_multimer(config) or not target.is_complex or are_whole)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from ml_collections import ConfigDict
 
 from fastfold.data.features import transforms
 
@@ -32,7 +32,7 @@ _MIN_SEPARATION = 6  # closer pairs are excluded from the statistics
 _log = logging.getLogger(__name__)
 
 
-def is_input(config: Any) -> bool:
+def is_input(config: ConfigDict) -> bool:
     """Return True if a configuration's network uses coevolution; none of the official ones does."""
     return bool(config.model.embeddings_and_evoformer.get("coevolution", False))
 

@@ -7,9 +7,9 @@ random numbers, and :func:`cycle_features` computes an iteration's features from
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.data.features import coevolution, transforms
 from fastfold.data.features import raw as raw_features
@@ -17,7 +17,7 @@ from fastfold.data.features.raw import check_ids, check_layout
 from fastfold.data.features.transforms import Alignment, RandomDraw
 
 
-def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
+def prepare(raw: Mapping[str, np.ndarray], config: ConfigDict) -> tuple[dict[str, np.ndarray], Alignment]:
     """Compute the features and the alignment that all recycling iterations share.
 
     Returns:
@@ -84,13 +84,13 @@ def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: 
     return {name: transforms.pad_templates(value, max_templates) for name, value in features.items()}
 
 
-def num_clusters(config: Any) -> int:
+def num_clusters(config: ConfigDict) -> int:
     """Return the number of cluster centres; templates use some of the rows in some presets."""
     taken = config.data.eval.max_templates if config.data.common.reduce_msa_clusters_by_max_templates else 0
     return config.data.eval.max_msa_clusters - taken
 
 
-def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> RandomDraw:
+def draw_rows(rng: np.random.Generator, alignment: Alignment, config: ConfigDict) -> RandomDraw:
     """Draw the cluster centres, the masked positions and the extra rows (supplement, section 1.2.7).
 
     The query is always the first centre; other rows are drawn uniformly without replacement. The centres are masked

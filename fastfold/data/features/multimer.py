@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.data.features import transforms
 from fastfold.data.features.raw import Layout, check_ids, check_layout
@@ -35,7 +35,7 @@ _TEMPLATE_LAYOUT: Layout = {
 }
 
 
-def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
+def prepare(merged: Mapping[str, np.ndarray], config: ConfigDict) -> tuple[dict[str, np.ndarray], Alignment]:
     """Compute the features and the alignment that all recycling iterations share.
 
     Returns:
@@ -92,7 +92,7 @@ def drop_padding(alignment: Alignment) -> Alignment:
     return replace(alignment, **{name: getattr(alignment, name)[real] for name in by_row})
 
 
-def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> RandomDraw:
+def draw_rows(rng: np.random.Generator, alignment: Alignment, config: ConfigDict) -> RandomDraw:
     """Draw the cluster centres, the extra rows and the masked positions.
 
     Rows whose ``cluster_bias`` is 1 come first (each chain's query, in random order), then the others uniformly without
@@ -110,7 +110,7 @@ def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Ra
     return replace(draw, masked=masked, msa=np.where(mask, msa, 0).astype(np.uint8))
 
 
-def rows_in_order(alignment: Alignment, config: Any, rows: np.ndarray | None = None) -> RandomDraw:
+def rows_in_order(alignment: Alignment, config: ConfigDict, rows: np.ndarray | None = None) -> RandomDraw:
     """Take the first ``rows [S]`` as centres and the next as extra MSA, without masking; by default in order."""
     options = config.model.embeddings_and_evoformer
     rows = np.arange(len(alignment.msa)) if rows is None else rows
@@ -177,7 +177,7 @@ def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> n
     return counts
 
 
-def cycle_features(alignment: Alignment, draw: RandomDraw, config: Any) -> dict[str, np.ndarray]:
+def cycle_features(alignment: Alignment, draw: RandomDraw, config: ConfigDict) -> dict[str, np.ndarray]:
     """Compute the features of one recycling iteration (:func:`.transforms.cluster_features`) from its draw.
 
     If ColabFold's ``use_cluster_profile`` is False in ``model.embeddings_and_evoformer``, residues and deletions of the

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.data.features import coevolution, merging, monomer, multimer
 from fastfold.data.features.assembly import (
@@ -89,7 +90,7 @@ class FeatureSampler:
 def featurize(
     chains: Sequence[Chain],
     alignments: Sequence[ChainMsas],
-    config: Any,
+    config: ConfigDict,
     *,
     seed: int = 0,
     templates: Sequence[Mapping[str, Any] | None] | None = None,
@@ -154,7 +155,7 @@ def featurize(
 
 
 def sampler_from_raw(
-    raw: Mapping[str, np.ndarray], config: Any, *, seed: int = 0, chain_order: tuple[int, ...] = (0,)
+    raw: Mapping[str, np.ndarray], config: ConfigDict, *, seed: int = 0, chain_order: tuple[int, ...] = (0,)
 ) -> FeatureSampler:
     """Compute features for a monomer network from raw features of AlphaFold's data pipeline.
 
@@ -179,7 +180,7 @@ def sampler_from_raw(
 
 
 def sampler_from_merged(
-    merged: Mapping[str, np.ndarray], config: Any, *, seed: int = 0, deterministic: bool = False
+    merged: Mapping[str, np.ndarray], config: ConfigDict, *, seed: int = 0, deterministic: bool = False
 ) -> FeatureSampler:
     """Compute features for a multimer network from merged features of AlphaFold-Multimer's data pipeline.
 
@@ -198,7 +199,7 @@ def sampler_from_merged(
 
 def _multimer_sampler(
     merged: Mapping[str, np.ndarray],
-    config: Any,
+    config: ConfigDict,
     *,
     seed: int,
     chain_order: tuple[int, ...],

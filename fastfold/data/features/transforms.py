@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.errors import ConfigError
 from fastfold.protein import residue_constants as rc
@@ -129,7 +129,7 @@ def corrupt_msa(
     msa: np.ndarray,
     masked: np.ndarray,
     profile: np.ndarray,
-    config: Any,
+    config: ConfigDict,
     *,
     epsilon: float,
 ) -> np.ndarray:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.data.features import coevolution
 from fastfold.data.features.merging import chain_order, merge_chains
@@ -60,7 +60,7 @@ class SampleSettings:
 def training_sample(
     chain: ChainStructure,
     alignments: Sequence[Msa],
-    config: Any,
+    config: ConfigDict,
     settings: SampleSettings,
     rng: np.random.Generator,
     *,
@@ -149,7 +149,7 @@ _ROWS = ("msa", "deletion_matrix", "msa_mask", "bert_mask", "cluster_bias_mask")
 def complex_sample(
     chains: Sequence[ChainStructure],
     alignments: Sequence[ComplexMsas],
-    config: Any,
+    config: ConfigDict,
     settings: SampleSettings,
     rng: np.random.Generator,
     *,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +14,7 @@ from fastfold.evoformer.primitives import LayerNorm, Linear, dropout, one_hot_li
 from fastfold.protein.all_atom import pseudo_beta
 
 
-def distogram_bins(positions: Tensor, config: Any, rows: slice = slice(None)) -> Tensor:
+def distogram_bins(positions: Tensor, config: ConfigDict, rows: slice = slice(None)) -> Tensor:
     """Return the distance bin of each pair of residues, counted from 1; 0 for distances outside all bins.
 
     Args:
@@ -47,7 +46,7 @@ class SequenceConvolution(nn.Module):
         c_in: Input channels.
     """
 
-    def __init__(self, config: Any, c_in: int) -> None:
+    def __init__(self, config: ConfigDict, c_in: int) -> None:
         super().__init__()
         c, self.dropout_rate = config.num_channel, config.dropout_rate
         self.input = Linear(c_in, c)
@@ -94,7 +93,7 @@ class InputEmbedder(PolicyModule):
 
     operator = "embedding"
 
-    def __init__(self, config: Any, *, c_target: int, multimer: bool) -> None:
+    def __init__(self, config: ConfigDict, *, c_target: int, multimer: bool) -> None:
         super().__init__()
         self.prev_pos = config.prev_pos
         c_m, c_z = config.msa_channel, config.pair_channel

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,7 +31,7 @@ class MultimerTemplateEmbedder(PolicyModule):
 
     operator = "templates"
 
-    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.dgram = config.dgram_features
         c_t, stack = config.num_channels, config.template_pair_stack

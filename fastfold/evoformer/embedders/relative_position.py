@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 
 from fastfold.evoformer.primitives import Linear, one_hot_linear
@@ -36,7 +35,7 @@ class RelativePosition(nn.Module):
       projected.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: ConfigDict) -> None:
         super().__init__()
         self.max_offset = config.max_relative_feature
         self.linear = Linear(2 * self.max_offset + 1, config.pair_channel)
@@ -60,7 +59,7 @@ class ChainRelativePosition(nn.Module):
     - The concatenation is projected.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: ConfigDict) -> None:
         super().__init__()
         self.max_offset, self.max_chain = config.max_relative_idx, config.max_relative_chain
         self.linear = Linear(2 * self.max_offset + 2 + 1 + 2 * self.max_chain + 2, config.pair_channel)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,7 +33,7 @@ def outer(mask: Tensor, rows: slice = slice(None)) -> Tensor:
     return mask[..., rows, None] * mask[..., None, :]
 
 
-def distance_one_hot(positions: Tensor, config: Any, rows: slice) -> Tensor:
+def distance_one_hot(positions: Tensor, config: ConfigDict, rows: slice) -> Tensor:
     """Return one-hot distance bins ``[*, rows, N, num_bins]`` of ``positions [*, N, 3]`` in Å."""
     bins = distogram_bins(positions, config, rows)
     return F.one_hot(bins, config.num_bins + 1)[..., 1:].to(positions.dtype)
@@ -69,7 +68,7 @@ class TemplateEmbedder(PolicyModule):
 
     operator = "templates"
 
-    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         if config.attention.gating:
             raise ConfigError("expected template.attention.gating: false, found true")

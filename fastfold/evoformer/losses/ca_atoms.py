@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
@@ -18,7 +19,7 @@ _BOND = 3.8  #: CA-CA distance of neighbours in a chain with trans peptide bonds
 _BONDED = 2  #: Residues at most this far apart in the chain do not count as overlaps
 
 
-def ca_losses(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+def ca_losses(structure: dict[str, Any], batch: dict[str, Tensor], config: ConfigDict) -> dict[str, Tensor]:
     """Compute the losses ``[layers, *]`` that a configuration has, by the names of their nodes.
 
     Args:
@@ -104,7 +105,7 @@ def ca_trace_losses(
 
 
 def chain_center_of_mass_loss(
-    positions: Tensor, target: Tensor, mask: Tensor, asym_id: Tensor, config: Any
+    positions: Tensor, target: Tensor, mask: Tensor, asym_id: Tensor, config: ConfigDict
 ) -> Tensor:
     """Return the mean over pairs of chains of ``min(1/20 (d_predicted - d_true + 4 Å), 0)²``.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.evoformer.losses.masked import used_indices
@@ -87,7 +88,7 @@ def affine_to_rigid(affine: Tensor) -> Rigid:
     return Rigid(quaternion_to_rotation(affine[..., :4]), affine[..., 4:])
 
 
-def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
+def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: ConfigDict) -> Tensor:
     """Return the backbone FAPE ``[layers, *]`` of every structure module layer (Algorithm 20, line 17).
 
     ``use_clamped_fape [*]`` in the batch, optional, is the weight of the clamped error against the unclamped one
@@ -103,7 +104,7 @@ def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: A
 
 
 def complex_backbone_fape(
-    structure: dict[str, Any], batch: dict[str, Tensor], config: Any
+    structure: dict[str, Any], batch: dict[str, Tensor], config: ConfigDict
 ) -> tuple[Tensor, Tensor]:
     """Return the backbone FAPE ``[layers, *]`` of every layer within chains, and between chains.
 
@@ -148,7 +149,7 @@ def _backbone_errors(
     ]
 
 
-def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
+def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: ConfigDict) -> Tensor:
     """Return the last layer's FAPE ``[*]`` of all atoms in all rigid groups' frames (Algorithm 20, line 28).
 
     ``structure`` holds the renamed ground truth of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.evoformer.losses.fape import aligned_errors
@@ -20,7 +21,7 @@ from fastfold.protein.metrics.lddt import lddt
 Batch = dict[str, Tensor]
 
 
-def distogram_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
+def distogram_loss(result: dict[str, Any], batch: Batch, config: ConfigDict) -> dict[str, Tensor]:
     """Compute the cross entropy ``loss [*]`` of binned CB distances, and ``true_dist [*, N, N]`` in Å.
 
     Supplement, section 1.9.8.
@@ -35,21 +36,23 @@ def distogram_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[st
     return {"loss": loss, "true_dist": (squared + 1e-6).sqrt()}
 
 
-def masked_msa_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
+def masked_msa_loss(result: dict[str, Any], batch: Batch, config: ConfigDict) -> dict[str, Tensor]:
     """Compute the cross entropy ``[*]`` of residue types at masked MSA positions (section 1.9.9)."""
     head = result["masked_msa"]
     errors = cross_entropy(head["logits"], batch["true_msa"], head.get("rows"))
     return {"loss": masked_mean(batch["bert_mask"], errors, 2, eps=1e-8)}
 
 
-def experimentally_resolved_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
+def experimentally_resolved_loss(
+    result: dict[str, Any], batch: Batch, config: ConfigDict
+) -> dict[str, Tensor]:
     """Compute the binary cross entropy ``[*]`` of the experiment's resolved atoms (section 1.9.10)."""
     errors = binary_cross_entropy(result["experimentally_resolved"]["logits"], batch["all_atom_mask"])
     loss = masked_mean(batch["atom37_atom_exists"], errors, 2, eps=1e-8)
     return {"loss": loss * within_resolution(batch["resolution"], config)}
 
 
-def predicted_lddt_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
+def predicted_lddt_loss(result: dict[str, Any], batch: Batch, config: ConfigDict) -> dict[str, Tensor]:
     """Compute the cross entropy ``[*]`` of the prediction's binned lDDT-CA (section 1.9.6)."""
     logits = result["predicted_lddt"]["logits"]
     ca = rc.atom_order["CA"]
@@ -63,7 +66,7 @@ def predicted_lddt_loss(result: dict[str, Any], batch: Batch, config: Any) -> di
 
 
 def predicted_aligned_error_loss(
-    result: dict[str, Any], batch: Batch, config: Any, position_scale: float
+    result: dict[str, Any], batch: Batch, config: ConfigDict, position_scale: float
 ) -> dict[str, Tensor]:
     """Compute the cross entropy ``[*]`` of the prediction's binned aligned errors (section 1.9.7).
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -75,7 +76,7 @@ def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
-def within_resolution(resolution: Tensor, config: Any) -> Tensor:
+def within_resolution(resolution: Tensor, config: ConfigDict) -> Tensor:
     """Return 1 for structures with ``resolution [*]`` (Å) in the head's range, 0 for others.
 
     NMR and distillation structures have resolution 0 and are excluded.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.evoformer.losses import heads
@@ -22,7 +23,7 @@ _HEADS = {
 }
 
 
-def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
+def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: ConfigDict) -> dict[str, Any]:
     """Compute the loss of the structure module and all its parts, under AlphaFold's names.
 
     Args:
@@ -65,7 +66,7 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
 
 
 def alphafold_loss(
-    result: dict[str, Any], batch: dict[str, Tensor], config: Any
+    result: dict[str, Any], batch: dict[str, Tensor], config: ConfigDict
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
     """Return the weighted sum of all losses of a network, and the parts of each head.
 

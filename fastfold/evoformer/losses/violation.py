@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +19,7 @@ from fastfold.protein import residue_constants as rc
 Violations = dict[str, Any]
 
 
-def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) -> Violations:
+def find_violations(positions: Tensor, batch: dict[str, Tensor], config: ConfigDict) -> Violations:
     """Find all violations of a prediction, soft (losses) and hard (masks).
 
     Args:
@@ -51,7 +52,7 @@ def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) ->
     }
 
 
-def violation_loss(violations: Violations, batch: dict[str, Tensor], config: Any = None) -> Tensor:
+def violation_loss(violations: Violations, batch: dict[str, Tensor], config: ConfigDict = None) -> Tensor:
     """Return the violation loss ``[*]`` (section 1.9.11, equations 44 to 46).
 
     Args:
@@ -206,7 +207,9 @@ def _across_angle(
     return length, math.sqrt(by_gamma**2 + by_a**2 + by_b**2)
 
 
-def _within_residues(positions: Tensor, exists: Tensor, aatype: Tensor, config: Any) -> dict[str, Tensor]:
+def _within_residues(
+    positions: Tensor, exists: Tensor, aatype: Tensor, config: ConfigDict
+) -> dict[str, Tensor]:
     tables = distance_bounds(config.clash_overlap_tolerance, config.violation_tolerance_factor)
     types = aatype.long().clamp(max=rc.unk_restype_index)
     lower, upper = (torch.from_numpy(t).to(positions)[types] for t in tables)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.evoformer.execution import LazyRows
@@ -55,7 +56,7 @@ def descend(
     residue_index: Tensor,
     seq_mask: Tensor,
     predicted: Tensor,
-    config: Any,
+    config: ConfigDict,
     first_row: int = 0,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda x: x,
     restraints: RestraintSprings | None = None,
@@ -158,7 +159,7 @@ class _Fall:
         aatype: Tensor,
         residue_index: Tensor,
         present: Tensor,
-        config: Any,
+        config: ConfigDict,
         sum_over_ranks: Callable[[Tensor], Tensor],
         *,
         restraints: RestraintSprings | None = None,

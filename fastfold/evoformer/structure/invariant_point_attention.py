@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,7 +46,7 @@ class InvariantPointAttention(PolicyModule):
 
     operator = "structure module"
 
-    def __init__(self, config: Any, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
         super().__init__()
         self.heads, self.multimer = config.num_head, multimer
         self.c_qk, self.c_v = config.num_scalar_qk, config.num_scalar_v

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +25,7 @@ class AngleResNet(nn.Module):
     - Line 14: seven angles as sine and cosine, which are normalised.
     """
 
-    def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_s: int, *, zero_init: bool) -> None:
         super().__init__()
         c = config.num_channel
         self.input = Linear(c_s, c)
@@ -69,7 +70,7 @@ class StructureModule(PolicyModule):
 
     operator = "structure module"
 
-    def __init__(self, config: Any, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
         super().__init__()
         c = config.num_channel
         self.layers, self.position_scale, self.dropout_rate = (

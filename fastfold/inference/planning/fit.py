@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+from ml_collections import ConfigDict
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
@@ -165,7 +166,7 @@ def fit_target(
     name: str,
     rows: int | None = None,
     templates: int | None = None,
-    config: Any = None,
+    config: ConfigDict = None,
     memory: FoldMemory | None = None,
     offload_dir: Path | None = None,
     ranks: int = 1,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold.errors import InputError
@@ -99,7 +100,7 @@ def gradient_run(
 class GradientPlanner:
     """Planner of passes with gradients of one network."""
 
-    config: Any  #: Official configuration tree
+    config: ConfigDict  #: Official configuration tree
     residues: int  #: Residues of the target, of all chains
     precision: str = "fp32"  #: ``bf16`` or ``fp32``
     device: str = "cuda"  #: ``cuda`` or ``cpu``

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
 
 from fastfold.evoformer.evoformer import is_enabled
 from fastfold.evoformer.msa_attention import MSARowAttention
@@ -55,7 +57,7 @@ class LayerCost(NamedTuple):
     nbytes: Callable[[int], int] = lambda elements: 0  #: Bytes with a block of ``elements`` elements
 
 
-def evoformer_costs(config: Any, sizes: LayerSizes, *, global_column: bool = False) -> list[LayerCost]:
+def evoformer_costs(config: ConfigDict, sizes: LayerSizes, *, global_column: bool = False) -> list[LayerCost]:
     """Return the costs of an Evoformer block's layers from its official config node."""
     rows, n, c_m = sizes.sequences, sizes.residues, sizes.c_m
     row, column = config.msa_row_attention_with_pair_bias, config.msa_column_attention
@@ -80,7 +82,7 @@ def evoformer_costs(config: Any, sizes: LayerSizes, *, global_column: bool = Fal
     ]
 
 
-def pair_costs(config: Any, sizes: LayerSizes) -> list[LayerCost]:
+def pair_costs(config: ConfigDict, sizes: LayerSizes) -> list[LayerCost]:
     """Return the costs of the layers that update the pair from itself, of an Evoformer or a template block."""
     n, c_z = sizes.residues, sizes.c_z
     costs = []
@@ -103,11 +105,11 @@ def pair_costs(config: Any, sizes: LayerSizes) -> list[LayerCost]:
     ]
 
 
-def _transition_flops(config: Any, positions: int, channels: int) -> float:
+def _transition_flops(config: ConfigDict, positions: int, channels: int) -> float:
     return transition_flops(positions, channels, channels * config.num_intermediate_factor)
 
 
-def _outer_product_mean_flops(config: Any, sizes: LayerSizes) -> float:
+def _outer_product_mean_flops(config: ConfigDict, sizes: LayerSizes) -> float:
     c, rows, n = config.num_outer_channel, sizes.sequences, sizes.residues
     return 4.0 * rows * n * sizes.c_m * c + sum(outer_product_flops(rows, n * n, c, sizes.c_z))
 
@@ -134,13 +136,13 @@ def _outer_product_bytes(c: int, sizes: LayerSizes, elements: int) -> int:
     return side + mask + max(part, passing + int(row * elements / (n * sizes.c_z)))
 
 
-def embedding_bytes(config: Any, sizes: LayerSizes, elements: int) -> int:
+def embedding_bytes(config: ConfigDict, sizes: LayerSizes, elements: int) -> int:
     """Return the bytes of the terms of a block of the embedded pair, and of the classes of its pairs."""
     terms = 7 if "max_relative_chain" in config else 5
     return elements * terms * sizes.element_size + elements // sizes.c_z * _PAIR_CLASSES
 
 
-def template_bytes(config: Any, sizes: LayerSizes, elements: int, *, multimer: bool) -> int:
+def template_bytes(config: ConfigDict, sizes: LayerSizes, elements: int, *, multimer: bool) -> int:
     """Return the bytes of a block of the template embedding: features, attention logits or attended values."""
     bins, e, c_z = config.dgram_features.num_bins, sizes.element_size, sizes.c_z
     one_hot = 8 * (bins + 2) + 4 * bins  # with its int64 classes
@@ -156,7 +158,7 @@ def template_bytes(config: Any, sizes: LayerSizes, elements: int, *, multimer: b
     return elements // c_z * max(features, logits, attended)
 
 
-def point_attention_bytes(config: Any, sizes: LayerSizes, elements: int) -> int:
+def point_attention_bytes(config: ConfigDict, sizes: LayerSizes, elements: int) -> int:
     """Return the bytes of a block's normalised pair, its mask, and its float32 copy or the terms of its logits."""
     copied = sizes.c_z if sizes.element_size < 4 else 0
     return elements // sizes.c_z * 4 * (sizes.c_z + 2 + max(copied, _POINT_TERMS * config.num_head))

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fastfold.data.features.transforms import Alignment, RandomDraw, cluster_features
 from fastfold.evoformer.config import ensemble_size, is_multimer
@@ -183,7 +183,7 @@ def alignment_feature_bytes() -> dict[str, int]:
     return {name: value.nbytes for name, value in cluster_features(alignment, draw, one, one).items()}
 
 
-def row_elements(config: Any, fold: Fold) -> dict[str, int]:
+def row_elements(config: ConfigDict, fold: Fold) -> dict[str, int]:
     """Return the elements of one row, for each step that runs in blocks of rows."""
     c = config.model.embeddings_and_evoformer
     n = fold.residues
@@ -193,7 +193,7 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
     return dict.fromkeys(IN_ROWS, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
 
 
-def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[BlockedOperator]:
+def operators(config: ConfigDict, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[BlockedOperator]:
     """Return every step of a fold that can be the largest, with its candidates."""
     c, heads = config.model.embeddings_and_evoformer, config.model.heads
     n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
@@ -272,7 +272,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     return planned
 
 
-def _stack_bytes(config: Any, fold: Fold) -> dict[str, Workspace]:
+def _stack_bytes(config: ConfigDict, fold: Fold) -> dict[str, Workspace]:
     """Return the bytes of the steps of blocks that run in blocks of rows, by their names in plans."""
     c = config.model.embeddings_and_evoformer
     extra = fold.layer_sizes(fold.extra, c.extra_msa_channel, c.pair_channel)
@@ -323,7 +323,7 @@ def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
 
 
 def _multiplication(
-    config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom
+    config: ConfigDict, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom
 ) -> BlockedOperator:
     """Return the operator of a triangle multiplication in groups of channels, with its product offloaded or not."""
     evoformer = config.model.embeddings_and_evoformer.evoformer
@@ -356,7 +356,7 @@ def template_copies(count: int, *, multimer: bool) -> int:
 
 
 def _templates(
-    config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom
+    config: ConfigDict, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom
 ) -> BlockedOperator:
     """Return the operator of templates: embeddings kept (size 1) or computed twice (size 0), in groups of channels.
 

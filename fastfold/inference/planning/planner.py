@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule, policies_of
@@ -123,7 +124,7 @@ class FoldPlan:
 class Planner:
     """Planner for one network on one device, and for an alignment and templates."""
 
-    config: Any  #: Official configuration tree
+    config: ConfigDict  #: Official configuration tree
     element_size: int  #: Bytes per element of the trunk (4 for float32, 2 for bfloat16)
     device: str = "cpu"  #: ``cpu`` or ``cuda``
     costs: Costs = field(default_factory=Costs)  #: Costs of the candidates on the device

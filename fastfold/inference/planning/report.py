@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import nn
 
 from fastfold.errors import ConfigError
@@ -67,7 +67,7 @@ class FoldTime:
         return self.computing + self.sending
 
 
-def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int) -> FoldTime:
+def fold_time(config: ConfigDict, fold: Fold, plan: FoldPlan, rates: Rates, passes: int) -> FoldTime:
     """Estimate time and traffic of a fold by its plan, without aligned errors and messages of templates."""
     c = config.model.embeddings_and_evoformer
     sending = sent = 0.0
@@ -101,7 +101,7 @@ def inference_elements(ranks: int, residues: int, sequences: int, *, c_m: int = 
     return (ranks - 1) / ranks * (gathered + resharded + products)
 
 
-def copied_bytes(config: Any, fold: Fold, plan: FoldPlan) -> int:
+def copied_bytes(config: ConfigDict, fold: Fold, plan: FoldPlan) -> int:
     """Return the bytes that one pass copies between a device and host or disk, both ways together."""
     c = config.model.embeddings_and_evoformer
     stack = c.template.template_pair_stack if c.template.enabled else None
@@ -187,7 +187,7 @@ def plan_lines(plan: FoldPlan) -> list[str]:
     ]
 
 
-def count_parameters(config: Any) -> int:
+def count_parameters(config: ConfigDict) -> int:
     """Count the parameters of a network from one block of each stack."""
     trunk = config.model.embeddings_and_evoformer
     blocks, extra = trunk.evoformer_num_block, trunk.extra_msa_stack_num_block
@@ -216,7 +216,7 @@ class GpuFold:
 
 
 def plan_on_gpus(
-    config: Any,
+    config: ConfigDict,
     residues: int,
     speeds: Rates,
     *,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
@@ -83,7 +84,7 @@ class Costs:
     #: Bytes per second of the device's memory; infinite if ``rate`` includes its traffic
     memory: float = float("inf")
 
-    def of(self, config: Any, fold: Any) -> StepTimes:
+    def of(self, config: ConfigDict, fold: Any) -> StepTimes:
         """Return the times of the steps of a :class:`~fastfold.inference.planning.memory_model.Fold`."""
         c = config.model.embeddings_and_evoformer
         n, pairs, c_z = fold.residues, fold.residues**2, c.pair_channel
@@ -147,7 +148,7 @@ class Costs:
         )
 
 
-def template_channels(config: Any) -> int:
+def template_channels(config: ConfigDict) -> int:
     """Return the channels of a network's template blocks."""
     template = config.model.embeddings_and_evoformer.template
     stack = template.template_pair_stack

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from fastfold.inference.output.score_files import is_number, mapping_of
 
 _LONGEST = 80
@@ -23,7 +25,7 @@ class RunFacts:
     versions: dict[str, None] = field(default_factory=dict)
     targets: dict[str, None] = field(default_factory=dict)
 
-    def add(self, target: str, scores: Mapping[str, Any], config: Any) -> None:
+    def add(self, target: str, scores: Mapping[str, Any], config: ConfigDict) -> None:
         """Add a prediction of a target by its scores file, and its settings if it has any."""
         self.targets[target] = None
         self.models[str(scores["model"])[:_LONGEST]] = None
@@ -52,7 +54,7 @@ class RunFacts:
         return facts
 
 
-def rows_of_alignments(config: Any) -> int | None:
+def rows_of_alignments(config: ConfigDict) -> int | None:
     """Return the number of alignment rows of a prediction by its settings; None if they do not tell it."""
     rows = config.get("alignment_rows") if isinstance(config, dict) else None
     if not isinstance(rows, list) or not all(

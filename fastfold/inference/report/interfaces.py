@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from fastfold.errors import ConfigError, suggest
 from fastfold.inference.output.score_files import is_number, mapping_of, scored_names
 from fastfold.inference.report.discover import FoundPrediction, find_predictions, leaving_out, read_json
@@ -80,7 +82,7 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
 
 def _partners(prediction: FoundPrediction, chain_ids: Sequence[str], say: Callable[[str], None]) -> list[str]:
     """Return the names of the proteins of all chains, with the parts that were folded."""
-    config: Any = None
+    config: ConfigDict = None
     if (path := prediction.files.get("_config.json")) is not None:
         with leaving_out(path.name, say):
             config = read_json(path)
