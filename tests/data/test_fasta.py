@@ -128,7 +128,7 @@ def test_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
             "this is a structure, not a sequence",
         ),
         (b"\nATOM      1  N   MET A   1\n", 2, None, "'fastfold score' scores it"),
-        (b"data_1ABC\n#\n", 1, None, "--templates"),
+        (b"data_1ABC\n#\n", 1, None, "templates="),
         (b"MODEL_PROTEIN\n", 1, None, "text without a header"),
         (b"%PDF-1.4\n>x\nMK\n", 1, None, "text without a header"),
         (b">one\n\n>two\nMK\n", 1, "one", "lacks a sequence"),

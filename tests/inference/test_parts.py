@@ -28,7 +28,7 @@ CUT = Target("t", PARTS, "", "t", ())
 def test_all_files_have_the_numbers_of_the_whole_protein(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
-    monkeypatch.setattr(read, "read_targets", lambda inputs, complex_: ([CUT], []))
+    monkeypatch.setattr(read, "read_targets", lambda inputs, complex_, **settings: ([CUT], []))
     msas = cli.folder / "msas"
     msas.mkdir()
     (msas / "P.a3m").write_text(">P\nMKVLAAGITGSH\n>x\nMKVLAAGITGSW\n>y\nM---AAG----H\n")
@@ -88,7 +88,7 @@ def test_other_parts_with_the_same_letters_are_another_input() -> None:
 
 
 def test_rings_of_parts_are_refused(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "read_targets", lambda inputs, complex_: ([CUT], []))
+    monkeypatch.setattr(read, "read_targets", lambda inputs, complex_, **settings: ([CUT], []))
     done = cli.infer(cli.fasta({"t": "MK"}), "--cyclic", weights=[cli.weights("model_1_multimer_v3")])
     assert done.code == 1
     assert "--cyclic closes whole chains, and chain A lacks residues" in done.err

@@ -28,6 +28,12 @@ def normalised_linear(
 
     Returns:
         ``[*, N]`` in the dtype of ``x``; in bfloat16 if products of float32 data are.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import normalised_linear
+        >>> normalised_linear(torch.randn(5, 8), torch.ones(8), torch.zeros(8), torch.randn(3, 8), torch.zeros(3)).shape
+        torch.Size([5, 3])
     """
     if torch.is_grad_enabled() or not keeps_bfloat16(x):
         return linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
@@ -35,7 +41,14 @@ def normalised_linear(
 
 
 def keeps_bfloat16(x: Tensor) -> bool:
-    """Return True if operators without gradients compute on ``x`` in bfloat16 on a CPU, by its units if it has any."""
+    """Return True if operators without gradients compute on ``x`` in bfloat16 on a CPU, by its units if it has any.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import keeps_bfloat16
+        >>> keeps_bfloat16(torch.zeros(3))
+        False
+    """
     return multiplies_units(x) or (x.device.type == "cpu" and reduced(x) == "bf16")
 
 

@@ -43,8 +43,8 @@ class SearchLimit(BudgetError):
         peak = best.plan.peak
         super().__init__(
             f"no chunks under a budget of {budget:,} bytes in {seconds:,.0f} s of processor time; the best so far take "
-            f"{peak:,} bytes. Set seconds= to search longer, set a larger budget, or use the module in this error's "
-            "`best`",
+            f"{peak:,} bytes. Set seconds= to search longer, set a larger budget, or use the module in "
+            "this error's attribute best",
             peak,
         )
         self.best = best

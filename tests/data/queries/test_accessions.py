@@ -68,7 +68,7 @@ def test_a_file_of_the_name_precedes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_nothing_is_asked_without_permission(uniprot: Loopback, cli: CommandLine) -> None:
     targets, errors = read_targets(["P69905"])
     assert targets == []
-    assert "add --allow-download" in str(errors[0])
+    assert "add allow_download=" in str(errors[0])
     done = cli.run("infer", "P69905", "--out", cli.out)
     assert done.code != 0
     assert "--allow-download" in done.err

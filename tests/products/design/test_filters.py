@@ -145,7 +145,7 @@ def test_clashes_of_relaxed_folds_need_relaxation(tmp_path: Path, backbone: Path
         write(tmp_path, {"Average_Relaxed_Clashes": entry(0, False)}),
         binder(backbone, 10, chains=["A"]),
     )
-    with pytest.raises(InputError, match="needs relaxed folds; give --relax all"):
+    with pytest.raises(InputError, match="needs relaxed folds; give relax='all'"):
         read_filters(path, task, networks=1, say=print)
     assert len(read_filters(path, task, networks=1, is_relaxed=True, say=print)) == 1
 
