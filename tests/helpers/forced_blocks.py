@@ -20,7 +20,7 @@ WHOLE = 512
 """``BK`` with which rows enter a product at once, as they do on tensor cores."""
 CHUNKS = 16
 """``BK`` with which they are read again in chunks, as in float32."""
-USERS = 8
+USERS = 6
 """Modules that look launch configurations up: none is forgotten."""
 
 

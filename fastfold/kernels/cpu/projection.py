@@ -54,6 +54,7 @@ def keeps_bfloat16(x: Tensor) -> bool:
 
 @without_autocast
 def _forward(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)  # under autocast, parameters are in float32
     norm, moved = centred(x, (norm_weight.float(), norm_bias.float()), EPS, weight, bias)
     positions = x.shape[:-1].numel()
     product = Linear(weight, moved, positions=positions)

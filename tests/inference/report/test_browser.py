@@ -442,9 +442,21 @@ def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp
     browser.click("#list tbody tr:nth-child(4)")
     browser.wait("document.getElementById('name').textContent === 'restrained'")
     cells = browser.evaluate("[...document.querySelectorAll('#restraints td')].map((one) => one.textContent)")
+    absent = "\N{EN DASH}"
     assert cells[0] == f"line 2{HOSTILE}"
     assert cells[1].endswith(", nearest of 4 pairs")
-    assert cells[2:] == ["4.0 to 8.0 Å of any atoms", "30.0", "7.5", "satisfied", "", "line 3", "+2.5"]
+    assert cells[2:] == [
+        "4.0 to 8.0 Å of any atoms",
+        "30.0",
+        "7.5",
+        "satisfied",
+        "",
+        absent,
+        absent,
+        "line 3",
+        absent,
+        "+2.5",
+    ]
     assert "confidence paid: 3.3 pLDDT" in text(browser, "#restraints p")
     browser.wait("document.getElementById('design').hidden")
     assert browser.messages == []

@@ -79,5 +79,5 @@ def test_fewer_rows_are_proposed_where_they_fit(fit: Fit) -> None:
     deep = replace(fit, planner=replace(fit.planner, config=config, rows=2000))
     few = plan_restraints(_of_rows(deep, 128), is_limited=True)
     assert few is not None
-    with pytest.raises(InputError, match=r"use max_msa=128:\d+, or "):
+    with pytest.raises(InputError, match=r"use max_msa='128:\d+', or "):
         plan_restraints(replace(deep, budget=few.peak + (64 << 20)), is_limited=True)

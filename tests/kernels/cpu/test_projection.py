@@ -71,3 +71,12 @@ def test_bfloat16_data_are_rounded_between_the_steps_alone() -> None:
         found = normalised_linear(*narrow)
     assert found.dtype == torch.bfloat16
     assert 5e-4 < _error(found, _exact(*narrow)) < 6e-3
+
+
+def test_parameters_in_float32_serve_bfloat16_data() -> None:
+    """As under autocast."""
+    x, *layer = _layer()
+    with torch.no_grad():
+        found = normalised_linear(x.bfloat16(), *layer)
+    assert found.dtype == torch.bfloat16
+    assert 5e-4 < _error(found, _exact(x.bfloat16(), *layer)) < 6e-3

@@ -58,13 +58,17 @@ def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...], back
             assert error < 1e-12, f"{name}, rank {rank}: {worst} differs by {error}"
 
 
+def _root_mean_square(differences: dict[str, float]) -> float:
+    return float(torch.tensor(list(differences.values())).square().mean().sqrt())
+
+
 def _rounding(plan: ParallelPlan, names: tuple[str, ...]) -> list[tuple[str, float, float]]:
     mesh, found = ParallelMesh(plan), []
     make_parallel = grid_parallel if plan.dap_mode == "grid" else axial_parallel
     for name in names:
         for dtype in (torch.float32, torch.bfloat16):
             shards, alone = rounding(CASES[name], mesh, dtype, make_parallel)
-            found.append((f"{name} in {dtype}", max(shards.values()), max(alone.values())))
+            found.append((f"{name} in {dtype}", _root_mean_square(shards), _root_mean_square(alone)))
     return found
 
 
@@ -81,10 +85,13 @@ def _rounding(plan: ParallelPlan, names: tuple[str, ...]) -> list[tuple[str, flo
 def test_blocks_in_lower_precision_are_rounded_as_on_one_process(
     plan: ParallelPlan, names: tuple[str, ...], backend: str
 ) -> None:
-    """From what one process computes in float64 they are no further away than twice as far as one process is."""
+    """Over outputs and gradients together, they are about as far from float64 as one process is.
+
+    The largest difference alone is that of a gradient that nearly vanishes, and differs by processor.
+    """
     for found in launch(_rounding, plan.ranks, plan, names, backend=backend):
         for name, shards, alone in found:
-            assert 0 < shards < 2 * alone, f"{name}: {shards} on shards, {alone} on one process"
+            assert 0 < shards < 1.5 * alone, f"{name}: {shards} on shards, {alone} on one process"
 
 
 def _keeping() -> float:

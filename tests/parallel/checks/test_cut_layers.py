@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import ParallelMesh, parallelize
+from fastfold.parallel import ParallelMesh, ParallelPlan, parallelize
+from fastfold.parallel.checks.cut_layers import compare_first_calls
 from fastfold.parallel.tensor_parallel import ParallelLinear
 from fastfold.utils.module_structure import without_data
 from tests.helpers.spawn_ranks import launch
@@ -160,3 +161,9 @@ def test_a_copy_without_data_keeps_ties_and_flags() -> None:
     assert copied[0].weight.is_meta
     assert not copied[0].bias.requires_grad
     assert not layer[0].weight.is_meta
+
+
+def test_one_process_compares_nothing() -> None:
+    module = nn.Linear(WIDTH, WIDTH)
+    compare_first_calls(module, {"": without_data(module)}, {"": _first}, ParallelMesh(ParallelPlan()))
+    assert not module._forward_pre_hooks
