@@ -169,23 +169,24 @@ def _costs(
     psi = _angle(to_n @ torch.linalg.cross(ahead, unit_c).mT, to_n @ ahead.mT)
     cosine = (unit_n @ unit_c.mT).clamp(-0.9999, 0.9999)
     cost = _ANGLE_WEIGHT * (torch.rad2deg(cosine.acos()) - _ANGLE).square()
-    # CB is opposite to N and C, on one side of their plane.
-    old = beta[rows, :, None]
-    outwards = -(unit_n @ old + (unit_c @ old).mT) / (2 + 2 * cosine).sqrt()
-    across = unit_n @ torch.linalg.cross(unit_c, beta[rows, None].expand_as(unit_c)).mT
-    across = across / (1 - cosine.square()).sqrt()
-    is_known = (beta[rows].abs().sum(-1) > 0)[:, None, None]
-    cost += weights.beta * (1 - _BETA_ALONG * outwards - _BETA_ACROSS * across) * is_known
+    if weights.beta:
+        # CB is opposite to N and C, on one side of their plane.
+        old = beta[rows, :, None]
+        outwards = -(unit_n @ old + (unit_c @ old).mT) / (2 + 2 * cosine).sqrt()
+        across = unit_n @ torch.linalg.cross(unit_c, beta[rows, None].expand_as(unit_c)).mT
+        across = across / (1 - cosine.square()).sqrt()
+        is_known = (beta[rows].abs().sum(-1) > 0)[:, None, None]
+        cost += weights.beta * (1 - _BETA_ALONG * outwards - _BETA_ACROSS * across) * is_known
     angle = 2 * math.pi / GRID * torch.arange(GRID, device=ca.device, dtype=ca.dtype) - math.pi
-    off = 1 - (angle - predicted[rows, :, None]).cos()
-    energy = potential.grid(rows) + weights.predicted * (off[:, 0, :, None] + off[:, 1, None])
-    place = (phi % GRID) * GRID + psi % GRID
-    return cost + energy.flatten(1).gather(1, place.flatten(1)).view_as(cost)
+    off = 1 - (torch.cat([angle, angle[:1]]) - predicted[rows, :, None]).cos()
+    off_phi, off_psi = (off[:, i].gather(1, x.flatten(1)).view_as(x) for i, x in enumerate((phi, psi)))
+    return cost + (potential.at_grid(rows, phi, psi) + weights.predicted * (off_phi + off_psi))
 
 
 def _angle(sine: Tensor, cosine: Tensor) -> Tensor:
-    """Return the nearest number on the grid of angles, which may be GRID."""
-    return ((torch.atan2(sine, cosine) + math.pi) * (GRID / (2 * math.pi))).round().long()
+    """Return the nearest number on the grid of angles, from 0 to GRID."""
+    angle = torch.atan2(sine, cosine)
+    return angle.add_(math.pi).mul_(GRID / (2 * math.pi)).round_().long()
 
 
 def _place(a: Tensor, b: Tensor, c: Tensor, torsion: float) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.foreign_text import package_json
 
-GRID = 72  #: Points of each axis of :meth:`RamachandranPotential.grid`, 5 degrees apart
+GRID = 72  #: Points of each axis of :meth:`RamachandranPotential.at_grid`, 5 degrees apart
 
 _BEFORE_PROLINE, _KINDS = 21, 22
 """Kinds of residues: the 20 types, 20 for unknown ones, and those before proline."""
@@ -55,10 +55,10 @@ class RamachandranPotential:
         before = bonded & (aatype[1:] == rc.restype_order["P"]) & ~special[:-1]
         kinds[:-1] = torch.where(before, _BEFORE_PROLINE, kinds[:-1])
         self._kinds = kinds
-        self._tables = _Mixtures(*(x.to(like) for x in _mixtures()))
-        self._log_scale = self._tables.log_scale[kinds]
+        tables = _Mixtures(*(x.to(like) for x in _mixtures()))
+        self._log_scale = tables.log_scale[kinds]
         # Phi and psi come first, because sums over a last axis of two are slow.
-        self._mean, self._concentration = (x[kinds].movedim(-1, 0).contiguous() for x in self._tables[1:])
+        self._mean, self._concentration = (x[kinds].movedim(-1, 0).contiguous() for x in tables[1:])
 
     def slopes(self, torsions: Tensor) -> Tensor:
         """Return the derivatives ``[N, 2]`` of the energies by phi and psi, ``torsions [N, 2]`` in radians."""
@@ -73,16 +73,31 @@ class RamachandranPotential:
         turned = torsions.mT[..., None] - self._mean
         return -(self._log_scale + (self._concentration * turned.cos()).sum(0)).logsumexp(-1)
 
-    def grid(self, rows: slice) -> Tensor:
-        """Return energies ``[n, GRID, GRID]`` of some residues, at phi and psi from -180 degrees on."""
-        chosen, number = self._kinds[rows].unique(return_inverse=True)
-        log_scale, mean, concentration = (x[chosen] for x in self._tables)
-        angle = 2 * math.pi / GRID * torch.arange(GRID, device=mean.device, dtype=mean.dtype) - math.pi
-        turned = angle[:, None, None] - mean[:, None]  # [kinds, GRID, K, 2]
-        factor = (concentration[:, None] * (turned.cos() - 1)).exp()
-        weight = (log_scale + concentration.sum(-1)).exp()
-        density = (factor[..., 0] * weight[:, None]) @ factor[..., 1].mT
-        return -density.log()[number]
+    def at_grid(self, rows: slice, phi: Tensor, psi: Tensor) -> Tensor:
+        """Return energies ``[n, a, b]`` of some residues at points of a grid of angles.
+
+        Points are numbered from 0 at -180 degrees to ``GRID`` at 180 degrees.
+
+        Args:
+            rows: Slice of ``n`` residues.
+            phi: Numbers ``[n, a, b]``, int64.
+            psi: Numbers ``[n, a, b]``, int64.
+        """
+        table = _energies_on_grid(self._mean.dtype, self._mean.device)
+        place = torch.add(psi, phi, alpha=GRID + 1).add_(self._kinds[rows, None, None], alpha=(GRID + 1) ** 2)
+        return table.index_select(0, place.flatten()).view_as(place)
+
+
+@functools.cache
+def _energies_on_grid(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the energies of all kinds of residues, at phi and psi from -180 to 180 degrees, flat."""
+    log_scale, mean, concentration = (x.to(device, dtype) for x in _mixtures())
+    angle = 2 * math.pi / GRID * torch.arange(GRID, device=device, dtype=dtype) - math.pi
+    turned = angle[:, None, None] - mean[:, None]  # [kinds, GRID, K, 2]
+    factor = (concentration[:, None] * (turned.cos() - 1)).exp()
+    weight = (log_scale + concentration.sum(-1)).exp()
+    density = (factor[..., 0] * weight[:, None]) @ factor[..., 1].mT
+    return torch.nn.functional.pad(-density.log(), (0, 1, 0, 1), mode="circular").flatten()
 
 
 @functools.cache
