@@ -218,7 +218,7 @@ def _descend(
     mean = centre.new_zeros(2, len(centre), 3)
     square = centre.new_zeros(2, len(centre), 1)
     size = centre.new_tensor([1.0, _TURN])[:, None, None]
-    far, spread = torch.zeros_like(shape), torch.zeros_like(centre)
+    far = torch.zeros_like(shape)
     for step in range(steps):
         done = step / steps
         length = rate * (_LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
@@ -230,13 +230,13 @@ def _descend(
         ramachandran = min(1.0, _RAMACHANDRAN_START + 2 * (1 - _RAMACHANDRAN_START) * done)
         gradient = energy.gradient(points, ramachandran)
         if step % _KEEP_FORCES == 0:
-            far, spread = pull(points), radius.forces(centre)
+            far = pull(points)
+            far[:, _CA].add_(radius.forces(centre))  # the origin of the frame, so it turns nothing
         gradient += far
-        gradient[:, _CA] += spread  # which is the origin of the frame, so it turns nothing
         both = torch.stack([gradient.sum(1), torques(rotation, arm, gradient)])
         mean = torch.lerp(both, mean, _MEAN)
         square = torch.lerp(both.square().sum(-1, keepdim=True), square, _SQUARE)
-        size_now = (square / (1 - _SQUARE ** (step + 1))).sqrt() + 1e-3
+        size_now = (square / (1 - _SQUARE ** (step + 1))).sqrt_().add_(1e-3)
         move, turn = (length / (1 - _MEAN ** (step + 1)) * size * mean / size_now).unbind(0)
         centre = centre - move
         quaternion = update_quaternion(quaternion, -turn)

@@ -80,13 +80,16 @@ class BackboneEnergy:
             weights: Weights of the terms.
         """
         bonded = bonds(residue_index, present)
-        self._present, self._residue_index, self._weights = present, residue_index, weights
-        self._is_glycine = aatype == rc.restype_order["G"]
-        self._has_oxygen = pad(bonded, (0, 1))
+        self._residue_index, self._weights = residue_index, weights
+        is_glycine = aatype == rc.restype_order["G"]
+        self._has_atom = present[:, None].repeat(1, _ATOMS)
+        self._has_atom[:, _CB] &= ~is_glycine
+        self._has_atom[:, _O] &= pad(bonded, (0, 1))
+        self._near = predicted.new_tensor(_NEAR)
         self._potential = potential
         has_torsions = (pad(bonded, (1, 0)) & pad(bonded, (0, 1)))[:, None].to(predicted)
         self._ramachandran = weights.ramachandran * has_torsions
-        self._amplitude, self._phase = _cosines(bonded, has_torsions, ~self._is_glycine, predicted, weights)
+        self._amplitude, self._phase = _cosines(bonded, has_torsions, ~is_glycine, predicted, weights)
         self._springs = _peptide_springs(bonded, predicted, weights)
         # Gradients by N, CA, C, CB and the next N, from those by N, CA, C, CB and O.
         self._by_points = torch.eye(_ATOMS).to(predicted)
@@ -102,18 +105,14 @@ class BackboneEnergy:
         further factor.
         """
         gradient = self._pair_forces(points)
-        gradient[:, :_CB] += self._torsion_forces(points, ramachandran)
+        gradient[:, :_CB].add_(self._torsion_forces(points, ramachandran))
         return gradient
 
     def list_overlaps(self, points: Tensor) -> None:
         """List the pairs of atoms that may overlap while ``points [N, 4, 3]`` move less than about half an Å."""
         ca = points[:, _CA]
         number = torch.arange(len(ca), device=ca.device)
-        atoms = _with_oxygen(points)
-        has = self._present[:, None].repeat(1, _ATOMS)
-        has[:, _CB] &= ~self._is_glycine
-        has[:, _O] &= self._has_oxygen
-        near = points.new_tensor(_NEAR)
+        atoms, has, near = _with_oxygen(points), self._has_atom, self._near
         lists = [self._springs]
         for rows in number.split(_ROWS):
             apart = (self._residue_index[rows, None] - self._residue_index).abs() >= _APART
@@ -125,7 +124,7 @@ class BackboneEnergy:
             pair, a, b = both.nonzero(as_tuple=True)
             length = near[a, b]
             ends = _ATOMS * first[pair] + a, _ATOMS * second[pair] + b
-            weight = torch.full_like(length, self._weights.overlap)
+            weight = torch.full_like(length, 2 * self._weights.overlap)
             lists.append(_Springs(*ends, length, weight, torch.zeros_like(length)))
         springs = _Springs(*map(torch.cat, zip(*lists, strict=True)))
         self._pairs = PointPairs(springs.first, springs.second, _ATOMS * len(ca)), springs
@@ -135,9 +134,9 @@ class BackboneEnergy:
         pairs, springs = self._pairs
         offset, distance = pairs.offsets(_with_oxygen(points).flatten(0, 1))
         stretch = torch.minimum(distance - springs.length, springs.largest)
-        force = pairs.forces(2 * springs.weight * stretch / distance, offset).view(-1, _ATOMS, 3)
+        force = pairs.forces(springs.weight * stretch / distance, offset).view(-1, _ATOMS, 3)
         gradient = self._by_points @ force
-        gradient[1:, _N] += gradient[:-1, _O]
+        gradient[1:, _N].add_(gradient[:-1, _O])
         return gradient[:, :_O]
 
     def _torsion_forces(self, points: Tensor, ramachandran: float) -> Tensor:
@@ -145,8 +144,8 @@ class BackboneEnergy:
         angle = torsions.angle.view(-1, 3)  # psi of a residue, omega and phi of the next
         slope = self._amplitude * (angle - self._phase).sin()
         own = self._potential.slopes(phi_and_psi(angle)) * (ramachandran * self._ramachandran)
-        slope[:, 2] += own[1:, 0]
-        slope[:, 0] += own[:-1, 1]
+        slope[:, 2].add_(own[1:, 0])
+        slope[:, 0].add_(own[:-1, 1])
         return torsions.forces(slope.flatten()).view(-1, 3, 3)
 
 
@@ -156,7 +155,7 @@ class _Springs(NamedTuple):
     first: Tensor  #: ``[S]``
     second: Tensor  #: ``[S]``
     length: Tensor  #: ``[S]`` in Å
-    weight: Tensor  #: ``[S]`` per Å²
+    weight: Tensor  #: ``[S]`` per Å², of half the squared stretch
     largest: Tensor  #: ``[S]``: the stretch in Å that counts at most; 0 for pairs that only push
 
 
@@ -165,7 +164,7 @@ def _peptide_springs(bonded: Tensor, like: Tensor, weights: BackboneWeights) -> 
     terms = zip(_PAIRS, (weights.bond, weights.angle, weights.angle, weights.ca_ca), strict=True)
     ones = like.new_ones(len(before))
     rows = [
-        _Springs(before + a, before + _ATOMS + b, length * ones, weight * ones, torch.inf * ones)
+        _Springs(before + a, before + _ATOMS + b, length * ones, 2 * weight * ones, torch.inf * ones)
         for (a, b, length), weight in terms
     ]
     return _Springs(*map(torch.cat, zip(*rows, strict=True)))
@@ -199,7 +198,7 @@ def phi_and_psi(angle: Tensor) -> Tensor:
 
     Phi of the first residue and psi of the last are repeated from their neighbour, because they have none.
     """
-    return torch.stack([torch.cat([angle[:1, 2], angle[:, 2]]), torch.cat([angle[:, 0], angle[-1:, 0]])], -1)
+    return torch.cat([angle[:1, 2], angle[:, 2], angle[:, 0], angle[-1:, 0]]).view(2, -1).mT
 
 
 def bonds(residue_index: Tensor, present: Tensor) -> Tensor:
@@ -232,6 +231,7 @@ class ChainTorsions(NamedTuple):
         normal = torch.linalg.cross(step[:-1], step[1:])
         axis = step[1:-1]
         square = axis.square().sum(-1, keepdim=True) + _EPSILON
+        along = (step[:-1] * step[1:]).sum(-1, keepdim=True)
         length = square.sqrt()
         normed = normal / (normal.square().sum(-1, keepdim=True) + _EPSILON)
         sine = (step[:-2] * normal[1:]).sum(-1) * length[:, 0]
@@ -239,8 +239,8 @@ class ChainTorsions(NamedTuple):
             angle=torch.atan2(sine, (normal[:-1] * normal[1:]).sum(-1)),
             first=-length * normed[:-1],
             last=length * normed[1:],
-            before=(step[:-2] * axis).sum(-1, keepdim=True) / square,
-            after=(step[2:] * axis).sum(-1, keepdim=True) / square,
+            before=along[:-1] / square,
+            after=along[1:] / square,
         )
 
     def forces(self, slope: Tensor) -> Tensor:
@@ -249,8 +249,9 @@ class ChainTorsions(NamedTuple):
         along_first, along_last = self.before * first, self.after * last
         inner = along_last - along_first
         total = first.new_zeros(len(slope) + 3, 3)
-        total[:-3] += first
-        total[1:-2] += inner - first
-        total[2:-1] -= inner + last
-        total[3:] += last
+        # `+=` of a slice would copy the sum to itself.
+        total[:-3].add_(first)
+        total[1:-2].add_(inner - first)
+        total[2:-1].sub_(inner + last)
+        total[3:].add_(last)
         return total

@@ -41,7 +41,7 @@ class PointPairs:
         rows = _wide_rows(points)
         wide = _selected(rows, self.first) - _selected(rows, self.second)
         x, y, z, *_ = wide.square().unbind(-1)  # a sum over so few elements is slow
-        return wide[:, :3], (x + y + z + _EPSILON).sqrt()
+        return wide[:, :3], (x + y).add_(z).add_(_EPSILON).sqrt_()
 
     def forces(self, pull: Tensor, offset: Tensor) -> Tensor:
         """Return the sum ``[N, 3]`` of ``pull [P]`` times ``offset [P, 3]``, negative for second points."""
@@ -64,7 +64,7 @@ def _wide_rows(points: Tensor) -> Tensor:
 def _selected(rows: Tensor, numbers: Tensor) -> Tensor:
     """Return some of :func:`_wide_rows`, ``[P, 3]`` or wider."""
     found = rows.index_select(0, numbers)
-    return found.view(torch.float32).unflatten(0, (-1, 4)) if found.is_complex() else found
+    return found.view(torch.float32).view(-1, 4) if found.is_complex() else found
 
 
 NEAREST = 3

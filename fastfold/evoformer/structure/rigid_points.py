@@ -12,8 +12,8 @@ from fastfold.protein.rigid import quaternion_to_rotation
 
 def rotations(quaternion: Tensor) -> Tensor:
     """Return rotation matrices ``[N, 3, 3]`` of unit quaternions ``[N, 4]`` in (w, x, y, z) order."""
-    products = (quaternion[:, :, None] * quaternion[:, None]).flatten(1)
-    return (products @ _entries_by_products().to(quaternion)).unflatten(1, (3, 3))
+    products = (quaternion[:, :, None] * quaternion[:, None]).view(-1, 16)
+    return (products @ _entries_by_products().to(quaternion)).view(-1, 3, 3)
 
 
 def arms(rotation: Tensor, shape: Tensor) -> Tensor:

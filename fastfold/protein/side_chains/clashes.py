@@ -75,8 +75,10 @@ def overlaps(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return near pairs of ``points [P, 3]`` and ``others [Q, 3]`` in Å: indices of both ``[R]``, energies ``[R]``."""
     a, b = ((x - points[0]).astype(np.float32) for x in (points, others))
-    squares = np.square(a).sum(-1)[:, None] + np.square(b).sum(-1) - 2.0 * (a @ b.T)
-    rows, columns = np.nonzero(squares < CONTACT_REACH**2)
+    squares = np.square(a).sum(-1)[:, None] + np.square(b).sum(-1)
+    squares -= (2.0 * a) @ b.T
+    near = np.flatnonzero(squares < CONTACT_REACH**2)  # faster than numbers of rows and columns
+    rows, columns = np.divmod(near, max(1, len(b)))
     contact = _contact_distances()[kinds[rows], other_kinds[columns]]
-    distance = np.sqrt(np.maximum(squares[rows, columns], 0.0))
+    distance = np.sqrt(np.maximum(squares.reshape(-1)[near], 0.0))
     return rows, columns, _SLOPE * np.maximum(1.0 - distance / contact, 0.0)
