@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 
 from fastfold.data.targets import Target
-from fastfold.data.templates.whole.given import whole_template
+from fastfold.data.templates.whole.given import whole_template, with_virtual_cb
 from fastfold.errors import ConfigError, InputError
 from fastfold.products.design.config import Flexible
 from fastfold.protein import residue_constants as rc
@@ -55,10 +55,13 @@ def template_features(
     """
     if flexible == "free":
         return None
-    return tuple(
-        None if one is None else _flexible(whole_template(one, f"{name}_{one.chain_id}".encode()), flexible)
-        for one in chains
-    )
+
+    def template(chain: ObservedChain) -> Mapping[str, np.ndarray]:
+        # As in ColabDesign, glycines have a CB, so that a template without residue types does not reveal them.
+        features = whole_template(with_virtual_cb(chain), f"{name}_{chain.chain_id}".encode())
+        return _flexible(features, flexible)
+
+    return tuple(None if one is None else template(one) for one in chains)
 
 
 def _flexible(features: Mapping[str, np.ndarray], flexible: Flexible) -> Mapping[str, np.ndarray]:

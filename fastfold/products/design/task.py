@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastfold.data.targets import Chain, Target, structure_chains, target_from_sequence
-from fastfold.data.templates.whole.given import empty_template, in_one_frame
+from fastfold.data.templates.whole.given import empty_template, in_one_frame, with_virtual_cb
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses import design as losses
@@ -523,8 +523,10 @@ def _single_chain(
     letters, source = np.array(list(observed.sequence)), np.full(len(observed), -1)
     letters[designed], source[designed] = _PLACEHOLDER, np.arange(len(designed))
     is_supervised = torch.zeros(len(observed), 1).index_fill(0, torch.from_numpy(supervised), 1.0)
-    mask = torch.from_numpy(observed.mask) * is_supervised
+    # As in ColabDesign, glycines have a CB, so that other residues in their place are compared with it.
+    whole = with_virtual_cb(observed)
+    mask = torch.from_numpy(whole.mask) * is_supervised
     aatype = encode_sequence(observed.sequence).argmax(-1)
-    reference = Reference(torch.from_numpy(observed.positions), mask, aatype)
+    reference = Reference(torch.from_numpy(whole.positions), mask, aatype)
     target = _target(name, [replace(chain, sequence="".join(letters))], structure.name)
     return DesignTask(name, target, source, weights, reference)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fastfold.protein.io.observed import SCORE, ObservedStructure, read_observed
 from fastfold.protein.structure import ChainStructure
 
 Features = Mapping[str, np.ndarray]
+S = TypeVar("S", bound=ChainStructure)
 Use = Literal["template", "initial_guess"]
 """Ways to show a structure to a network: as AF2Rank's template, or as the recycled positions of the first pass."""
 
@@ -79,15 +80,20 @@ def masked_template(chain: ChainStructure, name: bytes) -> dict[str, np.ndarray]
     Roney & Ovchinnikov 2022 (doi:10.1103/PhysRevLett.129.238101). Every residue with a whole backbone gets a CB, so
     that glycines are not revealed. The features are raw (:func:`fastfold.data.features.raw.template_features`).
     """
-    positions, mask = np.zeros_like(chain.positions), np.zeros_like(chain.mask)
-    mask[:, :_SHOWN] = chain.mask[:, :_SHOWN]
-    positions[:, :_SHOWN] = chain.positions[:, :_SHOWN]
+    whole = with_virtual_cb(chain)
+    mask = whole.mask * (np.arange(rc.atom_type_num) < _SHOWN)
+    return _features("-" * len(chain), whole.positions, mask, name)
+
+
+def with_virtual_cb(chain: S) -> S:
+    """Return a chain with ideal CB atoms where residues have N, CA and C but no CB."""
+    positions, mask = chain.positions.copy(), chain.mask.copy()
     cb = rc.atom_order["CB"]
     n, ca, c = (rc.atom_order[atom] for atom in _BACKBONE)
     absent = (mask[:, [n, ca, c]].min(-1) > 0) & (mask[:, cb] == 0)
     positions[absent, cb] = virtual_cb(*(positions[absent, atom] for atom in (n, ca, c)))
     mask[absent, cb] = 1.0
-    return _features("-" * len(chain), positions, mask, name)
+    return replace(chain, positions=positions, mask=mask)
 
 
 def virtual_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:

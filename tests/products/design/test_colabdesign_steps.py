@@ -1,0 +1,84 @@
+"""Logged steps of every protocol equal those of ColabDesign with the same parameters.
+
+``colabdesign.json`` has 20 steps of ColabDesign (e31a56fe of its main branch, JAX 0.4.34, float32, without dropout),
+one recycle, every loss with a weight. The backbone has glycines, whose CB the losses of designs need.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fastfold
+from fastfold.evoformer.embedders.templates import TemplateTorsionEmbedder
+from fastfold.evoformer.model import AlphaFold
+from fastfold.products.design import DesignConfig, DesignTask, binder, fixed_backbone, hallucination, partial
+from fastfold.products.design.evaluate import Evaluator
+from fastfold.products.design.optimise import first_state, optimise
+from fastfold.protein import residue_constants as rc
+from tests.helpers.networks import ORACLES
+from tests.helpers.results import helix_prediction
+
+RECORDED = json.loads((ORACLES / "synthetic_designs" / "colabdesign.json").read_text())
+_HEADS = {"distogram": 0.05, "predicted_aligned_error": 0.1}
+
+
+@pytest.fixture(scope="module")
+def model() -> AlphaFold:
+    """The recorded network, with logits of pairs that are not saturated."""
+    made = fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz")
+    # Undefined angles are quotients of rounding errors in a program that XLA compiled.
+    assert isinstance(made.template_torsion_embedder, TemplateTorsionEmbedder)
+    made.template_torsion_embedder.placeholder_for_undefined = True
+    with torch.no_grad():
+        for head, scale in _HEADS.items():
+            for parameter in made.heads[head].parameters():
+                parameter.mul_(scale)
+    return made
+
+
+def task(protocol: str, folder: Path) -> DesignTask:
+    if protocol == "hallucination":
+        return hallucination(14)
+    given = helix_prediction("backbone", 14, 10, seed=6).save(folder, plots=False)["pdb"]
+    if protocol == "fixbb":
+        return fixed_backbone(given, chain="A")
+    return partial(given, "A3-7", chain="A") if protocol == "partial" else binder(given, 10, chains=["A"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", RECORDED["steps"])
+def test_twenty_steps_are_colabdesigns(case: str, model: AlphaFold, tmp_path: Path) -> None:
+    protocol, optimizer = case.split("/")
+    config = DesignConfig(
+        soft_steps=10,
+        temperature_steps=6,
+        hard_steps=4,
+        optimizer=optimizer,  # type: ignore[arg-type]
+        recycles=1,
+        dropout=False,
+    )
+    evaluator = Evaluator(task(protocol, tmp_path), [model], RECORDED["weights"][protocol])
+    state = first_state(evaluator, config, 0)
+    start = np.random.default_rng(0).normal(size=state.parameters.shape) * 0.3
+    state.parameters = torch.from_numpy(start).float()
+    optimise(evaluator, config, 0, state)
+    for name, wanted in RECORDED["steps"][case].items():
+        found = [row[name] for row in state.log]
+        # The entropy of nearly certain residues is small and steep.
+        tolerance = {"seq_ent": 1e-3, "rmsd": 1e-4}.get(name, 2e-5)
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=1e-5, err_msg=name)
+
+
+def test_glycines_of_a_given_structure_have_a_cb(tmp_path: Path) -> None:
+    made = task("fixbb", tmp_path)
+    assert made.reference is not None
+    glycine = made.reference.aatype == rc.restype_order["G"]
+    assert bool(glycine.any())
+    ca, cb = (made.reference.positions[glycine, rc.atom_order[name]] for name in ("CA", "CB"))
+    np.testing.assert_allclose((cb - ca).norm(dim=-1), 1.522, atol=1e-3)
+    assert bool((made.reference.mask[glycine, rc.atom_order["CB"]] == 1).all())
