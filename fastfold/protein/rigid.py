@@ -129,7 +129,7 @@ def rotation_to_quaternion(rotation: Tensor) -> Tensor:
 
 def update_quaternion(quaternion: Tensor, vector: Tensor) -> Tensor:
     """Compose ``quaternion [*, 4]`` with the rotation ``(1, vector [*, 3])`` and normalise (Algorithm 23)."""
-    w, xyz = quaternion[..., :1], quaternion[..., 1:]
+    w, xyz = quaternion.split((1, 3), -1)
     real = -(xyz * vector).sum(-1, keepdim=True)
     imaginary = w * vector + torch.linalg.cross(xyz, vector)
     updated = quaternion + torch.cat([real, imaginary], -1)
