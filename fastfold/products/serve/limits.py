@@ -27,7 +27,8 @@ class RequestLimits:
 
     Args:
         app: The application.
-        max_body: Largest number of bytes of a body. Bodies of twice as many bytes are held at once; others wait.
+        max_body: Largest number of bytes of a body, and of all that are held at once; others wait. Reading one takes
+            up to sixteen times its bytes.
         body_seconds: Seconds in which a body must have arrived, and in which its turn must come.
         send_seconds: Seconds in which a client must take each piece of an answer, and send the rest of a refused body.
         max_requests: Largest number of requests at once; ``/healthz`` is answered beyond it.
@@ -152,10 +153,9 @@ class RequestLimits:
     @contextlib.asynccontextmanager
     async def _holding(self, size: int) -> AsyncIterator[None]:
         """Hold bytes of memory for a body, once others have released enough of them."""
-        budget = 2 * self._max_body
         try:
             async with self._released:
-                fits = self._released.wait_for(lambda: self._held + size <= budget)
+                fits = self._released.wait_for(lambda: self._held + size <= self._max_body)
                 await asyncio.wait_for(fits, self._body_seconds)
                 self._held += size
         except asyncio.TimeoutError:
