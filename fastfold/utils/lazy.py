@@ -49,11 +49,14 @@ class MovedModules(MetaPathFinder):
 
     def __init__(self, moved: Mapping[str, str]) -> None:
         self._moved = sorted(moved.items(), key=lambda pair: -len(pair[0]))
+        self._beginnings = tuple(moved)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return how a moved module is loaded; None for any other one."""
+        if not fullname.startswith(self._beginnings):  # one test, because every import asks first
+            return None
         for old, new in self._moved:
             if fullname == old or fullname.startswith(f"{old}."):
                 name = new + fullname[len(old) :]
