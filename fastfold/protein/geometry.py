@@ -80,11 +80,12 @@ def axis_frames(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray
     The third point ``a`` is in the x-y plane, at positive y. Columns of the rotation are the axes; if the points are
     collinear, the y and z axes are zero.
     """
-    x = _unit(c - b)
+    x = unit_vectors(c - b)
     y = a - b
-    y = _unit(y - (y * x).sum(-1, keepdims=True) * x)
+    y = unit_vectors(y - (y * x).sum(-1, keepdims=True) * x)
     return np.stack([x, y, np.cross(x, y)], -1), c
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Return ``vectors [..., 3]`` with length 1; those shorter than 1e-9 stay nearly zero."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9))

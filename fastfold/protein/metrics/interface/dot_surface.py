@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastfold.protein.geometry import unit_vectors
+
 _BATCH = 256  #: Points that share their neighbours
 _CLOSE = 3.0  #: Distance in Å within which a nearest point is searched first
 _TURNS = 36  #: Places of a probe around two atoms, one of them free if their saddle has dots
@@ -227,10 +229,10 @@ class _Atoms:
         a, b, c = (self.centers[triples[:, n]] for n in range(3))
         one, two, three = (self.grown[triples[:, n]] for n in range(3))
         # Trilateration in the frame of the atoms.
-        x = _unit(b - a)
+        x = unit_vectors(b - a)
         along = np.einsum("tk,tk->t", x, c - a)
         across = c - a - along[:, None] * x
-        y = _unit(across)
+        y = unit_vectors(across)
         height = np.linalg.norm(across, axis=-1)
         apart = np.linalg.norm(b - a, axis=-1)
         px = (one**2 - two**2 + apart**2) / (2.0 * apart)
@@ -267,14 +269,10 @@ def _neighbours(
             yield part, near
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
-    return x / np.linalg.norm(x, axis=-1, keepdims=True).clip(1e-9)
-
-
 def _perpendicular(axis: np.ndarray) -> np.ndarray:
     """Return a direction of length 1 perpendicular to each of ``axis [K, 3]``."""
     seed = np.eye(3)[np.abs(axis).argmin(-1)]
-    return _unit(np.cross(axis, seed))
+    return unit_vectors(np.cross(axis, seed))
 
 
 def _join(dots: list[_Dots]) -> _Dots:
