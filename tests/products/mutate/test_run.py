@@ -11,7 +11,7 @@ import pytest
 
 from fastfold.inference.output.plots import scan_png
 from fastfold.products.mutate.table import COLUMNS
-from tests.helpers.command_line import CommandLine
+from tests.helpers.command_line import QUICK, CommandLine
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
 
@@ -57,6 +57,26 @@ def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
     assert other.out.startswith("3 folded")
     assert {row["predictions"] for row in table(cli).values()} == {"1"}
     assert (cli.out / "mutations.tsv").read_bytes() != first
+
+
+@pytest.mark.long
+def test_a_mutant_is_folded_as_infer_folds_its_sequence(cli: CommandLine):
+    """Only the first row of the alignment changes; its other rows are those of the wild type."""
+    mutant = SEQUENCE.replace("A", "G", 1)
+    row = SEQUENCE.replace("K", "R")
+    for name, query in (("T1", SEQUENCE), ("T1_A4G", mutant)):
+        (cli.folder / name).mkdir()
+        (cli.folder / name / f"{name}.a3m").write_text(f">q\n{query}\n>r\n{row}\n")
+    common = ("--weights", cli.weights(), *QUICK)
+    own, other = cli.out / "mutate", cli.out / "infer"
+    mutations = ("--mutations", "A4G", "--msa-dir", cli.folder / "T1")
+    assert cli.run("mutate", cli.fasta({"T1": SEQUENCE}), "--out", own, *common, *mutations).code == 0
+    query = cli.fasta({"T1_A4G": mutant}, "mutant.fasta")
+    assert cli.run("infer", query, "--out", other, *common, "--msa-dir", cli.folder / "T1_A4G").code == 0
+    structures = [path.name for path in other.glob("T1_A4G*.pdb")]
+    assert structures
+    for name in structures:
+        assert (own / name).read_bytes() == (other / name).read_bytes()
 
 
 @pytest.mark.slow
