@@ -24,7 +24,7 @@ from fastfold.inference.output.score_files import scored_names
 from fastfold.inference.report.interfaces import find_rows
 from fastfold.inference.restraints import read_restraints
 from fastfold.inference.target_templates import TargetTemplates
-from fastfold.products.design import DesignConfig, run_designs
+from fastfold.products.design import DesignConfig, DesignRequest, run_designs
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.targets import residue_places, residue_text
 from fastfold.products.design.task import DesignTask, binder, fixed_backbone, partial
@@ -151,9 +151,9 @@ def test_a_design_has_the_names_of_its_target_everywhere(
     weights = cli.weights("model_1_multimer_v3")
     task = binder(complex_de, 5, hotspots="D330-332,E20A")
     steps = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0)
-    (design,) = run_designs(
-        task, cli.out, [weights], steps, infer=InferConfig(num_recycles=0, plots=False), say=lambda line: None
-    )
+    fold = InferConfig(num_recycles=0, plots=False)
+    request = DesignRequest(task, cli.out, [weights], steps, infer=fold)
+    (design,) = run_designs(request, say=lambda line: None)
     names = {"D": NUMBERS_D, "E": NUMBERS_E, "A": ["1", "2", "3", "4", "5"]}
     trajectories = cli.out / "trajectories"
     files = [next(cli.out.glob(f"{design.name}_rank_001_*{ending}")) for ending in (".pdb", ".cif")]

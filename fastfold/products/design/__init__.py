@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from fastfold.products.design.config import DesignConfig
     from fastfold.products.design.results.program import SequenceProgram
     from fastfold.products.design.results.table import Design
-    from fastfold.products.design.run import Redesign, run_designs
+    from fastfold.products.design.run import DesignRequest, Redesign, run_designs
     from fastfold.products.design.task import DesignTask, binder, fixed_backbone, hallucination, partial
 
 __all__ = [
     "Design",
     "DesignConfig",
+    "DesignRequest",
     "DesignTask",
     "Redesign",
     "SequenceProgram",

@@ -198,7 +198,7 @@ def run_design(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
     announce(options)
     from fastfold.inference.setting_values import check_seeds
-    from fastfold.products.design.run import TABLE, run_designs
+    from fastfold.products.design.run import TABLE, DesignRequest, run_designs
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -208,7 +208,7 @@ def run_design(options: argparse.Namespace) -> int:
     if options.precision not in (None, "fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
     seeds = check_seeds(range(options.seed, options.seed + options.num_designs))
-    designs = run_designs(
+    request = DesignRequest(
         task,
         options.out,
         options.weights,
@@ -224,8 +224,8 @@ def run_design(options: argparse.Namespace) -> int:
         where=options.where,
         redesign=_redesign(options, config.forbid),
         overwrite=options.overwrite,
-        say=say,
     )
+    designs = run_designs(request, say=say)
     if not is_first_process():
         return 0
     page = options.out / "report.html"

@@ -87,37 +87,42 @@ class Redesign:
     keep_interface: bool = False  #: True if residues of designed chains within 4 Å of other chains stay
 
 
-def run_designs(
-    task: DesignTask | Callable[[int], DesignTask],
-    output: Path,
-    weights: Sequence[Path] = (),
-    config: DesignConfig | None = None,
-    *,
-    seeds: Sequence[int] = (0,),
-    predict: Sequence[Path] | None = None,
-    infer: InferConfig | None = None,
-    filters: Path | None = None,
-    redesign: Redesign | None = None,
-    overwrite: bool = False,
-    say: Callable[[str], None] = print,
-    where: str | None = None,
-) -> list[Design]:
+@dataclass(frozen=True)
+class DesignRequest:
+    """Task, networks and settings of designs and of their folds.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fastfold.products.design import DesignRequest, hallucination
+        >>> DesignRequest(hallucination(60), Path("designs"), seeds=range(8)).weights
+        ()
+    """
+
+    task: (
+        DesignTask | Callable[[int], DesignTask]
+    )  #: Residues to design, or a function that returns them for a seed
+    output: Path  #: Folder for the results
+    weights: Sequence[Path] = ()  #: Weights files or names of networks to design with; empty for ``mini``
+    config: DesignConfig = field(default_factory=DesignConfig)  #: Settings of the optimisation
+    seeds: Sequence[int] = (0,)  #: One optimisation for each
+    #: Networks that fold the designs, from their sequence and the templates of given chains; None for ``weights``
+    predict: Sequence[Path] | None = None
+    #: Settings of these folds, their seeds included, and device, memory and processes of both
+    infer: InferConfig = field(default_factory=InferConfig)
+    filters: Path | None = (
+        None  #: File of filters (:mod:`fastfold.products.design.results.filters`); None for none
+    )
+    redesign: Redesign | None = None  #: Another program, whose sequences are folded as well; None for none
+    overwrite: bool = False  #: True to start again where the folder has designs with other settings
+    where: str | None = None  #: Condition on the table's columns that designs have to meet; None for none
+
+
+def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -> list[Design]:
     """Design a sequence with each seed, fold all of them again, and write tables and a page.
 
     Args:
-        task: Residues to design, or a function that returns them for a seed.
-        output: Folder for the results.
-        weights: Weights files or names of networks to design with; none for ``mini``.
-        config: Settings of the optimisation.
-        seeds: One optimisation for each.
-        predict: Networks that fold the designs; None for those of ``weights``. They see the sequence alone, and
-            the templates of given chains.
-        infer: Settings of these folds, their seeds included, and device, memory and processes of both.
-        filters: File of filters (:mod:`fastfold.products.design.results.filters`); None for none.
-        redesign: Another program, whose sequences for the designed backbones are folded as well; None for none.
-        overwrite: True to start again where the folder has designs with other settings.
+        request: Task, networks and settings.
         say: Called with lines about the progress.
-        where: Condition on columns of the table that designs have to meet, such as ``iptm>0.6 and rmsd<2``.
 
     Returns:
         The designs in the order of the seeds, each followed by the other program's sequences. The list is empty on
@@ -131,47 +136,47 @@ def run_designs(
     Example:
         >>> from pathlib import Path
         >>> from fastfold.inference.config import InferConfig
-        >>> from fastfold.products.design import DesignConfig, hallucination, run_designs
+        >>> from fastfold.products.design import DesignConfig, DesignRequest, hallucination, run_designs
         >>> steps, fold = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0), InferConfig(num_recycles=0)
-        >>> task = hallucination(12)
-        >>> (design,) = run_designs(task, Path("designs"), config=steps, infer=fold, say=lambda line: None)
+        >>> request = DesignRequest(hallucination(12), Path("designs"), config=steps, infer=fold)
+        >>> (design,) = run_designs(request, say=lambda line: None)
         >>> [len(sequence) for sequence in design.sequences], Path("designs/designs.fasta").exists()
         ([12], True)
     """
-    config, infer = config or DesignConfig(), infer or InferConfig()
+    task, config, infer = request.task, request.config, request.infer
     device = choose_device(infer.device)
-    if where is not None:
-        parse_condition(where, COLUMNS)  # refused before anything is computed
+    if request.where is not None:
+        parse_condition(request.where, COLUMNS)  # refused before anything is computed
     with distributed_folder(infer.ranks, device) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []
         contacts = {name: parse_contacts(name, getattr(config, name)) for name in ("con", "i_con")}
-        tasks = [(task(seed) if callable(task) else task).with_contacts(contacts) for seed in seeds]
-        networks = folding = requested_networks(weights)
-        if predict is not None:  # networks that are open already are shared
+        tasks = [(task(seed) if callable(task) else task).with_contacts(contacts) for seed in request.seeds]
+        networks = folding = requested_networks(request.weights)
+        if request.predict is not None:  # networks that are open already are shared
             known = {network.path: network for network in networks}
-            folding = [known.get(network.path, network) for network in requested_networks(predict)]
+            folding = [known.get(network.path, network) for network in requested_networks(request.predict)]
         if distributed is not None:
             check_divisible([*networks, *folding])
             device = distributed.context.device
         chosen: list[Filter] = []
-        if filters is not None:
+        if request.filters is not None:
             folders = len(suitable(folding, tasks[0].target))
             relaxed = infer.relax == "all"
-            chosen = read_filters(filters, tasks[0], networks=folders, is_relaxed=relaxed, say=say)
-        if not weights and tasks[0].templates is not None:
+            chosen = read_filters(request.filters, tasks[0], networks=folders, is_relaxed=relaxed, say=say)
+        if not request.weights and tasks[0].templates is not None:
             tasks = [one.without_templates for one in tasks]
         for one in tasks:
             check_start(one, config)
-        run = _DesignRun(output, config, infer, device, distributed, overwrite, say)
-        if not weights:
+        run = _DesignRun(request.output, config, infer, device, distributed, request.overwrite, say)
+        if not request.weights:
             run.say(about_mini(networks[0]))
             if tasks[0].target.is_complex:
                 run.say(_TRIAL)
-        designs = run.design_all(tasks, seeds, networks, redesign)
+        designs = run.design_all(tasks, request.seeds, networks, request.redesign)
         del networks  # those that do not fold are freed
-        return run.finish(designs, folding, chosen, where)
+        return run.finish(designs, folding, chosen, request.where)
 
 
 @dataclass

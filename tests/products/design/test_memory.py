@@ -16,7 +16,7 @@ from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import design_gradients
 from fastfold.products.design.joint import plan_design
-from fastfold.products.design.run import run_designs
+from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.task import hallucination
 
 
@@ -39,7 +39,7 @@ def test_a_design_that_does_not_fit_is_refused_before_it_runs(tmp_path: Path) ->
     with pytest.raises(
         InputError, match=r"hallucinate.*gradient of 12 residues needs .* found 0.10 GiB; use a"
     ):
-        run_designs(hallucination(12), tmp_path, config=config, infer=infer)
+        run_designs(DesignRequest(hallucination(12), tmp_path, config=config, infer=infer))
     assert not list(tmp_path.iterdir())
 
 

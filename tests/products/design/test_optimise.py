@@ -23,7 +23,7 @@ from fastfold.products.design.optimise import (
     optimise,
     schedule,
 )
-from fastfold.products.design.run import run_designs
+from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.saved import film_pdb
 from fastfold.products.design.task import fixed_backbone, hallucination
 
@@ -164,4 +164,4 @@ def test_a_design_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("fastfold.products.design.run.optimise", fail)
     with pytest.raises(InputError, match="not enough for a gradient of 10 residues"):
-        run_designs(hallucination(10), tmp_path, config=SHORT)
+        run_designs(DesignRequest(hallucination(10), tmp_path, config=SHORT))

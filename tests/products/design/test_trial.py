@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from fastfold.inference.config import InferConfig
-from fastfold.products.design import DesignConfig, binder, fixed_backbone, hallucination, partial, run_designs
+from fastfold.products.design import (
+    DesignConfig,
+    DesignRequest,
+    binder,
+    fixed_backbone,
+    hallucination,
+    partial,
+    run_designs,
+)
 
 STEPS = DesignConfig(soft_steps=1, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=1)
 
@@ -22,9 +30,8 @@ def test_mini_runs_a_protocol(protocol: str, tmp_path: Path, backbone: Path) -> 
         "binder": lambda: binder(backbone, 10, chains=["A"], hotspots="A4"),
     }[protocol]()
     lines: list[str] = []
-    (design,) = run_designs(
-        task, tmp_path / "out", config=STEPS, infer=InferConfig(num_recycles=0), say=lines.append
-    )
+    request = DesignRequest(task, tmp_path / "out", config=STEPS, infer=InferConfig(num_recycles=0))
+    (design,) = run_designs(request, say=lines.append)
     is_complex = protocol in ("oligomer", "binder")
     assert sum(line.startswith("warning: a trial: mini sees several chains") for line in lines) == is_complex
     assert design.state.step == 4

@@ -36,10 +36,10 @@ class Design:
     Example:
         >>> from pathlib import Path
         >>> from fastfold.inference.config import InferConfig
-        >>> from fastfold.products.design import DesignConfig, hallucination, run_designs
+        >>> from fastfold.products.design import DesignConfig, DesignRequest, hallucination, run_designs
         >>> steps, fold = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0), InferConfig(num_recycles=0)
-        >>> task = hallucination(12)
-        >>> (design,) = run_designs(task, Path("designs"), config=steps, infer=fold, say=lambda line: None)
+        >>> request = DesignRequest(hallucination(12), Path("designs"), config=steps, infer=fold)
+        >>> (design,) = run_designs(request, say=lambda line: None)
         >>> design.name, design.state.step, design.is_external
         ('hallucinate_seed_000', 1, False)
     """
