@@ -15,12 +15,13 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,8 @@ _CONFUSED = {
     "ceil": "floor",
     "log": "exp",
 }
-_SECONDS = 240.0
+_CPU_SECONDS, _SECONDS = 240, 1200.0
+"""Processor time of each process of the tests, which a busy machine does not shorten, and the time for all."""
 _TESTS_AT_MOST = 12
 
 
@@ -141,6 +143,19 @@ def mutants_of(path: Path) -> list[Mutant]:
     return [Mutant(name, node.lineno, i, what) for i, (node, what) in enumerate(changes(tree))]  # type: ignore[attr-defined]
 
 
+def sample(folders: Sequence[Path], count: int, seed: int) -> list[Mutant]:
+    """Draw mutants of folders of the package, as many of each folder, in a random order."""
+    draws, chosen = random.Random(seed), []
+    for number, folder in enumerate(folders):
+        every = [
+            mutant for file in sorted((REPOSITORY / folder).rglob("*.py")) for mutant in mutants_of(file)
+        ]
+        share = (count - len(chosen)) // (len(folders) - number)
+        chosen += draws.sample(every, min(share, len(every)))
+    draws.shuffle(chosen)
+    return chosen
+
+
 def source_of(mutant: Mutant, folder: Path) -> str:
     """Return the source of a file with a mutant."""
     tree = ast.parse((folder / mutant.path).read_text("utf-8"))
@@ -164,6 +179,10 @@ def tests_of(path: str) -> list[str]:
     return sorted(tests, key=lambda test: (name not in test, not test.startswith(own)))[:_TESTS_AT_MOST]
 
 
+def _limit_cpu() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+
+
 def run_tests(folder: Path, tests: list[str]) -> tuple[bool, float]:
     """Run the fast tests in a copy of the repository; return True if they pass, and the seconds."""
     start = time.monotonic()
@@ -176,7 +195,13 @@ def run_tests(folder: Path, tests: list[str]) -> tuple[bool, float]:
     }
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, timeout=_SECONDS, capture_output=True, check=False
+            command,
+            cwd=folder,
+            env=environment,
+            timeout=_SECONDS,
+            capture_output=True,
+            check=False,
+            preexec_fn=_limit_cpu,
         )
     except subprocess.TimeoutExpired:
         return False, time.monotonic() - start
@@ -191,9 +216,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/mutants.json"))
     options = parser.parse_args()
-    files = sorted(file for folder in options.folders for file in (REPOSITORY / folder).rglob("*.py"))
-    every = [mutant for file in files for mutant in mutants_of(file)]
-    chosen = random.Random(options.seed).sample(every, min(options.count, len(every)))
+    chosen = sample(options.folders, options.count, options.seed)
     killed, lines = 0, []
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
