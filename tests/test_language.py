@@ -47,8 +47,22 @@ RIDDLES = {
 }
 """Words to avoid by a pattern, and words to use."""
 
+EMPTY_NAMES = {"found", "given", "taken", "begun", "lane", "lanes"}
+"""Identifiers that say how a value came, and not which value it is."""
+
+KEEP_EMPTY_NAMES = (
+    "fastfold/evoformer",
+    "fastfold/kernels",
+    "fastfold/parallel/alphafold",
+    "fastfold/products/design",
+)
+"""Folders that still have such identifiers; the list only shrinks."""
+
 SUBJECT = re.compile(r"[a-z][a-z0-9_/ ,.-]*: [A-Z][A-Za-z-]+ .+")
 _ANY_RIDDLE = re.compile("|".join(RIDDLES), re.IGNORECASE)
+_MAY_BE_NAMED = re.compile(
+    rf"\b({'|'.join(EMPTY_NAMES)})\b(?! [a-z{{]| in )|for ({'|'.join(EMPTY_NAMES)}) in"
+)
 _NO_VERB = re.compile(
     r"(What|Where|Whose|Whether|Which|How|Of|Those|That|These|With|From|In|At|For|As|A|An|The|Its|This|Each|Some|All|"
     r"Any|Most|More|Than|To|It|One|Two|Every|Number|Rows|Shapes?|Names?|Places?)\b"
@@ -86,6 +100,30 @@ def _summaries(path: Path, tree: ast.Module) -> Iterator[str]:
             yield f"{path.relative_to(REPOSITORY)}:{node.lineno}: begin with a verb: {summary[:80]!r}"
 
 
+def _empty_names(path: Path, tree: ast.Module) -> Iterator[str]:
+    if not _MAY_BE_NAMED.search(path.read_text("utf-8")):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=name):
+                if name in EMPTY_NAMES:
+                    yield f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', 0)}: name the value, not {name!r}"
+            case ast.FunctionDef(name=name) if name in EMPTY_NAMES:
+                yield f"{path.relative_to(REPOSITORY)}:{node.lineno}: name the result, not {name!r}"
+
+
+@pytest.mark.parametrize("folder", CHECKED)
+def test_identifiers_say_which_value_they_hold(folder: str) -> None:
+    trees = package_trees()
+    names = [
+        line
+        for path, tree in trees.items()
+        if str(path).startswith(f"{folder}/") and not str(path).startswith(KEEP_EMPTY_NAMES)
+        for line in _empty_names(REPOSITORY / path, tree)
+    ]
+    assert names == [], "\n".join(names)
+
+
 @pytest.mark.parametrize("folder", CHECKED)
 def test_a_folder_speaks_plainly(folder: str) -> None:
     files = sorted((REPOSITORY / folder).rglob("*.py"))
@@ -112,6 +150,11 @@ def test_every_kind_of_finding_is_found(tmp_path: Path, monkeypatch: pytest.Monk
         "'nobody'; better",
     ]
     assert len(list(_summaries(path, ast.parse(path.read_text())))) == 1
+    path.write_text("def g(given):\n    return [found for found in given]  # found\n")
+    assert (
+        sorted(line[-7:-1] for line in _empty_names(path, ast.parse(path.read_text())))
+        == ["'found"] * 2 + ["'given"] * 2
+    )
 
 
 def test_commit_subjects_name_an_area_and_begin_with_a_verb() -> None:

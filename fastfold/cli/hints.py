@@ -86,13 +86,13 @@ class CommandParser(argparse.ArgumentParser):
                 self._given = expand_config(self._given, self._actions, help_command=f"{self.prog} {full}")
             except ConfigError as error:
                 self.error(str(error))
-        found, unknown = super().parse_known_args(self._given, namespace)
-        if not unknown and getattr(found, "print_config", False) and CONFIG in self._option_string_actions:
-            print(config_text(found, self._actions), end="", flush=True)
+        options, unknown = super().parse_known_args(self._given, namespace)
+        if not unknown and getattr(options, "print_config", False) and CONFIG in self._option_string_actions:
+            print(config_text(options, self._actions), end="", flush=True)
             self.exit()
         if unknown and self._subparsers is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        return options, unknown
 
     def format_help(self) -> str:
         """Return the help, without rarely used options where ``--help-all`` lists them."""
@@ -110,12 +110,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print usage, message and hints; exit with code 2."""
-        given = getattr(self, "_given", [])
+        arguments = getattr(self, "_given", [])
         if unknown := re.match(r"argument COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)", message):
             commands = unknown[2].replace("'", "").split(", ")
             hint = suggest(unknown[1], commands, meant=OTHER_COMMANDS.get(unknown[1]), otherwise="")
             message = f"unknown command {unknown[1]!r}; {hint or 'the commands are ' + ', '.join(commands)}"
-        hints = [] if self._subparsers is not None else option_hints(given, self._option_string_actions)
+        hints = [] if self._subparsers is not None else option_hints(arguments, self._option_string_actions)
         if "required: --out" in message:
             hints.append("--out: the folder for the results, as in fastfold infer INPUT --out DIR")
         if "." in message.partition("argument --relax: invalid choice: ")[2].partition("(")[0]:
@@ -123,13 +123,13 @@ class CommandParser(argparse.ArgumentParser):
         super().error("\n  ".join([message, *hints]))
 
 
-def option_hints(given: Iterable[str], known: Iterable[str]) -> list[str]:
+def option_hints(arguments: Iterable[str], known: Iterable[str]) -> list[str]:
     """Return a line for each option of a command that is not ``known``, with what to write in its place.
 
     There are lines for options of other programs, and for those that are near a known one.
     """
     options, lines = list(known), []
-    for name in dict.fromkeys(text.partition("=")[0] for text in given if text.startswith("--")):
+    for name in dict.fromkeys(text.partition("=")[0] for text in arguments if text.startswith("--")):
         hyphens = name.replace("_", "-").lower()
         abbreviated = [option for option in options if option.startswith(name)]
         if name in options or (abbreviated and (len(abbreviated) == 1 or hyphens not in OTHER_PROGRAMS)):

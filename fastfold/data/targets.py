@@ -103,7 +103,7 @@ class Target:
     alignments: Sequence[ChainMsas | None] | None = field(default=None, compare=False, repr=False)
     #: Names of the files of ``alignments`` by chain; None for the target's own file
     alignment_files: Mapping[str, Sequence[str]] | None = field(default=None, compare=False, repr=False)
-    given: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
+    scored_structure: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
     #: Per chain, raw template features that replace a search; None for a search
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
     #: Random seeds that the input names; empty for none
@@ -136,7 +136,9 @@ class Target:
     @property
     def brings_templates(self) -> bool:
         """True if the target has templates of its own."""
-        return self.templates is not None or (self.given is not None and self.given.needs_templates)
+        return self.templates is not None or (
+            self.scored_structure is not None and self.scored_structure.needs_templates
+        )
 
     @property
     def is_cut(self) -> bool:
@@ -170,14 +172,14 @@ class FoundTarget(NamedTuple):
     line: int  #: Line of its record, from 1
 
 
-def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:
+def unique_targets(records: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:
     """Return the targets with unique names, in the order of the input.
 
     ``errors`` receives an error for each repeated identifier, whose target is left out.
     """
     targets: list[Target] = []
     places: dict[str, str] = {}
-    for target, path, line in found:
+    for target, path, line in records:
         if target.record in places:
             message = f"the identifier was used before, at {places[target.record]}; rename one of the two"
             errors.append(InputError(message, path=path, line=line, record=target.record))
@@ -291,8 +293,8 @@ def parse_sequence(
             line=None if first_line is None else max(first_line - 1, 1),
             record=record,
         )
-    if found := _NO_RESIDUE.search(text):
-        raise fail(_explain(found.group(), found.start()), found.start())
+    if match := _NO_RESIDUE.search(text):
+        raise fail(_explain(match.group(), match.start()), match.start())
     sequences, warnings, start = [], [], 0
     pieces = text.split(":")
     for number, piece in enumerate(pieces, 1):
@@ -335,14 +337,14 @@ def unique_stems(identifiers: Sequence[str]) -> list[str]:
     does not depend on its place in the list.
     """
     stems = [safe_stem(identifier) for identifier in identifiers]
-    taken: set[str] = set()
+    used: set[str] = set()
     for i in sorted(range(len(stems)), key=lambda i: stems[i] != identifiers[i]):
         stem = stems[i]
         for digits in itertools.count(8, 4):
-            if stems[i].casefold() not in taken:
+            if stems[i].casefold() not in used:
                 break
             stems[i] = marked_stem(stem, _digest(identifiers[i]), digits)
-        taken.add(stems[i].casefold())
+        used.add(stems[i].casefold())
     return stems
 
 

@@ -148,7 +148,7 @@ def predict(
         raise ConfigError("seed is one number; fastfold.predict_many takes several seeds")
     if not isinstance(sequence, str):
         raise ConfigError(f"sequence must be text, found {type(sequence).__name__}")
-    (found,) = predict_many(
+    (predictions,) = predict_many(
         {name: sequence},
         model,
         seeds=seed,
@@ -160,7 +160,7 @@ def predict(
         device=device,
         **settings,
     ).values()
-    return found[0]
+    return predictions[0]
 
 
 def predict_many(
@@ -207,16 +207,16 @@ def predict_many(
     for what, of_names in (("msas", msas), ("templates", templates)):
         if unknown := sorted(set(of_names or ()) - set(targets)):
             raise ConfigError(f"{what} has {unknown[0]!r}, which is not a name of a sequence")
-    given = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
-    if not given:
+    sources = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
+    if not sources:
         raise ConfigError("models is empty; give at least one network")
     networks = [
         _network(each, device)
-        for one in given
+        for one in sources
         for each in ([one] if isinstance(one, AlphaFold) else weights_files(_is_path(one)))
     ]
     check_settings(config, [network.config for network in networks])
-    found = Predictions({name: [] for name in targets})
+    folded = Predictions({name: [] for name in targets})
     graph, folder = KeptGraph(is_required=bool(config.cuda_graphs)), BatchFolder(_log.warning)
     where = next(networks[0].parameters()).device
     names = list(targets)
@@ -244,8 +244,8 @@ def predict_many(
                 raise predictions
             numbers = ranking_scores(config.rank, list(map(listed_scores, predictions)))
             order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
-            found[name] = [predictions[i] for i in order]
-    return found
+            folded[name] = [predictions[i] for i in order]
+    return folded
 
 
 def _predictions(
@@ -258,13 +258,13 @@ def _predictions(
         for seed in config.seeds
         for sample in draw_samples(config.sample, target, predictor.alignments, seed)
     ]
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     for model, (seed, sample) in itertools.product(networks, drawn):
         answer = yield Request(predictor, model, seed, sample=sample)
-        found.append(answer.prediction)
-        if stops(config, listed_scores(found[-1]), target):
+        predictions.append(answer.prediction)
+        if stops(config, listed_scores(predictions[-1]), target):
             break
-    return found
+    return predictions
 
 
 def embed(
@@ -364,22 +364,22 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
     if msa is None:
         return [([], []) for _ in target.chains]
     if isinstance(msa, (str, Path)) and Path(msa).is_dir():
-        found = load_alignments(msa, target)
-        if not any(unpaired or paired for unpaired, paired in found):
+        alignments = load_alignments(msa, target)
+        if not any(unpaired or paired for unpaired, paired in alignments):
             raise InputError(f"contains no alignment of {target.record!r}", path=msa)
-        return found
+        return alignments
     # A list of text is the rows of one alignment for a single chain, and a list of files for several chains.
     is_list = isinstance(msa, (list, tuple))
     is_rows = is_list and not target.is_complex and all(isinstance(one, str) for one in msa)
-    given = list(msa) if is_list and not is_rows else [msa]
-    if len(given) != len(target.chains):
+    per_chain = list(msa) if is_list and not is_rows else [msa]
+    if len(per_chain) != len(target.chains):
         raise ConfigError(
-            f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, with None for "
-            "a chain without alignment"
+            f"{len(target.chains)} chains, but {len(per_chain)} alignments: give a list of one per chain, with None "
+            "for a chain without alignment"
         )
     return [
         ([] if one is None else [_read_alignment(one, chain.sequence)], [])
-        for chain, one in zip(target.chains, given, strict=True)
+        for chain, one in zip(target.chains, per_chain, strict=True)
     ]
 
 

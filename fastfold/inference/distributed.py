@@ -100,12 +100,12 @@ class DistributedFolder:
 
         def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
             try:
-                found = features(cycle, member)
+                tensors = features(cycle, member)
             except Exception as error:
                 self._send("abandon", None)
                 raise _Abandoned(error) from error
-            self._send("features", dict(found))
-            return found
+            self._send("features", dict(tensors))
+            return tensors
 
         try:
             number, sharded = self._known(model)
@@ -256,11 +256,13 @@ class DistributedFolder:
             )
         except ConfigError as error:
             own = error
-        found = self.context.gather(own)
-        for one in found:
+        memories = self.context.gather(own)
+        for one in memories:
             if isinstance(one, ConfigError):
                 raise one
-        least = FoldMemory(*(min(getattr(one, name) for one in found) for name in ("free", "host", "disk")))
+        least = FoldMemory(
+            *(min(getattr(one, name) for one in memories) for name in ("free", "host", "disk"))
+        )
         self._host = offload_buffers(least.host, offload_dir)
         return least
 
@@ -268,8 +270,8 @@ class DistributedFolder:
         message, content = self._receive()
         if message != "features":
             raise _Abandoned(RuntimeError(message))
-        found: Mapping[str, Tensor] = content
-        return found
+        features: Mapping[str, Tensor] = content
+        return features
 
     def _rest(self) -> None:
         self._shared.clear()
@@ -304,9 +306,9 @@ class DistributedFolder:
         dist.broadcast_object_list([message, content], 0, group=self.context.cpu_group)
 
     def _receive(self) -> tuple[str, Any]:
-        found: list[Any] = [None, None]
-        dist.broadcast_object_list(found, 0, group=self.context.cpu_group)
-        return found[0], found[1]
+        message: list[Any] = [None, None]
+        dist.broadcast_object_list(message, 0, group=self.context.cpu_group)
+        return message[0], message[1]
 
 
 def check_started(ranks: int) -> None:

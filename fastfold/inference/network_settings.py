@@ -13,8 +13,8 @@ from fastfold.inference.config import InferConfig
 
 def apply_settings(config: InferConfig, network: Any) -> Any:
     """Return a copy of a network's official configuration tree with the settings of a fold, or raise ConfigError."""
-    found = network.copy_and_resolve_references()
-    model, multimer = found.model, is_multimer(found)
+    tree = network.copy_and_resolve_references()
+    model, multimer = tree.model, is_multimer(tree)
     if config.num_recycles is not None:
         model.num_recycle = config.num_recycles
     if config.recycle_tolerance is not None:
@@ -23,12 +23,12 @@ def apply_settings(config: InferConfig, network: Any) -> Any:
         if multimer:
             model.num_ensemble_eval = config.num_ensemble
         else:
-            found.data.eval.num_ensemble = config.num_ensemble
+            tree.data.eval.num_ensemble = config.num_ensemble
     if config.max_msa is not None:
-        _set_rows(found, *config.max_msa)
+        _set_rows(tree, *config.max_msa)
     if multimer and not config.use_cluster_profile:
         model.embeddings_and_evoformer.use_cluster_profile = False
-    return found
+    return tree
 
 
 def _set_rows(network: Any, clusters: int, extra: int) -> None:

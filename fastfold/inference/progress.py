@@ -154,13 +154,13 @@ class Progress:
         self.begin(work)
         one, done = cost / (recycles + 1), 0
 
-        def on_cycle(cycle: int, found: dict[str, Any]) -> None:
+        def on_cycle(cycle: int, results: dict[str, Any]) -> None:
             nonlocal done
             if cycle == 0:
                 self.skip(-one * done)
                 done = 0
             done += 1
-            self.step(work, f"recycle {cycle}/{recycles} pLDDT {found['mean_plddt']:.1f}", one)
+            self.step(work, f"recycle {cycle}/{recycles} pLDDT {results['mean_plddt']:.1f}", one)
 
         yield on_cycle
         self.skip(cost - one * done)

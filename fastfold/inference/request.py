@@ -161,12 +161,12 @@ class RunOptions:
                 "AlphaFold's folders"
             )
         if self.sources.msa_mode == "single_sequence":
-            given = (
+            searches = (
                 ("--db", self.sources.databases),
                 ("--msa-dir", self.msa_dir),
                 ("`templates` without files", self.templates.server),
             )
-            if others := [name for name, value in given if value]:
+            if others := [name for name, value in searches if value]:
                 raise ConfigError(
                     f"`msa_mode=single_sequence` uses no alignment and asks no server; leave out {', '.join(others)}"
                 )

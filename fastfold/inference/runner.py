@@ -201,19 +201,19 @@ def fold_targets(
     that others fold; None to fold them by the runner. ``errors`` are those of records that cannot be read. A WriteError
     names missing results, and a WeightsError tells that a network cannot be loaded.
     """
-    found = RunResults(runner.folder, runner.progress, errors)
+    run_results = RunResults(runner.folder, runner.progress, errors)
     lengths = [target.num_residues for target in targets]
     groups = (
         [TargetWork(targets[i], f"{i + 1}/{len(targets)} {targets[i].name}", costs[i]) for i in group]
         for group in group_by_length(lengths, runner.options.batch, runner.device)
     )
     with (
-        found.kept(),
+        run_results.kept(),
         closing(runner.fold_groups(groups)) if ended is None else nullcontext(ended) as results,
     ):
         for work, result in results:
-            _conclude(runner, targets, work, result, found)
-    return found.finish(has_page=runner.config.embed is None)  # a page shows structures
+            _conclude(runner, targets, work, result, run_results)
+    return run_results.finish(has_page=runner.config.embed is None)  # a page shows structures
 
 
 def _conclude(
@@ -221,27 +221,27 @@ def _conclude(
     targets: Sequence[Target],
     work: TargetWork,
     result: FoldedTarget | Exception,
-    found: RunResults,
+    run_results: RunResults,
 ) -> None:
     target, reference = work.target, runner.options.reference
     try:
         if isinstance(result, Exception):
             raise result
-        found.summary.update(result.results)
+        run_results.summary.update(result.results)
         if reference is not None:
             report_comparison(runner.progress, result.results, target, work.label, reference)
     except (DistributedFoldError, WeightsError):
         raise
     except Exception as error:  # also a bug that one target triggers: the others continue
         if isinstance(error, WriteError) and not isinstance(error, PlaceError):  # no target can be written
-            done = {*found.folded, *found.skipped, *(name for name, _ in found.failed)}
+            done = {*run_results.folded, *run_results.skipped, *(name for name, _ in run_results.failed)}
             left = [t.name for t in targets if t.name not in done]
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise WriteError(
                 f"{error}. The run ends here; finished results are kept, not finished: {', '.join(left[:5])}{more}"
             ) from error
-        found.fail(target.name, reason(error, target), work.cost)
+        run_results.fail(target.name, reason(error, target), work.cost)
         if debugging():
-            found.progress.line("".join(traceback.format_exception(error)), important=True)
+            run_results.progress.line("".join(traceback.format_exception(error)), important=True)
     else:
-        found.add(target.name, result.predictions, made=result.made)
+        run_results.add(target.name, result.predictions, made=result.made)

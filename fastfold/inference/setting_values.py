@@ -46,24 +46,24 @@ def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     """Return seeds from 0 to 2³¹ - 1 as a tuple without repetitions, in the given order, or raise ConfigError."""
     if not isinstance(seeds, (numbers.Number, Sequence)) or isinstance(seeds, str):
         raise ConfigError(f"seeds must be a whole number or a list of them, found {seeds!r}")
-    given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
-    if not given:
+    listed = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
+    if not listed:
         raise ConfigError("seeds is empty; give at least one seed")
-    for seed in given:
+    for seed in listed:
         check_whole("seed", seed, 0, SEED_LIMIT - 1)
-    return tuple(dict.fromkeys(int(seed) for seed in given))  # type: ignore[arg-type]
+    return tuple(dict.fromkeys(int(seed) for seed in listed))  # type: ignore[arg-type]
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Parse seeds written as ``0``, ``0-4`` or ``1,3,10-12``; a ConfigError names the wrong part."""
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
+        if match is None:
             raise ConfigError(
                 f"seeds {text[:40]!r}: {part[:20]!r} is not a seed; write for example 0-4 or 1,3,7"
             )
-        first, last = int(found[1]), int(found[2] or found[1])
+        first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < SEED_LIMIT or last - first >= 100_000:
             raise ConfigError(
                 f"seeds {text[:40]!r}: {part[:24]!r} is not a range of at most 100,000 seeds below 2³¹"
@@ -74,10 +74,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 def parse_max_msa(text: str) -> tuple[int, int]:
     """Parse numbers of rows, clusters and extra MSA, written as ``512:1024``, or raise ConfigError."""
-    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
+    if match is None:
         raise ConfigError(f"max_msa {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
-    return check_max_msa((int(found[1]), int(found[2])))
+    return check_max_msa((int(match[1]), int(match[2])))
 
 
 def check_max_msa(value: Any) -> tuple[int, int]:

@@ -114,8 +114,8 @@ class TargetRunner:
 
     def fold_group(self, group: Sequence[TargetWork]) -> list[FoldedTarget | Exception]:
         """Fold several targets in shared passes; return the result of each, or its error."""
-        found = dict(self.fold_groups([group]))
-        return [found[work] for work in group]
+        results = dict(self.fold_groups([group]))
+        return [results[work] for work in group]
 
     def fold_groups(self, groups: Iterable[Sequence[TargetWork]]) -> Generator[Ended, None, None]:
         """Fold groups of targets, and draw and relax them meanwhile; yield each with its result or its error."""
@@ -180,15 +180,15 @@ class TargetRunner:
             with results.claimed(job.id) as mine:
                 if mine:
                     wanted = job.wanted(target, self.config, self.folder.output_format)
-                    found, made = yield from self._complete(results, job, wanted, prepare, share)
+                    completed, made = yield from self._complete(results, job, wanted, prepare, share)
                     done = done or made
                 else:
-                    found, in_progress = None, in_progress + 1
+                    completed, in_progress = None, in_progress + 1
                     self.progress.skip(share)
                     self.progress.line(
                         f"{label}: another process folds it by {job.network.name} with {job.label}, skipped"
                     )
-            if found is not None and stops(self.config, found.scores, target):
+            if completed is not None and stops(self.config, completed.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
                 break
         if self.options.overwrite:
@@ -253,12 +253,12 @@ class TargetRunner:
         cost: float,
     ) -> Generator[Awaited, Any, tuple[PredictionRecord | None, bool]]:
         """Complete one prediction; return it (None if its network was left out), and True if changed."""
-        found = None if self.options.overwrite else results.find(job.id)
-        if found is not None and (missing := wanted - found.files.keys()) <= {".png"}:
+        record = None if self.options.overwrite else results.find(job.id)
+        if record is not None and (missing := wanted - record.files.keys()) <= {".png"}:
             self.progress.skip(cost)
             if missing:
-                found = self._draw(results, found)
-            return found, bool(missing)
+                record = self._draw(results, record)
+            return record, bool(missing)
         prepared = prepare()
         if job.network not in self.networks:  # left out in the meantime
             self.progress.skip(cost)
@@ -320,28 +320,28 @@ class TargetRunner:
                 prepared.predictor, model, job.seed, on_cycle, state, sample=job.sample
             )
             most = peak()
-        found = answer.found
-        if isinstance(found, Prediction) and found.restraints is not None:
-            counts = (found.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
+        result = answer.result
+        if isinstance(result, Prediction) and result.restraints is not None:
+            counts = (result.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
             line = "{}: {} of {} restraints hold, {} before".format(work, *counts)
-            if found.restraints["doubtful"]:
+            if result.restraints["doubtful"]:
                 line += "; the network's distances speak against them, check the file"
-            self.progress.line(line, important=found.restraints["doubtful"])
+            self.progress.line(line, important=result.restraints["doubtful"])
         took = {
             "seconds": round(answer.seconds, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
         files = {} if job.sample is None else job.sample.files()
-        if isinstance(found, Prediction):
+        if isinstance(result, Prediction):
             picture: Future[bytes] | None = None
             if self.config.plots:
-                picture = yield Start(BackgroundWork(confidence_png, (), found.plot_arguments()))
+                picture = yield Start(BackgroundWork(confidence_png, (), result.plot_arguments()))
             yield from self._write_coverage(prepared, results)
-            files = {**found.files(plots=False, output_format=results.parent.style), **files}
+            files = {**result.files(plots=False, output_format=results.parent.style), **files}
             if picture is not None:
                 files[".png"] = yield picture
         made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
-        record = write_result(results, made, found, took, self.config, files=files)
+        record = write_result(results, made, result, took, self.config, files=files)
         state.remove()
         return record
 

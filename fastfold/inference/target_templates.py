@@ -73,7 +73,7 @@ def find_templates(
 
     The result has only lines if no templates are used; None without either.
     """
-    if target.given is not None and (own := target.given.templates()) is not None:
+    if target.scored_structure is not None and (own := target.scored_structure.templates()) is not None:
         return given_features(target, own)
     if target.templates is not None and finder is None:
         return _own_templates(target, target.templates, networks)
@@ -91,10 +91,10 @@ def find_templates(
         return TargetTemplates(
             nothing, lines=(f"without templates, which these networks do not use{kind}: {names}",)
         )
-    found = finder.find(target, alignments, msa_dir)
+    templates = finder.find(target, alignments, msa_dir)
     others = [network.name for network in networks if network not in takers]
     notes = [f"without templates, which these networks do not use: {', '.join(others)}"] if others else []
-    return _found_templates(target, found, [*unused, *notes])
+    return _found_templates(target, templates, [*unused, *notes])
 
 
 def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | None) -> list[str]:
@@ -105,7 +105,7 @@ def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | 
         return []
     if not (files := find_template_hits(msa_dir, target)):
         return []
-    names = ", ".join(dict.fromkeys(str(found[0]) for found in files.values()))
+    names = ", ".join(dict.fromkeys(str(paths[0]) for paths in files.values()))
     return [
         f"unused hits of a template search: {names}; `template_mmcif_dir=DIR`, a folder of the PDB's mmCIF files, "
         "makes them templates"
@@ -143,27 +143,27 @@ def given_features(target: Target, features: Sequence[Features | None]) -> Targe
     return TargetTemplates(tuple(features), tuple(report))
 
 
-def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) -> TargetTemplates | None:
+def read_templates(target: Target, alignments: Sequence[ChainMsas], templates: Any) -> TargetTemplates | None:
     """Read the templates given in Python, or raise ConfigError or InputError.
 
     They are None, files or folders for all chains, features of the only chain, a list of one of these per chain, or
     :class:`~fastfold.data.templates.options.TemplateOptions`. In place of a file, any structure of
     :func:`~fastfold.protein.io.read.read_structure`.
     """
-    if given is None:
+    if templates is None:
         return None
-    if isinstance(given, TemplateOptions):
-        if given.mmcif_dir is not None or given.server:
+    if isinstance(templates, TemplateOptions):
+        if templates.mmcif_dir is not None or templates.server:
             raise ConfigError(
                 "templates: in Python, TemplateOptions has files: structures, complexes and chains"
             )
-        found = TemplateFinder(given).find(target, alignments)
-    elif _is_files(given):
-        found = _of_files(given).find(target, alignments)
+        per_target = TemplateFinder(templates).find(target, alignments)
+    elif _is_files(templates):
+        per_target = _of_files(templates).find(target, alignments)
     else:
-        per_chain = [given] if isinstance(given, Mapping) else given
+        per_chain = [templates] if isinstance(templates, Mapping) else templates
         if not isinstance(per_chain, (list, tuple)):
-            raise ConfigError(f"templates must be files or features, found {type(given).__name__}")
+            raise ConfigError(f"templates must be files or features, found {type(templates).__name__}")
         files = [_is_files(one) for one in per_chain]
         if not any(files):
             if wrong := [one for one in per_chain if one is not None and not isinstance(one, Mapping)]:
@@ -176,35 +176,35 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) 
                 f"{len(target.chains)} chains, but templates for {len(per_chain)}: give one list of files per chain, "
                 "with None for a chain without templates"
             )
-        found = [
+        per_target = [
             ChainTemplates() if one is None else _of_files(one).find(target, alignments)[i]
             for i, one in enumerate(per_chain)
         ]
-    return _found_templates(target, found)
+    return _found_templates(target, per_target)
 
 
-def _is_files(given: Any) -> bool:
-    if isinstance(given, (list, tuple)):
-        return bool(given) and all(map(is_structure, given))
-    return is_structure(given)
+def _is_files(source: Any) -> bool:
+    if isinstance(source, (list, tuple)):
+        return bool(source) and all(map(is_structure, source))
+    return is_structure(source)
 
 
-def _of_files(given: Any) -> TemplateFinder:
-    structures = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+def _of_files(source: Any) -> TemplateFinder:
+    structures = tuple(source) if isinstance(source, (list, tuple)) else (source,)
     return TemplateFinder(TemplateOptions(structures=structures))
 
 
 def _found_templates(
-    target: Target, found: Sequence[ChainTemplates], notes: Sequence[str] = ()
+    target: Target, templates: Sequence[ChainTemplates], notes: Sequence[str] = ()
 ) -> TargetTemplates:
     groups: dict[tuple[str, str], list[str]] = {}
-    for chain, chosen in zip(target.chains, found, strict=True):
+    for chain, chosen in zip(target.chains, templates, strict=True):
         groups.setdefault((chain.sequence, chosen.describe()), []).append(chain.id)
     lines = [f"templates{_of_chains(target, ids)}: {text}" for (_, text), ids in groups.items()]
     report = [
-        {"chain": chain.id, **chosen.report()} for chain, chosen in zip(target.chains, found, strict=True)
+        {"chain": chain.id, **chosen.report()} for chain, chosen in zip(target.chains, templates, strict=True)
     ]
-    features = tuple(one.features() or None for one in found)
+    features = tuple(one.features() or None for one in templates)
     return TargetTemplates(features, tuple(report), (*lines, *notes))
 
 

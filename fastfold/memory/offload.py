@@ -176,9 +176,9 @@ def disk_buffers(folder: str | os.PathLike[str] | None = None) -> HostBuffers:
         (True, 4000)
     """
     tier = NvmeTier(folder)
-    found = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "an offloaded tensor"))
-    found._pins = False  # the driver cannot pin mapped files
-    return found
+    buffers = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "an offloaded tensor"))
+    buffers._pins = False  # the driver cannot pin mapped files
+    return buffers
 
 
 def kept_rows(rows: int, kept: float) -> int:
@@ -224,19 +224,19 @@ class OffloadedRows:
         for buffers, rows, memory in self._parts:
             start, stop = max(index.start, rows.start), min(index.stop, rows.stop)
             if start < stop:
-                found = memory[..., start - rows.start : stop - rows.start, :, :]
-                yield buffers, found, slice(start - index.start, stop - index.start)
+                part = memory[..., start - rows.start : stop - rows.start, :, :]
+                yield buffers, part, slice(start - index.start, stop - index.start)
 
     def rows(self, index: slice) -> Tensor:
         """Return rows ``[*, rows, N, c]`` on the device."""
         *lead, _, columns, channels = self._tensor.shape
         shape = (*lead, index.stop - index.start, columns, channels)
-        found = torch.empty(shape, dtype=self._tensor.dtype, device=self._tensor.device)
+        whole = torch.empty(shape, dtype=self._tensor.dtype, device=self._tensor.device)
         for buffers, memory, where in self._within(index):
-            found[..., where, :, :].copy_(memory, non_blocking=True)
+            whole[..., where, :, :].copy_(memory, non_blocking=True)
             if buffers is not None:
                 buffers.returned += memory.nbytes
-        return found
+        return whole
 
     def write(self, index: slice, rows: Tensor) -> None:
         """Overwrite offloaded rows with ``[*, rows, N, c]``."""
@@ -307,12 +307,12 @@ class StreamedRows:
             return
         ready = self._fetch(0, buffers)
         for index, block in enumerate(self.blocks):
-            found, arrived = ready
+            content, arrived = ready
             if index + 1 < len(self.blocks):
                 ready = self._fetch(index + 1, buffers)
             if arrived is not None:
                 torch.cuda.current_stream(self._device).wait_event(arrived)
-            yield block, found
+            yield block, content
 
     def _fetch(self, index: int, buffers: tuple[Tensor, Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:
         home, waiting = self._waiting[index]

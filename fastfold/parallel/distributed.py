@@ -189,9 +189,9 @@ class DistributedContext:
         """Return one small object of every process, in rank order, on every process."""
         if self.cpu_group is None:
             return [value]
-        found: list[T] = [value] * self.size
-        dist.all_gather_object(found, value, group=self.cpu_group)
-        return found
+        values: list[T] = [value] * self.size
+        dist.all_gather_object(values, value, group=self.cpu_group)
+        return values
 
     def gather_numbers(self, own: Tensor) -> Tensor:
         """Gather ``[k]`` numbers of every process to ``[size, k]`` on the device, without a wait of the host."""

@@ -32,12 +32,12 @@ def axes(plan: ParallelPlan) -> dict[str, int]:
 
 def groups(plan: ParallelPlan) -> dict[str, tuple[str, ...]]:
     """Return groups of a plan's mesh with the dimensions that each spans (see :class:`ParallelMesh`)."""
-    found: dict[str, tuple[str, ...]] = {name: (name,) for name in axes(plan)}
-    found["replicas"] = (*plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode])
-    found.setdefault("dp", tuple(plan.dp_sizes))
-    found.setdefault("dap", _DAP_DIMENSIONS[plan.dap_mode])
-    found.setdefault("tp", _TP_DIMENSIONS[plan.tp_mode])
-    return found
+    dimensions: dict[str, tuple[str, ...]] = {name: (name,) for name in axes(plan)}
+    dimensions["replicas"] = (*plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode])
+    dimensions.setdefault("dp", tuple(plan.dp_sizes))
+    dimensions.setdefault("dap", _DAP_DIMENSIONS[plan.dap_mode])
+    dimensions.setdefault("tp", _TP_DIMENSIONS[plan.tp_mode])
+    return dimensions
 
 
 def _check_machines(plan: ParallelPlan) -> None:

@@ -167,11 +167,11 @@ class Parallel(nn.Module):
         """Refuse to move or convert parameters, which other tensors share."""
         for name, x in (*self.named_parameters(), *self.named_buffers()):
             with torch.no_grad():
-                found = fn(x)
-            if (found.dtype, found.device) != (x.dtype, x.device):
+                converted = fn(x)
+            if (converted.dtype, converted.device) != (x.dtype, x.device):
                 raise ConfigError(
-                    f"{name} is {x.dtype} on {x.device}, and cannot become {found.dtype} on {found.device} under a "
-                    "plan: convert or move the model before parallelize()"
+                    f"{name} is {x.dtype} on {x.device}, and cannot become {converted.dtype} on {converted.device} "
+                    "under a plan: convert or move the model before parallelize()"
                 )
         return self
 
@@ -302,19 +302,19 @@ class Parallel(nn.Module):
             self.plan.zero == 3 or self.plan.tp > 1 or self.plan.pp > 1
         ):  # parameters are in parts on the ranks
             take_turn("state_dict()")
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         if not rank0_only:
-            found = self.plain(self.module.state_dict())
+            tensors = self.plain(self.module.state_dict())
         else:
             is_rank_zero = not dist.is_initialized() or dist.get_rank() == 0
             for name, x in self._full_state.one_by_one(self.sharded_state_dict()):
                 if is_rank_zero:
-                    found[name] = x.detach().to("cpu", copy=True)
+                    tensors[name] = x.detach().to("cpu", copy=True)
                 del x  # released before the next is made
         if destination is None and not prefix:
-            return found
+            return tensors
         destination = {} if destination is None else destination
-        destination.update({prefix + name: x for name, x in found.items()})
+        destination.update({prefix + name: x for name, x in tensors.items()})
         return destination
 
     def sharded_state_dict(self) -> dict[str, Tensor]:
@@ -390,8 +390,8 @@ class Parallel(nn.Module):
 
         Values are by the names of :attr:`module`.
         """
-        found = {name: whole(x) for name, x in values.items()}
-        return self._full_state.plain(found)
+        wholes = {name: whole(x) for name, x in values.items()}
+        return self._full_state.plain(wholes)
 
     def sharded(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's slices of this stage's plain tensors; see :meth:`sharded_state_dict`.
@@ -405,13 +405,13 @@ class Parallel(nn.Module):
 
         Values are by the plain model's names.
         """
-        found: dict[str, Tensor] = {}
+        shards: dict[str, Tensor] = {}
         for names in self._full_state.joined_together(values):
             own = self._full_state.shard({name: whole(values[name]) for name in names})
             if self.gradients.stage == 3:
                 own = self.gradients.part(own)
-            found |= own
-        return found
+            shards |= own
+        return shards
 
 
 def _is_raised_in(error: BaseException, package: str) -> bool:

@@ -46,8 +46,8 @@ class _PipelineStage(nn.Module):
 
     def forward(self, *received: Tensor, number: Tensor) -> Any:
         i = int(number[0])
-        given = self._pipeline.inputs[i] if self.first else received
-        return self.module(*given, **self._pipeline.everywhere[i])
+        inputs = self._pipeline.inputs[i] if self.first else received
+        return self.module(*inputs, **self._pipeline.everywhere[i])
 
 
 class Pipeline:
@@ -176,8 +176,8 @@ class Pipeline:
         The first use fixes whether received tensors have gradients.
         """
         shapes = [
-            tuple((tuple(x.shape), x.dtype) for x in tree_leaves(given) if isinstance(x, Tensor))
-            for given in zip(self.inputs, self.everywhere, strict=True)
+            tuple((tuple(x.shape), x.dtype) for x in tree_leaves(microbatch) if isinstance(x, Tensor))
+            for microbatch in zip(self.inputs, self.everywhere, strict=True)
         ]
         odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:

@@ -29,7 +29,7 @@ def _adopt_srun(environment: MutableMapping[str, str]) -> None:
     if "RANK" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return
     try:
-        found = {
+        variables = {
             "RANK": environment["SLURM_PROCID"],
             "LOCAL_RANK": environment["SLURM_LOCALID"],
             "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
@@ -42,7 +42,7 @@ def _adopt_srun(environment: MutableMapping[str, str]) -> None:
             "task on each node: srun --ntasks-per-node 1 torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 "
             "--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m fastfold train ..."
         ) from None
-    for name, value in found.items():
+    for name, value in variables.items():
         environment.setdefault(name, value)
 
 

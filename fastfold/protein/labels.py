@@ -45,13 +45,13 @@ def author_names(structure: Structure) -> AuthorNames:
 def fill_numbers(known: Sequence[str]) -> list[str]:
     """Return numbers of all residues of a chain; empty ones continue a neighbour's number if it is unused."""
     numbers = list(known)
-    taken = set(numbers)
+    used = set(numbers)
     last = len(numbers) - 1
     for places, step in ((range(1, last + 1), 1), (range(last - 1, -1, -1), -1)):
         for i in places:
             if not numbers[i] and (match := re.match(r"-?\d+", numbers[i - step])):
                 number = str(int(match[0]) + step)
-                if number not in taken:
+                if number not in used:
                     numbers[i] = number
     return numbers
 

@@ -64,12 +64,12 @@ def _own_gpu() -> str:
             "parallel=auto found no GPU on this machine; name one (parallel.gpu=h200), or choose a plan"
         )
     name = torch.cuda.get_device_name().lower()
-    found = [known for known in ACCELERATORS if known.partition("-")[0] in name]
-    if not found:
+    similar = [known for known in ACCELERATORS if known.partition("-")[0] in name]
+    if not similar:
         raise ConfigError(
             f"parallel=auto has no table of {name!r}; name the GPU that is most like it: "
             f"parallel.gpu={'|'.join(ACCELERATORS)}"
         )
     memory = torch.cuda.get_device_properties(0).total_memory
     # The same chip is sold with different memory sizes.
-    return min(found, key=lambda known: abs(accelerator(known).memory - memory))
+    return min(similar, key=lambda known: abs(accelerator(known).memory - memory))

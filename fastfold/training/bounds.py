@@ -46,10 +46,10 @@ class Bounds:
             (self.most, "at most", lambda limit: value <= limit),
             (self.below, "below", lambda limit: value < limit),
         )
-        given = [(limit, word, holds) for limit, word, holds in limits if limit is not None]
-        if not (math.isfinite(value) and all(holds(limit) for limit, _, holds in given)):
+        stated = [(limit, word, holds) for limit, word, holds in limits if limit is not None]
+        if not (math.isfinite(value) and all(holds(limit) for limit, _, holds in stated)):
             words = [] if math.isfinite(value) else ["finite"]
-            allowed = " and ".join([*words, *(f"{word} {limit:g}" for limit, word, _ in given)])
+            allowed = " and ".join([*words, *(f"{word} {limit:g}" for limit, word, _ in stated)])
             raise ConfigError(f"{name} must be {allowed}, got {value}")
 
 

@@ -70,11 +70,11 @@ def add_lora(
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted: dict[str, nn.Linear] = {}
     for target in targets:
-        found = {name: layer for name, layer in layers.items() if target and target in name}
-        if not found:
+        matching = {name: layer for name, layer in layers.items() if target and target in name}
+        if not matching:
             parts = {part for name in layers for part in name.split(".") if not part.isdecimal()}
             raise ConfigError(_unknown("no linear layer's name contains", target, parts))
-        adapted |= {name: layer for name, layer in found.items() if layer.weight.requires_grad}
+        adapted |= {name: layer for name, layer in matching.items() if layer.weight.requires_grad}
     if not adapted:
         raise ConfigError(
             f"all layers of {', '.join(targets)} are frozen, so none can get an adapter; freeze less"
@@ -152,5 +152,5 @@ def _patterns(names: Collection[str]) -> set[str]:
     return {*names, *(".".join(parts) + ".*" for parts in above)}
 
 
-def _unknown(problem: str, given: str, known: set[str]) -> str:
-    return f"{problem} {given!r}; {suggest(given, known, cutoff=0.4)}"
+def _unknown(problem: str, name: str, known: set[str]) -> str:
+    return f"{problem} {name!r}; {suggest(name, known, cutoff=0.4)}"

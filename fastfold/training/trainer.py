@@ -266,8 +266,8 @@ class Trainer:
             numbers.pop("mean_gradient_norm", None)
             self._roll_back(pending)
         # Overlapping steps count from the end of the previous one.
-        now, begun = time.perf_counter(), max(pending.started, self._pending_ended)
-        seconds, self._pending_ended = now - begun, now
+        now, started = time.perf_counter(), max(pending.started, self._pending_ended)
+        seconds, self._pending_ended = now - started, now
         numbers |= flop_rates(numbers.pop("flops"), numbers.pop("counted"), seconds, self.context.size)
         self.progress.seconds += seconds
         trainer = self.config.trainer

@@ -57,13 +57,13 @@ class ChainScore:
 
     def figures(self) -> dict[str, float]:
         """Return the scores by their names in logs."""
-        found = {"lddt_ca": self.lddt_ca, "tm_score": self.tm_score, "plddt": self.mean_plddt}
+        figures = {"lddt_ca": self.lddt_ca, "tm_score": self.tm_score, "plddt": self.mean_plddt}
         if self.distogram is not None:
-            found |= {f"distogram_ce_{band}": x for band, x in self.distogram.cross_entropy.items()}
+            figures |= {f"distogram_ce_{band}": x for band, x in self.distogram.cross_entropy.items()}
             if self.distogram.contacts is not None:
-                found["precision_l5"] = self.distogram.contacts.l5
-                found["precision_l2"] = self.distogram.contacts.l2
-        return found
+                figures["precision_l5"] = self.distogram.contacts.l5
+                figures["precision_l2"] = self.distogram.contacts.l2
+        return figures
 
 
 DEPTHS: dict[str, Callable[[int], bool]] = {
@@ -114,13 +114,13 @@ def score_entry(
     mask = np.concatenate([chain.mask for chain in chains])
     copies = copies_of_residues(merged, positions, mask, np.arange(len(mask)))
     if copies:
-        found = exchanged_atoms(
+        exchanged = exchanged_atoms(
             folded.positions[:, _CA],
             torch.as_tensor(merged["asym_id"]),
             torch.as_tensor(merged["entity_id"]),
             {key: torch.as_tensor(x) for key, x in copies.items()},
         )
-        positions, mask = found["all_atom_positions"].numpy(), found["all_atom_mask"].numpy()
+        positions, mask = exchanged["all_atom_positions"].numpy(), exchanged["all_atom_mask"].numpy()
     return _score(name, folded, positions[:, _CA], mask[:, _CA])
 
 
@@ -209,13 +209,13 @@ def exchange_chains(
     """
     if not copies:
         return dict(batch)
-    found = exchanged_atoms(predicted_ca, batch["asym_id"], batch["entity_id"], copies)
-    if all(torch.equal(found[name], batch[name]) for name in found):
+    exchanged = exchanged_atoms(predicted_ca, batch["asym_id"], batch["entity_id"], copies)
+    if all(torch.equal(exchanged[name], batch[name]) for name in exchanged):
         return dict(batch)
     labels = structure_labels(
         batch["aatype"].cpu().numpy(),
-        found["all_atom_positions"].cpu().numpy(),
-        found["all_atom_mask"].cpu().numpy(),
+        exchanged["all_atom_positions"].cpu().numpy(),
+        exchanged["all_atom_mask"].cpu().numpy(),
         resolution=float(batch["resolution"]),
     )
     device = predicted_ca.device

@@ -60,8 +60,8 @@ def sweep_temporary(folder: str | os.PathLike[str]) -> int:
     swept = 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            found = _TEMPORARY.fullmatch(entry.name)
-            if found is None or found[1] != _system_id() or _is_running(int(found[2])):
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match is None or match[1] != _system_id() or _is_running(int(match[2])):
                 continue
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):

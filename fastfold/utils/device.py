@@ -71,10 +71,10 @@ def reads_are_free(device: torch.device) -> bool:
 
 def upload(x: Any, device: torch.device) -> Tensor:
     """Copy an array or tensor of the host to a device; CUDA copies do not block."""
-    found = torch.as_tensor(x)
-    if device.type == "cuda" and found.device.type == "cpu":
-        return found.pin_memory().to(device, non_blocking=True)
-    return found.to(device)
+    tensor = torch.as_tensor(x)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class HostCopy:

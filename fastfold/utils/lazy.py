@@ -22,9 +22,9 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(modules[name]), name)
-        setattr(sys.modules[package], name, found)  # later uses skip this function
-        return found
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)  # later uses skip this function
+        return value
 
     def names() -> list[str]:
         return sorted({*getattr(sys.modules[package], "__all__", ()), *modules})

@@ -65,12 +65,12 @@ def module_structure(module: nn.Module) -> dict[str, str]:
 
     Buffers count whether they are saved or not; values are left out.
     """
-    found = {f"module {name}": type(part).__qualname__ for name, part in module.named_modules()}
+    parts = {f"module {name}": type(part).__qualname__ for name, part in module.named_modules()}
     for name, p in module.named_parameters(remove_duplicate=False):
-        found[name] = f"{list(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'}"
+        parts[name] = f"{list(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'}"
     for name, x in module.named_buffers(remove_duplicate=False):
-        found[name] = f"buffer {list(x.shape)} {x.dtype}"
-    return found
+        parts[name] = f"buffer {list(x.shape)} {x.dtype}"
+    return parts
 
 
 def digest(facts: Mapping[str, str]) -> str:

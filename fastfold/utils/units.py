@@ -28,12 +28,12 @@ def parse_bytes(text: str | int, *, none: bool = False) -> int:
     if isinstance(text, int):
         amount = text
     else:
-        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(I?B)?\s*", text.upper())
-        if found is None:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(I?B)?\s*", text.upper())
+        if match is None:
             raise ConfigError(
                 f"{text!r} is not an amount of memory; write for example 20GiB, 512MiB or 1000000"
             )
-        number, letter, ending = found.groups()
+        number, letter, ending = match.groups()
         base = 1000 if letter and ending == "B" else 1024
         amount = int(float(number) * base ** (_UNITS[letter] if letter else 0))
         if not letter and not ending and 0 < amount < base**2:
@@ -51,10 +51,10 @@ def parse_duration(text: str) -> float:
     Raises:
         ConfigError: The text is not a duration, or zero.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smhd]?)\s*", text.lower(), re.ASCII)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smhd]?)\s*", text.lower(), re.ASCII)
     parts = re.fullmatch(r"\s*(?:(\d+):)?(\d{1,2}):(\d{2})\s*", text, re.ASCII)
-    if found is not None:
-        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    if match is not None:
+        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
     elif parts is not None:
         seconds = float(int(parts[1] or 0) * 3600 + int(parts[2]) * 60 + int(parts[3]))
     else:

@@ -227,8 +227,8 @@ def test_residues_without_coordinates_are_parts_left_out_of_the_chain(tmp_path: 
     assert (chain.sequence, target.uncut.chains[0].sequence) == ("TYKLNGKTL", whole)
     assert seen(target, "model_1_ptm") == [1, 2, 3, 6, 7, 8, 9, 10, 11]
     assert target.names.numbers == ("32", "33", "34", "37", "38", "39", "40", "41", "42")
-    assert target.given is not None
-    shown = TargetTemplates(target.given.templates() or ()).cut(target).features[0]
+    assert target.scored_structure is not None
+    shown = TargetTemplates(target.scored_structure.templates() or ()).cut(target).features[0]
     assert shown is not None
     assert np.asarray(shown["template_all_atom_masks"])[0, :, 1].tolist() == [1.0] * 9
     guess, guessed = initial_structure(path, target_from_sequence(whole))

@@ -167,8 +167,8 @@ def test_an_index_gives_what_a_scan_gives(
             assert one is not None
             assert other is not None
             assert tuple(one.entries) == tuple(other.entries)
-            assert (one.taken, one.unreadable, one.summary()) == (
-                other.taken,
+            assert (one.removed, one.unreadable, one.summary()) == (
+                other.removed,
                 other.unreadable,
                 other.summary(),
             )

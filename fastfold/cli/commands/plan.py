@@ -164,9 +164,9 @@ def _plan_training(options: argparse.Namespace) -> int:
     )
     if options.count < 1:
         raise ConfigError(f"--count has to be at least 1, got {options.count}")
-    found = best_plans(workload, gpus=options.gpus, gpu=speeds, count=options.count, progress=print_line)
+    plans = best_plans(workload, gpus=options.gpus, gpu=speeds, count=options.count, progress=print_line)
     print(f"{workload.name} ({workload.description}) on {options.gpus} x {speeds.sheet.name}\n")
-    print(plan_table(found))
+    print(plan_table(plans))
     print(f"\nfastfold train {' '.join(workload.settings)} and the settings of a plan\n")
     print(assumptions_text(speeds))
     return 0

@@ -163,8 +163,8 @@ def _first(folder: Path, patterns: tuple[str, ...]) -> Path | None:
 def _prefix(folder: Path, name: str) -> Path | None:
     """Return the common beginning of the names of a database's files."""
     end = "_cs219.ffdata"
-    found = next(iter(sorted((folder / name).glob(f"*{end}"))), None)
-    return None if found is None else found.with_name(found.name.removesuffix(end))
+    path = next(iter(sorted((folder / name).glob(f"*{end}"))), None)
+    return None if path is None else path.with_name(path.name.removesuffix(end))
 
 
 def _has_hhblits() -> bool:

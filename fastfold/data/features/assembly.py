@@ -236,17 +236,17 @@ class ComplexLines:
         """
         start = self.number_paired
         shared = lines[lines < start]
-        found: dict[str, ChainMsas] = {}
+        by_sequence: dict[str, ChainMsas] = {}
         for sequence, own in self.own.items():
             end = start + len(own.sequences)
             alone = own.take(lines[(lines >= start) & (lines < end)] - start)
             start = end
             if len(self.own) == 1:
-                found[sequence] = ([_stack(self.queries[sequence], alone)], [])
+                by_sequence[sequence] = ([_stack(self.queries[sequence], alone)], [])
             else:
                 lines_here = _stack(self.queries[sequence], self.paired[sequence].take(shared))
-                found[sequence] = ([alone] if alone.sequences else [], [lines_here])
-        return [found[sequence] for sequence in self.sequences]
+                by_sequence[sequence] = ([alone] if alone.sequences else [], [lines_here])
+        return [by_sequence[sequence] for sequence in self.sequences]
 
 
 def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> ComplexLines:
@@ -306,11 +306,11 @@ def _stack(first: Msa, second: Msa) -> Msa:
 
 def _with_gaps(msa: Msa, rows: np.ndarray) -> Msa:
     """Return rows by number, with a row of gaps for -1."""
-    found = msa.take(rows)
+    picked = msa.take(rows)
     gaps = "-" * len(msa.sequences[0])
-    letters = tuple(row if number >= 0 else gaps for row, number in zip(found.sequences, rows, strict=True))
+    letters = tuple(row if number >= 0 else gaps for row, number in zip(picked.sequences, rows, strict=True))
     names = tuple(
-        name if number >= 0 else "none" for name, number in zip(found.descriptions, rows, strict=True)
+        name if number >= 0 else "none" for name, number in zip(picked.descriptions, rows, strict=True)
     )
-    deletions = np.where(rows[:, None] < 0, 0, found.deletions)
-    return replace(found, sequences=letters, deletions=deletions, descriptions=names)
+    deletions = np.where(rows[:, None] < 0, 0, picked.deletions)
+    return replace(picked, sequences=letters, deletions=deletions, descriptions=names)

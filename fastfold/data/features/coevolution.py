@@ -122,7 +122,7 @@ def coupling_scores(
     return norm.fill_diagonal_(0).numpy()
 
 
-def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
+def features(coevolution: Coevolution | None, length: int) -> dict[str, np.ndarray]:
     """Compute the network's input from coevolution.
 
     Returns:
@@ -132,14 +132,14 @@ def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
     """
     single = np.zeros((length, SINGLE_CHANNELS), np.float32)
     pair = np.zeros((length, length, PAIR_CHANNELS), np.float32)
-    if found is not None:
-        single[:, :_STATES] = found.profile
-        single[:, _STATES] = found.conservation / 2
-        single[:, _STATES + 1] = found.log_effective_rows / 4
+    if coevolution is not None:
+        single[:, :_STATES] = coevolution.profile
+        single[:, _STATES] = coevolution.conservation / 2
+        single[:, _STATES + 1] = coevolution.log_effective_rows / 4
         single[:, _STATES + 2] = 1
-        if found.scores is not None:
+        if coevolution.scores is not None:
             single[:, _STATES + 3] = 1
-            _fill_pair_features(pair, found.scores, found.log_effective_rows)
+            _fill_pair_features(pair, coevolution.scores, coevolution.log_effective_rows)
     return {"coevolution_single": single, "coevolution_pair": pair}
 
 
@@ -187,12 +187,12 @@ def of_chains(raw_msas: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
     Ids are those of :func:`of_alignment`, the result is that of :func:`features`, of all residues together.
     """
-    found = [of_alignment(msa) for msa in raw_msas]
+    per_chain = [of_alignment(msa) for msa in raw_msas]
     ends = np.cumsum([0, *(msa.shape[1] for msa in raw_msas)])
     pair = np.zeros((ends[-1], ends[-1], PAIR_CHANNELS), np.float32)
-    for start, end, one in zip(ends, ends[1:], found, strict=False):
+    for start, end, one in zip(ends, ends[1:], per_chain, strict=False):
         pair[start:end, start:end] = one["coevolution_pair"]
     return {
-        "coevolution_single": np.concatenate([one["coevolution_single"] for one in found]),
+        "coevolution_single": np.concatenate([one["coevolution_single"] for one in per_chain]),
         "coevolution_pair": pair,
     }

@@ -128,14 +128,14 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
         "all_atom_mask": all_atom_mask,
         "all_atom_positions": np.zeros((*all_atom_mask.shape, 3), np.float32),
     }
-    given = raw_features.template_features(raw, length)
+    template = raw_features.template_features(raw, length)
     templates = {
-        "template_aatype": transforms.template_aatype(given["template_aatype"]),
-        "template_all_atom_positions": given["template_all_atom_positions"],
-        "template_all_atom_mask": given["template_all_atom_masks"],
+        "template_aatype": transforms.template_aatype(template["template_aatype"]),
+        "template_all_atom_positions": template["template_all_atom_positions"],
+        "template_all_atom_mask": template["template_all_atom_masks"],
     }
     # A chain without templates counts as one with an empty template, as in the official pipeline.
-    number = min(max(len(given["template_aatype"]), 1), MAX_TEMPLATES)
+    number = min(max(len(template["template_aatype"]), 1), MAX_TEMPLATES)
     templates = {name: transforms.pad_templates(value, MAX_TEMPLATES) for name, value in templates.items()}
     unpaired = _MergedRows(np.asarray(raw["msa"], np.uint8), deletions)
     return _Chain(features, templates, number, unpaired, unpaired[:0])
@@ -281,9 +281,9 @@ def pair_rows(species_rows: Sequence[dict[bytes, np.ndarray]]) -> np.ndarray:
 
 def take_rows(feature: np.ndarray, rows: np.ndarray, gap: int) -> np.ndarray:
     """Return lines ``[P, N]`` of a feature ``[S, N]`` by row number, with ``gap`` for -1."""
-    taken = feature[rows]
-    taken[rows < 0] = gap
-    return taken
+    lines = feature[rows]
+    lines[rows < 0] = gap
+    return lines
 
 
 def rows_without_copy(msa: np.ndarray, paired: np.ndarray) -> np.ndarray:

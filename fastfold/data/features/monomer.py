@@ -44,8 +44,8 @@ def prepare(raw: Mapping[str, np.ndarray], config: ConfigDict) -> tuple[dict[str
     if config.data.common.use_templates:
         static |= padded_templates(raw, length, config.data.eval.max_templates)
     if coevolution.is_input(config):
-        given = {key: raw[key] for key in coevolution.FEATURES if key in raw}
-        static |= given or coevolution.of_alignment(raw["msa"])
+        ready = {key: raw[key] for key in coevolution.FEATURES if key in raw}
+        static |= ready or coevolution.of_alignment(raw["msa"])
     msa = transforms.to_restype_order(raw["msa"])
     cluster_bias = np.zeros(len(msa), np.float32)
     cluster_bias[0] = 1.0
@@ -70,12 +70,12 @@ def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: 
         ``template_pseudo_beta_mask`` ``[T, N]``, ``template_sum_probs`` ``[T, 1]``, ``template_mask``
         ``[T]``, float32.
     """
-    given = raw_features.template_features(raw, length)
-    given.pop("template_frame", None)  # the chains of a monomer network are one
-    positions, masks = given["template_all_atom_positions"], given["template_all_atom_masks"]
-    aatype = transforms.template_aatype(given["template_aatype"])
+    templates = raw_features.template_features(raw, length)
+    templates.pop("template_frame", None)  # the chains of a monomer network are one
+    positions, masks = templates["template_all_atom_positions"], templates["template_all_atom_masks"]
+    aatype = transforms.template_aatype(templates["template_aatype"])
     beta, beta_mask = transforms.pseudo_beta(aatype, positions, masks)
-    features = given | {
+    features = templates | {
         "template_aatype": aatype,
         "template_pseudo_beta": beta,
         "template_pseudo_beta_mask": beta_mask,
@@ -86,8 +86,10 @@ def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: 
 
 def num_clusters(config: ConfigDict) -> int:
     """Return the number of cluster centres; templates use some of the rows in some presets."""
-    taken = config.data.eval.max_templates if config.data.common.reduce_msa_clusters_by_max_templates else 0
-    return config.data.eval.max_msa_clusters - taken
+    template_rows = (
+        config.data.eval.max_templates if config.data.common.reduce_msa_clusters_by_max_templates else 0
+    )
+    return config.data.eval.max_msa_clusters - template_rows
 
 
 def draw_rows(rng: np.random.Generator, alignment: Alignment, config: ConfigDict) -> RandomDraw:

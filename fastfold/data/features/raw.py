@@ -150,8 +150,8 @@ def template_features(templates: Mapping[str, Any], length: int) -> dict[str, np
         }
     frame = {"template_frame": ("T",)} if "template_frame" in templates else {}
     check_layout(templates, {**TEMPLATE_LAYOUT, **frame}, N=length)
-    found = {name: np.asarray(templates[name], np.float32) for name in TEMPLATE_LAYOUT}
-    return found | {name: np.asarray(templates[name], np.int32) for name in frame}
+    arrays = {name: np.asarray(templates[name], np.float32) for name in TEMPLATE_LAYOUT}
+    return arrays | {name: np.asarray(templates[name], np.int32) for name in frame}
 
 
 Layout = Mapping[str, tuple[int | str, ...]]
@@ -169,19 +169,19 @@ def check_layout(features: Mapping[str, np.ndarray], layout: Layout, **sizes: in
     for name, shape in layout.items():
         if name not in features:
             raise InputError(f"feature {name!r} is missing; expected {', '.join(layout)}")
-        found = np.shape(features[name])
-        if len(found) == len(shape):
-            for letter, size in zip(shape, found, strict=True):
+        present = np.shape(features[name])
+        if len(present) == len(shape):
+            for letter, size in zip(shape, present, strict=True):
                 if isinstance(letter, str):
                     sizes.setdefault(letter, size)
         wanted = tuple(sizes.get(size, -1) if isinstance(size, str) else size for size in shape)
-        if found != wanted:
+        if present != wanted:
             named = ", ".join(
                 f"{size} = {sizes[size]}" if size in sizes else str(size) for size in map(str, shape)
             )
-            raise InputError(f"feature {name!r} has shape {list(found)}, expected [{named}]")
-        if 0 in found:
-            raise InputError(f"feature {name!r} is empty: its shape is {list(found)}")
+            raise InputError(f"feature {name!r} has shape {list(present)}, expected [{named}]")
+        if 0 in present:
+            raise InputError(f"feature {name!r} is empty: its shape is {list(present)}")
     return sizes
 
 

@@ -250,8 +250,8 @@ class SampleLoader(Iterator[Draw]):
 
     def take_consumed(self) -> list[ConsumedDraw]:
         """Return and clear :attr:`consumed`, for the log."""
-        taken, self.consumed = self.consumed, []
-        return taken
+        draws, self.consumed = self.consumed, []
+        return draws
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -410,8 +410,8 @@ def merge_draws(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     ranks = len(states)
     if sorted((state["rank"], state["ranks"]) for state in states) != [(r, ranks) for r in range(ranks)]:
-        found = ", ".join(f"{state['rank']} of {state['ranks']}" for state in states) or "none"
-        raise ConfigError(f"expected the states of all ranks of one run, found rank {found}")
+        ranks_of_states = ", ".join(f"{state['rank']} of {state['ranks']}" for state in states) or "none"
+        raise ConfigError(f"expected the states of all ranks of one run, found rank {ranks_of_states}")
     end = max((state["frontier"] for state in states), default=0)
     left = {number for state in states for number in state["open"]}
     for state in states:

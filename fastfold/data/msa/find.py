@@ -135,10 +135,10 @@ def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None)
     Raises:
         InputError: ``msa_dir`` is not a folder, or the target's folder contains no alignment.
     """
-    found, empty = _find(msa_dir, [name], chain)
-    if not found and empty is not None:
+    files, empty = _find(msa_dir, [name], chain)
+    if not files and empty is not None:
         raise _holds_nothing(empty)
-    return found
+    return files
 
 
 def target_alignments(msa_dir: PathLike | None, target: Target) -> Sequence[ChainMsas]:
@@ -274,14 +274,14 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
     """
     names = [target.record, target.name]
     alike = len({chain.sequence for chain in target.chains}) == 1
-    found: dict[str, list[Path]] = {}
+    hits: dict[str, list[Path]] = {}
     with _searching(msa_dir, "template hits"):
         for chain in target.chains:
             places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
             places += _places(Path(msa_dir), names, None) if alike else ()
             if files := _first_hits(places):
-                found.setdefault(chain.sequence, files)
-    return found
+                hits.setdefault(chain.sequence, files)
+    return hits
 
 
 def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> list[Path]:
@@ -363,9 +363,9 @@ def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[Cha
     empty = None
     with _searching(msa_dir, "alignments"):
         for place in _places(_checked_folder(msa_dir), names, chain):
-            found = _files_at(place)
-            if found.unpaired or (found.paired and chain is not None):
-                return found, None
+            files = _files_at(place)
+            if files.unpaired or (files.paired and chain is not None):
+                return files, None
             empty = empty or (place if place.is_dir() else None)
     return ChainAlignments(), empty
 

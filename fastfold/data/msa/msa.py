@@ -151,12 +151,12 @@ def colabfold_header(text: str, *, path: PathLike | None = None) -> ColabFoldHea
     Raises:
         InputError: The line has too few or too many lengths or copies, or zeros.
     """
-    found = _COLABFOLD_HEADER.match(text)
-    if found:
-        lengths, copies = (tuple(int(number) for number in group.split(",")) for group in found.groups())
+    match = _COLABFOLD_HEADER.match(text)
+    if match:
+        lengths, copies = (tuple(int(number) for number in group.split(",")) for group in match.groups())
         if len(lengths) == len(copies) and 0 not in lengths and 0 not in copies:
             return ColabFoldHeader(lengths, copies)
-    if found or _LIKE_COLABFOLD_HEADER.match(text):
+    if match or _LIKE_COLABFOLD_HEADER.match(text):
         raise InputError(
             "expected ColabFold's first line (the length of each chain, a tab, and the copies of each, such as "
             "'#100,50<tab>2,1'); correct it, or remove it from an alignment of one chain",
@@ -254,16 +254,16 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
     Raises:
         InputError: The first row differs; names the first different position.
     """
-    found, expected = mask_unknown(msa.sequences[0]), mask_unknown(query)
-    if found == expected:
+    first_row, expected = mask_unknown(msa.sequences[0]), mask_unknown(query)
+    if first_row == expected:
         return
-    shared = min(len(found), len(expected))
-    at = next((i for i in range(shared) if found[i] != expected[i]), shared)
-    here = f"{msa.sequences[0][at]!r}" if at < len(found) else "the end"
+    shared = min(len(first_row), len(expected))
+    at = next((i for i in range(shared) if first_row[i] != expected[i]), shared)
+    here = f"{msa.sequences[0][at]!r}" if at < len(first_row) else "the end"
     there = f"{query[at]!r}" if at < len(expected) else "the end"
     raise InputError(
         f"the alignment belongs to another sequence: position {at + 1} of its first row is {here}, of the target "
-        f"{there} ({len(found)} and {len(expected)} residues); align the target itself or remove the file",
+        f"{there} ({len(first_row)} and {len(expected)} residues); align the target itself or remove the file",
         path=path,
         record=msa.descriptions[0],
     )

@@ -161,8 +161,8 @@ def cluster_rows(msa: Msa, rng: np.random.Generator | np.random.RandomState) -> 
         if eps > _GIVE_UP_EPS and counts[-1] == 1:
             break
     best = float(_EPS[int(np.argmax(counts))])
-    found = labels(points, best)
-    return RowClusters(best, [candidates[found == label] for label in range(found.max() + 1)], left_out)
+    assigned = labels(points, best)
+    return RowClusters(best, [candidates[assigned == label] for label in range(assigned.max() + 1)], left_out)
 
 
 IDENTITY_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

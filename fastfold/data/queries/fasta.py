@@ -115,14 +115,14 @@ def _check_protein(record: FastaRecord, pir: str | None, identifier: str, path: 
     if kind.startswith("name="):
         kind = fields[0]
     if kind in _OTHER_MOLECULES:
-        found = kind
+        molecule = kind
     elif pir is not None and pir not in _PIR_PROTEINS:
-        found = f"PIR type {pir}"
+        molecule = f"PIR type {pir}"
     else:
         return
     raise InputError(
-        f"expected a protein, found a record of another molecule ({found}); FastFold folds only proteins: remove the "
-        "record",
+        f"expected a protein, found a record of another molecule ({molecule}); FastFold folds only proteins: remove "
+        "the record",
         path=path,
         line=record.line,
         record=identifier,

@@ -68,8 +68,8 @@ def read_partners(
     are given.
     """
     if proteins is None or not is_name_list(path):
-        found, errors = read_proteins(path)
-        return [Partner(protein) for protein in found], errors
+        read, errors = read_proteins(path)
+        return [Partner(protein) for protein in read], errors
     known = {protein.record: protein for protein in proteins}
     partners, errors = [], []
     for line, text in _lines(path):
@@ -108,7 +108,7 @@ def read_complexes(
     if proteins is None:
         raise InputError("is a list of names; give `proteins=FILE` with their sequences", path=path)
     known = {protein.record: protein for protein in proteins}
-    found: dict[object, FoundTarget] = {}
+    complexes: dict[object, FoundTarget] = {}
     errors: list[InputError] = []
     for line, text in _lines(path):
         try:
@@ -116,8 +116,8 @@ def read_complexes(
         except InputError as error:
             errors.append(error)
             continue
-        found.setdefault(_key(partners), _joined(partners, _name(partners), path, line))
-    return unique_targets(list(found.values()), errors), errors
+        complexes.setdefault(_key(partners), _joined(partners, _name(partners), path, line))
+    return unique_targets(list(complexes.values()), errors), errors
 
 
 def all_against_all(proteins: Sequence[Partner], *, homodimers: bool = False) -> list[Target]:
@@ -185,7 +185,7 @@ def read_pair_table(
     if len(rows) < 2:
         raise InputError("the table contains no row after the column names; add one per complex", path=path)
     known = None if proteins is None else {protein.record: protein for protein in proteins}
-    found: dict[object, FoundTarget] = {}
+    complexes: dict[object, FoundTarget] = {}
     errors: list[InputError] = []
     for line, cells in rows[1:]:
         try:
@@ -197,16 +197,16 @@ def read_pair_table(
             continue
         # Partners in another order are the same complex, unless the table names it.
         key = line if name else _key(members)
-        if key in found:
-            first = found[key]
+        if key in complexes:
+            first = complexes[key]
             doubt = (
                 f"line {line} of {Path(path).name} has the same partners as line {first.line}; folded once"
             )
             warnings = (*first.target.warnings, doubt)
-            found[key] = first._replace(target=replace(first.target, warnings=warnings))
+            complexes[key] = first._replace(target=replace(first.target, warnings=warnings))
         else:
-            found[key] = _joined(members, name or _name(members), path, line)
-    return unique_targets(list(found.values()), errors), errors
+            complexes[key] = _joined(members, name or _name(members), path, line)
+    return unique_targets(list(complexes.values()), errors), errors
 
 
 def _row_members(
@@ -250,7 +250,7 @@ def _sequences(protein: Target) -> tuple[str, ...]:
 def _complexes(groups: Iterable[Sequence[Partner]]) -> list[Target]:
     """Return a target for each group of partners that has not come in another order."""
 
-    def found() -> Iterator[FoundTarget]:
+    def distinct() -> Iterator[FoundTarget]:
         seen = set()
         for group in groups:
             key = _key(group)
@@ -259,7 +259,7 @@ def _complexes(groups: Iterable[Sequence[Partner]]) -> list[Target]:
                 yield _joined(group, _name(group), group[0].protein.source, 1)
 
     errors: list[InputError] = []
-    targets = unique_targets(list(found()), errors)
+    targets = unique_targets(list(distinct()), errors)
     if errors:
         raise errors[0]
     return targets

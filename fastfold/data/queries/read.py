@@ -71,11 +71,11 @@ def read_targets(
     return unique_targets(_named_by_files(targets), errors), errors
 
 
-def _named_by_files(found: list[FoundTarget]) -> list[FoundTarget]:
+def _named_by_files(targets: list[FoundTarget]) -> list[FoundTarget]:
     """Rename records that several files contain after their files, as ColabFold does."""
     files: dict[str, set[str]] = {}
     records: dict[str, int] = {}
-    for one in found:
+    for one in targets:
         files.setdefault(one.target.record, set()).add(os.path.realpath(one.path))
         records[os.fspath(one.path)] = records.get(os.fspath(one.path), 0) + 1
 
@@ -88,7 +88,7 @@ def _named_by_files(found: list[FoundTarget]) -> list[FoundTarget]:
         doubt = f"other files have a record {record!r} too; this one is named {name!r}"
         return one._replace(target=replace(one.target, record=name, warnings=(*one.target.warnings, doubt)))
 
-    return [renamed(one) for one in found]
+    return [renamed(one) for one in targets]
 
 
 def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[PathLike]:

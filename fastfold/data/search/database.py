@@ -115,9 +115,9 @@ def _next_record(file: BinaryIO, offset: int) -> int | None:
     file.seek(place)
     kept = b""
     while piece := file.read(_PIECE):
-        found = (kept + piece).find(b"\n>")
-        if found >= 0:
-            return place - len(kept) + found + 1
+        place_in_text = (kept + piece).find(b"\n>")
+        if place_in_text >= 0:
+            return place - len(kept) + place_in_text + 1
         place += len(piece)
         kept = piece[-1:]
     return None
@@ -144,9 +144,9 @@ def _unpacked_chunks(raw: BinaryIO, path: Path, chunk_bytes: int) -> Iterator[by
             held, place, end = b"", 0, chunk_bytes
             while piece := file.read(chunk_bytes):
                 held += piece
-                while (found := held.find(b"\n>", max(0, end - 1 - place))) >= 0:
-                    yield held[: found + 1]
-                    held, place, end = held[found + 1 :], place + found + 1, end + chunk_bytes
+                while (break_at := held.find(b"\n>", max(0, end - 1 - place))) >= 0:
+                    yield held[: break_at + 1]
+                    held, place, end = held[break_at + 1 :], place + break_at + 1, end + chunk_bytes
             if held:
                 yield held
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -279,10 +279,10 @@ class SequenceDatabase:
             InputError: The file was removed.
         """
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError as error:
             raise InputError(f"cannot be read any more: {error.strerror}", path=self.path) from None
-        return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+        return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
@@ -294,8 +294,8 @@ def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
         ConfigError: Two of them have the same name.
     """
     databases: dict[str, SequenceDatabase] = {}
-    for given in texts:
-        text = os.fspath(given)
+    for source in texts:
+        text = os.fspath(source)
         named = None if os.path.exists(text) else _NAMED.fullmatch(text)
         path = Path(named[2] if named else text)
         name = named[1] if named else _name_of(path)

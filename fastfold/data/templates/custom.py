@@ -187,14 +187,16 @@ def custom_templates(
     Raises:
         InputError: An alignment of the user does not fit its structures.
     """
-    given = _given_places(chains, query, alignments)
-    aligned = align_to_profile(msa, [one.chain.sequence for i, one in enumerate(chains) if i not in given])
-    profiles = dict(zip([i for i in range(len(chains)) if i not in given], aligned, strict=True))
+    places_of_user = _given_places(chains, query, alignments)
+    aligned = align_to_profile(
+        msa, [one.chain.sequence for i, one in enumerate(chains) if i not in places_of_user]
+    )
+    profiles = dict(zip([i for i in range(len(chains)) if i not in places_of_user], aligned, strict=True))
     candidates: list[tuple[int, int, Template]] = []
     outcomes: dict[int, Outcome] = {}
     for i, one in enumerate(chains):
         try:
-            places = given[i] if i in given else aligned_residues(profiles[i], query, one)
+            places = places_of_user[i] if i in places_of_user else aligned_residues(profiles[i], query, one)
             letters = {mine: one.chain.sequence[place] for mine, place in places.items()}
             template = place_template(one.chain, places, letters, len(query), name=one.name)
         except TemplateSkipped as skipped:
@@ -209,12 +211,12 @@ def custom_templates(
     chosen = [template for _, _, template in order[:max_templates]]
     for i, count, template in order:
         if template in chosen:
-            remark = "aligned as given" if i in given else ""
+            remark = "aligned as given" if i in places_of_user else ""
             outcomes[i] = Outcome(template.name, "used", remark, aligned=count)
         else:
             outcomes[i] = Outcome(template.name, "not needed", "there are enough templates without it")
     source = "given structures"
-    if alignments and not given:
+    if alignments and not places_of_user:
         source += " (no given alignment is of this chain)"
     all_outcomes = (*(outcomes[i] for i in sorted(outcomes)), *unusable)
     return ChainTemplates(tuple(chosen), all_outcomes, len(chains), (source,))
@@ -252,7 +254,7 @@ def _given_places(
     single = {one.file for one in chains if sum(other.file == one.file for other in chains) == 1}
     names = {one.name: i for i, one in enumerate(chains)}
     names |= {one.file: i for i, one in enumerate(chains) if one.file in single}
-    found: dict[int, dict[int, int]] = {}
+    places: dict[int, dict[int, int]] = {}
     for alignment in alignments:
         for name in alignment.rows:
             if name not in names:
@@ -266,8 +268,8 @@ def _given_places(
             continue
         for name, row in alignment.rows.items():
             number = names[name]
-            found[number] = _row_places(row, chains[number].chain.sequence, name, alignment.path)
-    return found
+            places[number] = _row_places(row, chains[number].chain.sequence, name, alignment.path)
+    return places
 
 
 def _row_places(row: str, sequence: str, name: str, path: PathLike) -> dict[int, int]:

@@ -86,15 +86,15 @@ class MmcifFolder:
             TemplateSkipped: Its file is missing or invalid.
             InputError: A disk or network failed, which must not change the templates silently.
         """
-        found = self._entries.pop(pdb_id, None)
-        if found is None:
-            found = self._read_entry(pdb_id)
-        self._entries[pdb_id] = found
+        entry = self._entries.pop(pdb_id, None)
+        if entry is None:
+            entry = self._read_entry(pdb_id)
+        self._entries[pdb_id] = entry
         while len(self._entries) > self._kept:
             self._entries.popitem(last=False)
-        if isinstance(found, TemplateSkipped):
-            raise TemplateSkipped(found.reason, str(found))
-        return found
+        if isinstance(entry, TemplateSkipped):
+            raise TemplateSkipped(entry.reason, str(entry))
+        return entry
 
     def released(self, pdb_id: str) -> date | None:
         """Return an entry's release date, listed or read from its file; None if unknown.
@@ -167,15 +167,15 @@ def read_obsolete(path: PathLike) -> dict[str, str | None]:
     Raises:
         InputError: The file cannot be read, or lacks such lines.
     """
-    found: dict[str, str | None] = {}
+    successors: dict[str, str | None] = {}
     lines = _lines(path)
     for line in lines:
         words = line.split()
         if words[:1] == ["OBSLTE"] and len(words) > 2:
-            found[words[2].lower()] = words[3].lower() if len(words) > 3 else None
-    if not found and any(line.strip() for line in lines):
+            successors[words[2].lower()] = words[3].lower() if len(words) > 3 else None
+    if not successors and any(line.strip() for line in lines):
         raise InputError("expected the PDB's list of obsolete entries (lines 'OBSLTE')", path=path)
-    return found
+    return successors
 
 
 def read_release_dates(path: PathLike) -> dict[str, date]:
@@ -186,15 +186,15 @@ def read_release_dates(path: PathLike) -> dict[str, date]:
     Raises:
         InputError: The file cannot be read, or a line or an object is invalid.
     """
-    found = {}
+    dates = {}
     if os.fspath(path).lower().removesuffix(".gz").endswith(".json"):
         table = read_json_object(path, "PDB ids to objects with release_date", limit=_LIMIT)
         for name, data in table.items():
             released = parse_date(str(data.get("release_date"))) if isinstance(data, dict) else None
             if released is None:
                 raise InputError("lacks a release_date such as 2001-02-03", path=path, record=name)
-            found[name.lower()] = released
-        return found
+            dates[name.lower()] = released
+        return dates
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -202,8 +202,8 @@ def read_release_dates(path: PathLike) -> dict[str, date]:
         released = parse_date(text)
         if released is None:
             raise InputError("expected a line such as 1abc:2001-02-03", path=path, line=number)
-        found[name.strip().lower()] = released
-    return found
+        dates[name.strip().lower()] = released
+    return dates
 
 
 def parse_date(text: str) -> date | None:

@@ -56,9 +56,9 @@ def template_of_hit(
         raise TemplateSkipped("no chains", "its file contains no protein chain")
     _check_date(entry, limit)
     mapping, letters, exact = hit.mapping(), hit.letters, True
-    found = find_chain(entry, listed_chain, letters)
-    if found is not None:
-        chain_id, offset = found
+    match = find_chain(entry, listed_chain, letters)
+    if match is not None:
+        chain_id, offset = match
         places = {mine: theirs + offset for mine, theirs in mapping.items()}
         shown = {mine: letters[theirs] for mine, theirs in mapping.items()}
     else:

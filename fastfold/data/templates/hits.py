@@ -53,8 +53,8 @@ class TemplateHit:
     @property
     def pdb_chain(self) -> tuple[str, str] | None:
         """PDB id in lower case, and chain; None if the name does not begin with them."""
-        found = _PDB_CHAIN.match(self.name)
-        return None if found is None else (found[1].lower(), found[2])
+        match = _PDB_CHAIN.match(self.name)
+        return None if match is None else (match[1].lower(), match[2])
 
     def mapping(self) -> dict[int, int]:
         """Map each aligned residue of the query to its place in :attr:`letters`."""
@@ -153,16 +153,16 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
         line = lines[at]
         if line[:2] not in ("Q ", "T ") or line[2:].startswith(_ANNOTATIONS):
             continue
-        found = _ROW.match(line[_NAME_WIDTH:])
-        if found is None:
+        match = _ROW.match(line[_NAME_WIDTH:])
+        if match is None:
             raise fail(f"not a row of an alignment: {line[:60]!r}", at)
         last = max(rows[line[0]].indices, default=-1)
-        if last >= 0 and found[2].strip("-") and int(found[1]) != last + 2:
+        if last >= 0 and match[2].strip("-") and int(match[1]) != last + 2:
             raise fail("a row does not continue at the end of the previous one", at)
-        rows[line[0]].letters += found[2]
-        places = itertools.count(int(found[1]) - 1)
-        rows[line[0]].indices += [-1 if letter == "-" else next(places) for letter in found[2]]
-        if rows[line[0]].indices and int(found[3]) - int(found[1]) + 1 != sum(c != "-" for c in found[2]):
+        rows[line[0]].letters += match[2]
+        places = itertools.count(int(match[1]) - 1)
+        rows[line[0]].indices += [-1 if letter == "-" else next(places) for letter in match[2]]
+        if rows[line[0]].indices and int(match[3]) - int(match[1]) + 1 != sum(c != "-" for c in match[2]):
             raise fail("a row has more or fewer residues than its numbers say", at)
         if line[0] == "T" and len(rows["T"].letters) != len(rows["Q"].letters):
             raise fail("the rows of query and template differ in length", at)
@@ -249,8 +249,8 @@ def parse_hmmsearch(text: str, query: str, *, path: PathLike | None = None) -> l
 def _hit(index: int, name: str, row: str, query: str, path: PathLike | None, line: int) -> TemplateHit:
     """Parse the hit of one row, whose columns of insertions are free of ``.``."""
     fail = partial(InputError, path=path, line=line, record=name)
-    found = _NAME.match(name)
-    if found is None:
+    match = _NAME.match(name)
+    if match is None:
         raise fail("expected a hit named <PDB id>_<chain>/<first>-<last>; search pdb_seqres.txt")
     columns = sum(letter == "-" or letter.isupper() for letter in row)
     if columns != len(query):
@@ -262,7 +262,7 @@ def _hit(index: int, name: str, row: str, query: str, path: PathLike | None, lin
     aligned = next((i for i, letter in enumerate(row) if letter.isupper()), None)
     if aligned is None:
         raise fail("the row lacks an aligned residue")
-    place = int(found[3]) - 1 + sum(letter.islower() for letter in row[:aligned])
+    place = int(match[3]) - 1 + sum(letter.islower() for letter in row[:aligned])
     row = "-" * row[:aligned].count("-") + row[aligned:]
     indices = []
     for letter in row:
@@ -274,7 +274,7 @@ def _hit(index: int, name: str, row: str, query: str, path: PathLike | None, lin
         place += 1
     return TemplateHit(
         index=index,
-        name=f"{found[1]}_{found[2]}",
+        name=f"{match[1]}_{match[2]}",
         aligned_cols=sum(letter.isupper() for letter in row),
         sum_probs=None,
         query=query,

@@ -94,9 +94,9 @@ def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lamb
     hits = found_in[0].merge(*found_in[1:]) if len(found_in) > 1 else found_in[0]
     if not len(hits.included):
         return ""
-    found = hits.to_msa(profile.alphabet, all_consensus_cols=True)
-    found.name, found.author = "query", "hmmsearch"
-    return stockholm_text(found).decode("utf-8", "replace")
+    alignment = hits.to_msa(profile.alphabet, all_consensus_cols=True)
+    alignment.name, alignment.author = "query", "hmmsearch"
+    return stockholm_text(alignment).decode("utf-8", "replace")
 
 
 def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
@@ -113,11 +113,11 @@ def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]
 
     profile, pipeline = _profile(msa), _pipeline(filtered=False)
     names = [f"c_{i}" for i in range(len(sequences))]
-    given = [
+    digitized = [
         easel.TextSequence(name=name, description="mol:protein", sequence=sequence).digitize(profile.alphabet)
         for name, sequence in zip(names, sequences, strict=True)
     ]
-    hits = pipeline.search_hmm(profile, easel.DigitalSequenceBlock(profile.alphabet, given))
+    hits = pipeline.search_hmm(profile, easel.DigitalSequenceBlock(profile.alphabet, digitized))
     domains: dict[str, list[dict[int, int]]] = {}
     if len(hits.included):
         text = stockholm_text(hits.to_msa(profile.alphabet, all_consensus_cols=True)).decode()
@@ -129,11 +129,11 @@ def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]
 
 def _collinear(domains: Sequence[dict[int, int]]) -> dict[int, int]:
     """Join the largest domain and those before or after it in both sequences."""
-    taken: list[dict[int, int]] = []
+    joined: list[dict[int, int]] = []
     for domain in sorted(domains, key=len, reverse=True):
-        if all(_is_before(domain, other) or _is_before(other, domain) for other in taken):
-            taken.append(domain)
-    return {mine: place for domain in sorted(taken, key=min) for mine, place in domain.items()}
+        if all(_is_before(domain, other) or _is_before(other, domain) for other in joined):
+            joined.append(domain)
+    return {mine: place for domain in sorted(joined, key=min) for mine, place in domain.items()}
 
 
 def _is_before(first: dict[int, int], second: dict[int, int]) -> bool:

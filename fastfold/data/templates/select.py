@@ -27,14 +27,14 @@ class ChainTemplates:
 
     templates: tuple[Template, ...] = ()  #: Templates, the best first
     outcomes: tuple[Outcome, ...] = ()  #: Outcome of each examined hit and structure, in that order
-    found: int = 0  #: Number of hits and structures
+    examined: int = 0  #: Number of hits and structures
     sources: tuple[str, ...] = ()  #: Sources of the templates, for example a file's name
 
     def __add__(self, other: ChainTemplates) -> ChainTemplates:
         return ChainTemplates(
             self.templates + other.templates,
             self.outcomes + other.outcomes,
-            self.found + other.found,
+            self.examined + other.examined,
             tuple(dict.fromkeys(self.sources + other.sources)),
         )
 
@@ -43,7 +43,7 @@ class ChainTemplates:
         used = {outcome.name: outcome for outcome in self.outcomes if outcome.used}
         return {
             "sources": list(self.sources),
-            "found": self.found,
+            "found": self.examined,
             "used": [
                 {"name": one.name, "aligned_residues": len(one.mapping), "remark": used[one.name].message}
                 for one in self.templates
@@ -53,10 +53,12 @@ class ChainTemplates:
 
     def describe(self) -> str:
         """Return one line about found, used and left-out templates."""
-        found = f"{self.found:,} found" if self.found else "none found"
+        counted = f"{self.examined:,} found" if self.examined else "none found"
         where = f" in {' and '.join(self.sources)}" if self.sources else ""
         names = f": {', '.join(one.name for one in self.templates)}" if self.templates else ""
-        line = f"{len(self.templates)} used of {found}{where}{names}" if self.found else f"{found}{where}"
+        line = (
+            f"{len(self.templates)} used of {counted}{where}{names}" if self.examined else f"{counted}{where}"
+        )
         left = [one for one in self.outcomes if not one.used]
         if left:
             shown = ", ".join(f"{one.name} ({one.message})" for one in left[:_SHOWN])
@@ -103,7 +105,7 @@ def choose_templates(
     max_templates: int = MAX_TEMPLATES,
     max_date: date | None = None,
     source: str = "",
-    taken: Sequence[Template] = (),
+    earlier: Sequence[Template] = (),
     keep_order: bool = False,
 ) -> ChainTemplates:
     """Choose templates from a search's hits until there are enough.
@@ -111,7 +113,7 @@ def choose_templates(
     HHsearch's hits are ordered by ``sum_probs``, hmmsearch's are in the search's order. Hits of hmmsearch that repeat
     the letters of a template are left out (as in AlphaFold and AlphaFold-Multimer).
 
-    ``taken`` are earlier templates of the chain; a hit with the same letters repeats them. With ``keep_order`` hits are
+    ``earlier`` are templates of the chain; a hit with the same letters repeats them. With ``keep_order`` hits are
     taken in the given order, instead of the best first, up to the release date ``max_date``.
     """
     ranked = is_ranked(hits)
@@ -132,7 +134,7 @@ def choose_templates(
         except TemplateSkipped as skipped:
             outcomes.append(Outcome(name, skipped.reason, str(skipped), hit.index))
             continue
-        if any(template.sequence == other.sequence for other in (*taken, *(() if ranked else chosen))):
+        if any(template.sequence == other.sequence for other in (*earlier, *(() if ranked else chosen))):
             outcomes.append(
                 Outcome(template.name, "repeated", "it repeats the letters of a template", hit.index)
             )

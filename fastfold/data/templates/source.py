@@ -121,18 +121,18 @@ class TemplateFinder:
         profiles = [
             profile_msa(chain.sequence, msas) for chain, msas in zip(target.chains, alignments, strict=True)
         ]
-        found = []
+        per_chain = []
         for chain, msa in zip(target.chains, profiles, strict=True):
             here = files.get(chain.sequence, [])[:1]
             key = input_hash(chain.sequence, msa.sequences, msa.deletions, here)
             if key not in self._found:
                 self._found[key] = self._of_chain(chain.sequence, msa, here)
             self._found.move_to_end(key)
-            found.append(self._found[key])
+            per_chain.append(self._found[key])
         while len(self._found) > _KEPT:
             self._found.popitem(last=False)
         if not self.complexes:
-            return found
+            return per_chain
         whole = complex_templates(
             [chain.sequence for chain in target.chains],
             profiles,
@@ -142,7 +142,7 @@ class TemplateFinder:
             overlap=self.options.overlap,
             chain_map=None if self._chain_map is None else self._chain_map.of_target(target.chains),
         )
-        return [first + second for first, second in zip(whole, found, strict=True)]
+        return [first + second for first, second in zip(whole, per_chain, strict=True)]
 
     def _of_chain(self, query: str, msa: Msa, files: Sequence[Path]) -> ChainTemplates:
         options = self.options
@@ -163,7 +163,7 @@ class TemplateFinder:
             query=query,
             max_templates=wanted,
             max_date=options.max_date,
-            taken=own.templates,
+            earlier=own.templates,
         )
         if files and options.server and wanted:
             # An MSA server's hits are aligned by hhsearch, as in ColabFold.

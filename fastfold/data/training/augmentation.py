@@ -163,15 +163,15 @@ def contiguous_crop_of_chains(asym_id: np.ndarray, size: int, rng: np.random.Gen
     """
     _check_size(size)
     room, behind = min(size, len(asym_id)), len(asym_id)
-    taken = []
+    parts = []
     for chain in rng.permutation(np.unique(asym_id)):
         residues = np.flatnonzero(asym_id == chain)
         behind -= len(residues)
         number = int(rng.integers(max(0, room - behind), min(room, len(residues)) + 1))
         start = int(rng.integers(len(residues) - number + 1))
-        taken.append(residues[start : start + number])
+        parts.append(residues[start : start + number])
         room -= number
-    return np.sort(np.concatenate(taken))
+    return np.sort(np.concatenate(parts))
 
 
 def spatial_crop(
@@ -268,10 +268,10 @@ def _at_interface(
     asym_id: np.ndarray, positions: np.ndarray, resolved: np.ndarray, cutoff: float
 ) -> np.ndarray:
     """Return ``[N]`` bool: residues closer than the cutoff to a residue of another chain, if resolved."""
-    found = np.zeros(len(asym_id), bool)
+    is_near = np.zeros(len(asym_id), bool)
     for rows in row_blocks(len(asym_id)):  # in blocks, because all pairs of a large complex take gigabytes
         apart = positions[rows, None] - positions
         near = np.einsum("ijk,ijk->ij", apart, apart) < cutoff**2
         others = (asym_id[rows, None] != asym_id) & resolved[rows, None] & resolved
-        found[rows] = (near & others).any(axis=1)
-    return found
+        is_near[rows] = (near & others).any(axis=1)
+    return is_near

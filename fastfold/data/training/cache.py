@@ -150,9 +150,9 @@ class FeatureCache:
         """Return all chains of a file, its resolution and its date; other data are not cached."""
 
         def read() -> EntryData:
-            found = read_structure(path)
-            msas = (ComplexMsas(),) * len(found.chains)
-            return EntryData(found.chains, msas, found.resolution, found.release_date)
+            structure = read_structure(path)
+            msas = (ComplexMsas(),) * len(structure.chains)
+            return EntryData(structure.chains, msas, structure.resolution, structure.release_date)
 
         data = self._cached(
             path.name,

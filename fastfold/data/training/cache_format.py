@@ -116,13 +116,13 @@ def msa_of(arrays: Mapping[str, np.ndarray]) -> Msa:
     return Msa(sequences, deletions.reshape(-1, length), descriptions)
 
 
-def coevolution_arrays(found: Coevolution) -> Arrays:
+def coevolution_arrays(coevolution: Coevolution) -> Arrays:
     """Convert the coevolution of an alignment to arrays; scores keep eleven bits."""
-    scores = {} if found.scores is None else {"scores": found.scores.astype(np.float16)}
+    scores = {} if coevolution.scores is None else {"scores": coevolution.scores.astype(np.float16)}
     return {
-        "profile": found.profile,
-        "conservation": found.conservation,
-        "log_effective_rows": np.array(found.log_effective_rows),
+        "profile": coevolution.profile,
+        "conservation": coevolution.conservation,
+        "log_effective_rows": np.array(coevolution.log_effective_rows),
         **scores,
     }
 
@@ -178,7 +178,7 @@ def data_arrays(data: EntryData, hits: Mapping[str, Sequence[TemplateHit]] | Non
         "sequences": text_array("\n".join(msas)),
     }
     if hits is not None:
-        parts = [hits_arrays(found) | {"sequence": text_array(key)} for key, found in hits.items()]
+        parts = [hits_arrays(chain_hits) | {"sequence": text_array(key)} for key, chain_hits in hits.items()]
         arrays |= many("hits", parts)
     for number, of_chain in enumerate(msas.values()):
         for kind, several in of_chain._asdict().items():
@@ -213,8 +213,8 @@ def number_or_none(array: np.ndarray) -> float | None:
 
 def many(name: str, parts: list[Arrays]) -> Arrays:
     """Pack the arrays of several parts and their number."""
-    found = {f"{name}{i}/{key}": array for i, part in enumerate(parts) for key, array in part.items()}
-    return {name: np.array(len(parts)), **found}
+    packed = {f"{name}{i}/{key}": array for i, part in enumerate(parts) for key, array in part.items()}
+    return {name: np.array(len(parts)), **packed}
 
 
 def parts_of(name: str, arrays: Mapping[str, np.ndarray]) -> list[Arrays]:

@@ -105,15 +105,15 @@ def open_dataset(
         raise ConfigError(f"unknown layout {layout!r}; expected one of {', '.join(_EXPECTED)}")
     if duplicates is not None and layout != "openfold":
         raise ConfigError("data.duplicates belongs to data.layout=openfold; leave it out, or set the layout")
-    given = _open_alignments(alignments)
+    alignment_source = _open_alignments(alignments)
     try:
         if not root.is_dir():
-            found = _from_file(root, given)
+            chains = _from_file(root, alignment_source)
         elif layout == "folder":
-            found = _from_folder(root, split, given)
+            chains = _from_folder(root, split, alignment_source)
         else:
-            found = _from_openfold(root, split, given, duplicates)
-        entries, unreadable = _complete(found)
+            chains = _from_openfold(root, split, alignment_source, duplicates)
+        entries, unreadable = _complete(chains)
     except OSError as error:
         raise ConfigError(f"the data folder {str(root)!r} cannot be searched: {error}") from None
     if not entries:
@@ -164,11 +164,11 @@ def _open_alignments(path: PathLike | None) -> _Alignments:
     return path if path.is_dir() else AlignmentDatabase(path)
 
 
-def _placed(found: _Found, alignments: _Alignments) -> _Found:
+def _placed(chain: _Found, alignments: _Alignments) -> _Found:
     """Add the alignments from the place given by the user."""
     if isinstance(alignments, AlignmentDatabase):
-        return replace(found, alignment_dir=None, database=alignments)
-    return found if alignments is None else replace(found, alignment_dir=alignments)
+        return replace(chain, alignment_dir=None, database=alignments)
+    return chain if alignments is None else replace(chain, alignment_dir=alignments)
 
 
 _EXPECTED = {
@@ -204,7 +204,7 @@ def _from_folder(root: Path, split: str | None, alignments: _Alignments) -> Iter
 
 
 def _from_openfold(
-    root: Path, split: str | None, given: _Alignments, duplicates: PathLike | None
+    root: Path, split: str | None, source: _Alignments, duplicates: PathLike | None
 ) -> Iterator[_Found]:
     """Yield chains with alignments and their duplicates, or all of ``chain_data_cache.json`` without any."""
     wanted = _check_split(
@@ -216,7 +216,7 @@ def _from_openfold(
     files = _structure_files(base / "mmcifs")
     cache = base / "chain_data_cache.json"
     records = read_chain_data_cache(cache) if cache.is_file() else {}
-    alignments = _folder_or_none(base / "alignments") if given is None else given
+    alignments = _folder_or_none(base / "alignments") if source is None else source
     if isinstance(alignments, AlignmentDatabase):
         names = dict.fromkeys(alignments, "")
     elif alignments is not None:
@@ -238,12 +238,12 @@ def _from_openfold(
 
 def _duplicates(groups: Sequence[Sequence[str]], names: Mapping[str, str]) -> dict[str, str]:
     """Map each chain without alignments to the first of its group that has some, if any."""
-    found: dict[str, str] = {}
+    first_of: dict[str, str] = {}
     for group in groups:
         first = next((name for name in group if name in names), None)
         if first is not None:
-            found |= {name: first for name in group if name not in names}
-    return found
+            first_of |= {name: first for name in group if name not in names}
+    return first_of
 
 
 def _check_split(root: Path, split: str | None, there: Sequence[str]) -> str | None:
@@ -274,12 +274,12 @@ def _structure_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _complete(found: Iterator[_Found]) -> tuple[list[Entry], list[tuple[str, str]]]:
+def _complete(chains: Iterator[_Found]) -> tuple[list[Entry], list[tuple[str, str]]]:
     """Return entries of all chains; a structure is read if no table has its sequence."""
     entries: list[Entry] = []
     unreadable: list[tuple[str, str]] = []
     num_read = 0
-    for item in found:
+    for item in chains:
         if item.structure is None:
             unreadable.append((item.id, "the structure file of that name is missing"))
         elif item.record.sequence:

@@ -182,25 +182,25 @@ class ComplexEntry(Entry):
         :mod:`fastfold.data.msa.find`, and under the training set's name of the chain. Chains with equal sequences share
         the alignments of the first that has any.
         """
-        found: dict[str, ChainAlignments] = {}
+        alignments: dict[str, ChainAlignments] = {}
         for chain, member in zip(chains, _members_of(self, chains), strict=True):
-            if not found.get(chain.sequence):
+            if not alignments.get(chain.sequence):
                 asked = _asked(chain.chain_id, chain.sequence, member)
-                found[chain.sequence] = _alignments(self, member, _stem(self.structure), chain=asked)
-        return found
+                alignments[chain.sequence] = _alignments(self, member, _stem(self.structure), chain=asked)
+        return alignments
 
     def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
         """Return template hits like :meth:`fastfold.data.training.entry.Entry.template_hits`.
 
         Chains with equal sequences share the hits of the first that has any.
         """
-        found: dict[str, AlignmentFile] = {}
+        hits: dict[str, AlignmentFile] = {}
         for chain, member in zip(chains, _members_of(self, chains), strict=True):
-            if chain.sequence not in found:
+            if chain.sequence not in hits:
                 asked = _asked(chain.chain_id, chain.sequence, member)
                 files = _hits(self, member, _stem(self.structure), chain=asked)
-                found |= dict(zip([chain.sequence], files, strict=False))
-        return found
+                hits |= dict(zip([chain.sequence], files, strict=False))
+        return hits
 
     @property
     def has_template_hits(self) -> bool:
@@ -291,10 +291,10 @@ def read_entry(
     chains = structure.chains if isinstance(entry, ComplexEntry) else (select_chain(structure, entry),)
     msas = {
         sequence: ComplexMsas(
-            tuple(msa_reader(path, sequence) for path in found.unpaired),
-            tuple(msa_reader(path, sequence) for path in found.paired),
+            tuple(msa_reader(path, sequence) for path in files.unpaired),
+            tuple(msa_reader(path, sequence) for path in files.paired),
         )
-        for sequence, found in entry.chain_alignments(chains).items()
+        for sequence, files in entry.chain_alignments(chains).items()
     }
     return EntryData(
         chains=chains,

@@ -53,12 +53,12 @@ def structure_labels(
         InputError: Shapes that do not match, residue types outside of 0-20, or an observed atom whose position is not
             finite.
     """
-    given = {"aatype": np.asarray(aatype), "positions": np.asarray(positions), "mask": np.asarray(mask)}
-    length = check_layout(given, {"aatype": ("N",), "positions": ("N", 37, 3), "mask": ("N", 37)})["N"]
-    check_ids(given, "aatype", 21)
-    types = given["aatype"].astype(np.int32)
-    seen = given["mask"].astype(np.float32)
-    atoms = np.where(seen[..., None] > 0, given["positions"], 0.0).astype(np.float32)
+    arrays = {"aatype": np.asarray(aatype), "positions": np.asarray(positions), "mask": np.asarray(mask)}
+    length = check_layout(arrays, {"aatype": ("N",), "positions": ("N", 37, 3), "mask": ("N", 37)})["N"]
+    check_ids(arrays, "aatype", 21)
+    types = arrays["aatype"].astype(np.int32)
+    seen = arrays["mask"].astype(np.float32)
+    atoms = np.where(seen[..., None] > 0, arrays["positions"], 0.0).astype(np.float32)
     if not np.isfinite(atoms).all():
         residue, atom, _ = np.argwhere(~np.isfinite(atoms))[0]
         raise InputError(

@@ -90,10 +90,10 @@ def training_sample(
     raw = sequence_features(chain.sequence) | msa | template_features(drawn, len(chain))
     raw["residue_index"] = chain.residue_index
     if coevolution.is_input(config):
-        found = None
+        couplings = None
         if alignments and not alone:
-            found = _coevolution(chain, alignments, settings, rng, analyse)
-        raw |= coevolution.features(found, len(chain))
+            couplings = _coevolution(chain, alignments, settings, rng, analyse)
+        raw |= coevolution.features(couplings, len(chain))
     sampler = sampler_from_raw(raw, config, seed=int(rng.integers(2**31)))
     features = augmentation.crop_features(sampler.stack(settings.cycles), crop, leading=1)
     labels = structure_labels(
@@ -127,8 +127,8 @@ def _coevolution(
     """Compute the coevolution of random alignment rows, at times without couplings."""
     if analyse is None:
         analyse = partial(coevolution.analyse_subset, msa_features(alignments, chain.sequence)["msa"])
-    found = analyse(int(rng.integers(settings.coevolution_subsets + 1)))
-    return replace(found, scores=None) if rng.random() < settings.coevolution_dropout else found
+    analysed = analyse(int(rng.integers(settings.coevolution_subsets + 1)))
+    return replace(analysed, scores=None) if rng.random() < settings.coevolution_dropout else analysed
 
 
 def _require_backbone(chain: ChainStructure) -> None:

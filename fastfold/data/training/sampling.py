@@ -121,12 +121,12 @@ class Filtered:
     entries: Sequence[Entry]  #: Remaining entries
     #: Number of chains that each filter removed, by its description, including zeros. A chain that several filters
     #: would remove counts for the first.
-    taken: dict[str, int]
+    removed: dict[str, int]
     unreadable: tuple[tuple[str, str], ...]  #: Names and reasons of chains whose structure could not be read
 
     def summary(self) -> str:
         """Summarise in one line the remaining chains, and the number removed by each filter."""
-        took = ", ".join(f"{name} took {count}" for name, count in self.taken.items() if count)
+        took = ", ".join(f"{name} took {count}" for name, count in self.removed.items() if count)
         return f"{len(self.entries)} chains are left" + (f" ({took})" if took else "")
 
 

@@ -103,9 +103,9 @@ class TrainingTemplates:
             hits = {sequence: self.read(path, sequence) for sequence, path in files.items()}
         return {
             sequence: TemplateCandidates(
-                self._restrict(found, limit, own and own[1]), sequence, self.entries, limit
+                self._restrict(chain_hits, limit, own and own[1]), sequence, self.entries, limit
             )
-            for sequence, found in hits.items()
+            for sequence, chain_hits in hits.items()
         }
 
     def _restrict(

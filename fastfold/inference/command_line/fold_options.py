@@ -83,13 +83,13 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
     _check_sampling(options)
     is_served = options.templates == [] and options.template_hits is None
     settings = _seeds(options) | _outputs_left_out(options)
-    found = found_databases(options)
+    searches = found_databases(options)
     has_seeds = any(one is not None for one in (options.seeds, options.seed, options.num_seeds))
     more = {
         InferRequest: {"inputs": options.inputs, "output": options.out, "has_seeds": has_seeds},
         InferConfig: settings,
-        SearchSources: found[SearchSources],
-        TemplateOptions: found[TemplateOptions] | {"server": is_served},
+        SearchSources: searches[SearchSources],
+        TemplateOptions: searches[TemplateOptions] | {"server": is_served},
     }
     if options.sample is not None:
         settings["sample"] = from_options(Sampling, options)
@@ -103,18 +103,18 @@ def found_databases(options: argparse.Namespace, *, has_templates: bool = True) 
     """
     if options.databases is None:
         return {SearchSources: {}, TemplateOptions: {}}
-    found = find_databases(options.databases)
-    for remark in found.remarks:
+    databases = find_databases(options.databases)
+    for remark in databases.remarks:
         if not options.quiet and (has_templates or "templates" not in remark):
             print_line(f"{options.databases}: {remark}")
     templates: dict[str, Any] = {}
-    if has_templates and found.template_database is not None and options.template_db is None:
-        mmcif_dir = options.template_mmcif_dir or found.mmcif_dir
+    if has_templates and databases.template_database is not None and options.template_db is None:
+        mmcif_dir = options.template_mmcif_dir or databases.mmcif_dir
         templates = {"mmcif_dir": mmcif_dir}
         if options.template_hits is None:
-            templates |= {"database": found.template_database, "is_optional": True}
+            templates |= {"database": databases.template_database, "is_optional": True}
     return {
-        SearchSources: {"databases": (*(options.db or ()), *found.sequences)},
+        SearchSources: {"databases": (*(options.db or ()), *databases.sequences)},
         TemplateOptions: templates,
     }
 

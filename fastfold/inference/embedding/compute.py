@@ -99,7 +99,7 @@ def compute_embedding(
     """
     model, target, embed = one.model, one.target, one.config.embed or EmbedConfig()
     blocks = len(model.evoformer.blocks) if embed.layer is None else embed.layer
-    found, num_recycles = run(
+    representations, num_recycles = run(
         model,
         one.features,
         replace(one.passes, distogram=embed.needs_distogram),
@@ -115,14 +115,14 @@ def compute_embedding(
         seed=one.seed,
         num_recycles=num_recycles,
         layer=embed.layer,
-        arrays=_arrays(found, embed, input_order(one.sampler), target.name),
+        arrays=_arrays(representations, embed, input_order(one.sampler), target.name),
     )
 
 
 def _arrays(
-    found: dict[str, torch.Tensor], embed: EmbedConfig, order: np.ndarray, name: str
+    representations: dict[str, torch.Tensor], embed: EmbedConfig, order: np.ndarray, name: str
 ) -> dict[str, np.ndarray]:
-    tensors = {_NAMES.get(key, key): value for key, value in found.items()}
+    tensors = {_NAMES.get(key, key): value for key, value in representations.items()}
     if "distogram" in tensors:
         both = ("distogram", "distogram_edges")
         probabilities, edges = (tensors[key].float().cpu().numpy() for key in both)

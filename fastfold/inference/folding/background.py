@@ -133,12 +133,12 @@ class Background:
 
     def _process(self) -> FunctionProcess | None:
         """Return the process of this thread, started if needed; None if it cannot start."""
-        found: FunctionProcess | None = getattr(self._own, "process", None)
-        if found is None:
+        process: FunctionProcess | None = getattr(self._own, "process", None)
+        if process is None:
             with contextlib.suppress(Exception):  # for example too many processes
-                found = self._start()
-            self._own.process = found
-        return found
+                process = self._start()
+            self._own.process = process
+        return process
 
     def _start(self) -> FunctionProcess:
         start = partial(FunctionProcess, worker_context(), pack_function(_answer), "fastfold-background")

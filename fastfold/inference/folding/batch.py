@@ -45,15 +45,15 @@ class Request(NamedTuple):
 class Answer(NamedTuple):
     """Prediction or embedding, its share of the duration, and the number of targets in its passes."""
 
-    found: Prediction | Embedding
+    result: Prediction | Embedding
     seconds: float
     shared: int
 
     @property
     def prediction(self) -> Prediction:
         """The prediction."""
-        assert isinstance(self.found, Prediction)
-        return self.found
+        assert isinstance(self.result, Prediction)
+        return self.result
 
 
 def group_by_length(lengths: Sequence[int], batch: BatchSize, device: torch.device) -> list[list[int]]:
@@ -95,8 +95,8 @@ class BatchFolder:
                 answers[index] = _alone(request)
             else:
                 together.append(index)
-        found = self._together([requests[i] for i in together])
-        answers |= zip(together, found, strict=True)
+        batched = self._together([requests[i] for i in together])
+        answers |= zip(together, batched, strict=True)
         return [answers[index] for index in range(len(requests))]
 
     def _together(self, requests: Sequence[Request]) -> list[Answer | Exception]:
@@ -140,10 +140,10 @@ def _alone(request: Request) -> Answer | Exception:
     predictor, one = request.predictor, request
     make = predictor.predict if predictor.config.embed is None else predictor.embed
     try:
-        found = make(one.model, one.seed, one.on_cycle, state=one.state, sample=one.sample)
+        result = make(one.model, one.seed, one.on_cycle, state=one.state, sample=one.sample)
     except Exception as error:
         return error
-    return Answer(found, time.monotonic() - start, 1)
+    return Answer(result, time.monotonic() - start, 1)
 
 
 def _fold_batch(requests: Sequence[Request], plan: FoldPlan) -> list[Answer | Exception]:
@@ -293,10 +293,10 @@ def pad_features(samples: Sequence[Mapping[str, Tensor]]) -> Features:
     for key, first in samples[0].items():
         values = [sample[key] for sample in samples]
         largest = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
-        found = first.new_zeros(len(values), *largest)
-        for row, value in zip(found, values, strict=True):
+        padded = first.new_zeros(len(values), *largest)
+        for row, value in zip(padded, values, strict=True):
             row[tuple(map(slice, value.shape))] = value
-        stacked[key] = found
+        stacked[key] = padded
     return stacked
 
 

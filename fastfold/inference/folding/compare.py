@@ -17,7 +17,7 @@ from fastfold.protein.structure import ChainStructure, structure_to_protein
 from fastfold.protein.validation import check_structure
 
 
-def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[str, Any]:
+def compare_with_given(prediction: Prediction, source: GivenStructure) -> dict[str, Any]:
     """Compare a prediction with the structure that the network was given, whose chains are in the same order.
 
     Chains of one sequence are exchangeable: they are compared by the mapping with the largest TM-score.
@@ -29,12 +29,12 @@ def compare_with_given(prediction: Prediction, given: GivenStructure) -> dict[st
     Å: of the first chain, superposed on itself and on the others. ``geometry`` is the check of the given structure
     (:meth:`fastfold.protein.validation.StructureCheck.to_dict`).
     """
-    structure = given.read()
+    structure = source.read()
     chains = structure.chains
     predicted, true, mask, mapping = _ca_atoms(prediction, chains)
     scores: dict[str, Any] = {
-        "file": given.path.name,
-        "use": given.use,
+        "file": source.path.name,
+        "use": source.use,
         "tm_score": tm_score(predicted, true, mask, reference_length=len(mask)),
         "rmsd": float(rmsd(predicted, true, mask)),
         "composite": None,
@@ -78,17 +78,17 @@ def _of_binder(
     """Return dl_binder_design's scores, whose binder is the given structure's first chain."""
     own = next(i for i, j in mapping.items() if j == 0)
     first = prediction.chain_index == own
-    found: dict[str, Any] = {
+    scores: dict[str, Any] = {
         "binder_plddt": float(prediction.plddt[first].mean(dtype=np.float64)),
         "interaction_pae": None,
     }
     if prediction.pae is not None:
         pae = prediction.pae.astype(np.float64)
-        found["interaction_pae"] = float((pae[first][:, ~first].mean() + pae[~first][:, first].mean()) / 2)
+        scores["interaction_pae"] = float((pae[first][:, ~first].mean() + pae[~first][:, first].mean()) / 2)
     is_binder = torch.arange(len(mask)) < int(first.sum())
     binder = is_binder * mask
     moved = superpose(predicted, true, mask - binder)[..., None].apply(predicted)
     squared = (moved - true).square().sum(-1)
-    found["binder_rmsd"] = float(rmsd(predicted, true, binder))
-    found["binder_rmsd_on_target"] = float(((squared * binder).sum() / binder.sum().clamp(min=1)).sqrt())
-    return found
+    scores["binder_rmsd"] = float(rmsd(predicted, true, binder))
+    scores["binder_rmsd_on_target"] = float(((squared * binder).sum() / binder.sum().clamp(min=1)).sqrt())
+    return scores

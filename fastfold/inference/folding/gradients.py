@@ -81,8 +81,8 @@ class SavedInputs:
 
     def due(self) -> Mapping[SpanKey, int]:
         """Return the tensor to bring back now."""
-        found, self._next = self._next, {}
-        return found
+        tensors, self._next = self._next, {}
+        return tensors
 
 
 CHECKPOINTED = 128  #: Residues from which activations are recomputed in the backward pass

@@ -93,8 +93,8 @@ def network_results(
     result: dict[str, Any], passes: NetworkPasses
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a network's result tree, and the scores that :func:`run_network` returns."""
-    found = _confidences(result, passes.is_complex, passes.pae)
-    return result, found | (_distogram(result["distogram"]) if passes.distogram else {})
+    results = _confidences(result, passes.is_complex, passes.pae)
+    return result, results | (_distogram(result["distogram"]) if passes.distogram else {})
 
 
 def represent(
@@ -125,12 +125,12 @@ def represent(
             state=state,
             stop_after_block=stop_after_block,
         )
-        found: dict[str, Tensor] = dict(result["representations"])
+        representations: dict[str, Tensor] = dict(result["representations"])
         if passes.distogram:
-            head = model.heads["distogram"](found)
-            found |= _distogram({**head, "logits": model.whole_rows(head["logits"])})
-        found["pair"] = model.whole_rows(found["pair"])
-        return found, int(result["num_recycles"])
+            head = model.heads["distogram"](representations)
+            representations |= _distogram({**head, "logits": model.whole_rows(head["logits"])})
+        representations["pair"] = model.whole_rows(representations["pair"])
+        return representations, int(result["num_recycles"])
 
 
 @contextmanager
@@ -170,18 +170,18 @@ def _distogram(head: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[str, Tensor]:
-    found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
+    confidences = {"plddt": plddt(result["predicted_lddt"]["logits"])}
     if (head := result.get("predicted_aligned_error")) is not None:
         logits, breaks = head["logits"], head["breaks"]
         if pae:
-            found["pae"], found["max_pae"] = predicted_aligned_error(logits, breaks)
-        found["ptm"] = predicted_tm_score(logits, breaks)
+            confidences["pae"], confidences["max_pae"] = predicted_aligned_error(logits, breaks)
+        confidences["ptm"] = predicted_tm_score(logits, breaks)
         if is_complex:
-            found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
+            confidences["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
             distances = result.get("distogram", {})
             of_pairs = {"distogram": distances.get("logits"), "bin_edges": distances.get("bin_edges")}
-            found |= chain_confidence(logits, breaks, head["asym_id"], **of_pairs)
-    return found
+            confidences |= chain_confidence(logits, breaks, head["asym_id"], **of_pairs)
+    return confidences
 
 
 LARGEST_BLOCK = 32 << 20  #: Bytes of the largest block in the heap: glibc's own limit
@@ -226,6 +226,6 @@ def _large_steps(model: AlphaFold) -> list[nn.Module]:
 def heap_trim() -> Callable[[int], int] | None:
     """Return glibc's ``malloc_trim``; None for other C libraries."""
     with suppress(AttributeError, OSError, TypeError):  # TypeError on Windows
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-        return found
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        return trim
     return None

@@ -121,13 +121,15 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
 def _first_difference(chains: Sequence[ChainStructure], wanted: Sequence[str]) -> str:
     lengths = [len(chain) for chain in chains]
     if lengths != [len(sequence) for sequence in wanted]:
-        found = ", ".join(f"{length} residues" for length in lengths)
-        return f"its chains: {found}; the target's: {', '.join(f'{len(one)} residues' for one in wanted)}"
+        difference = ", ".join(f"{length} residues" for length in lengths)
+        return (
+            f"its chains: {difference}; the target's: {', '.join(f'{len(one)} residues' for one in wanted)}"
+        )
     chain, sequence = next(pair for pair in zip(chains, wanted, strict=True) if pair[0].sequence != pair[1])
     place = next(i for i, letter in enumerate(sequence) if chain.sequence[i] != letter)
     residue = f"{chain.residue_names[place]} {chain.author_numbers[place]}".strip() or f"residue {place + 1}"
-    found = f"{residue} of its chain {chain.chain_id!r} is {chain.sequence[place]}"
-    return f"{found}, where the target has {sequence[place]}"
+    difference = f"{residue} of its chain {chain.chain_id!r} is {chain.sequence[place]}"
+    return f"{difference}, where the target has {sequence[place]}"
 
 
 def input_order(sampler: FeatureSampler) -> np.ndarray:
@@ -196,15 +198,15 @@ class TargetFold:
         """Return the features of one pass."""
         return {key: torch.from_numpy(np.asarray(v)) for key, v in self.sampler.sample(cycle, member).items()}
 
-    def watch(self, cycle: int, found: dict[str, Any]) -> None:
+    def watch(self, cycle: int, results: dict[str, Any]) -> None:
         """Keep the structure of a pass if the settings say so, and report it."""
         if cycle == 0:
             self.recycles.clear()  # of a run that ran out of memory
         if self.config.save_recycles:
-            arrays = (found[key].detach().float().cpu().numpy() for key in ("atom_positions", "plddt"))
+            arrays = (results[key].detach().float().cpu().numpy() for key in ("atom_positions", "plddt"))
             self.recycles.append(Recycle(*(array[self._order] for array in arrays)))
         if self.on_cycle is not None:
-            self.on_cycle(cycle, found)
+            self.on_cycle(cycle, results)
 
     def prediction(self, result: dict[str, Any], arrays: dict[str, Tensor]) -> Prediction:
         """Return the prediction from the results of :func:`.run_network`; errors are those of :meth:`run`."""
@@ -258,9 +260,11 @@ class TargetFold:
         )
 
 
-def _representations(found: Mapping[str, Tensor], order: np.ndarray) -> dict[str, np.ndarray]:
+def _representations(tensors: Mapping[str, Tensor], order: np.ndarray) -> dict[str, np.ndarray]:
     """Return ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]`` as float32, in input order."""
-    plain = {key: found[key].detach().float().cpu().numpy() for key in ("single", "pair", "structure_module")}
+    plain = {
+        key: tensors[key].detach().float().cpu().numpy() for key in ("single", "pair", "structure_module")
+    }
     return {key: _ordered(value, order) if key == "pair" else value[order] for key, value in plain.items()}
 
 

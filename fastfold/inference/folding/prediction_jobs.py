@@ -112,8 +112,8 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
         for pair in alignments
     ]
     files = [path and file_digest(path) for path in (config.initial_guess, config.restraints)]
-    if (given := target.given) is not None:
-        chains.append((given.use, given.shows_targets, file_digest(given.path)))
+    if (structure := target.scored_structure) is not None:
+        chains.append((structure.use, structure.shows_targets, file_digest(structure.path)))
     # Without restraints the hash is that of results from before there were any.
     return input_hash(chains, rows, *(files if files[1] else files[:1]))
 
@@ -158,9 +158,9 @@ def run_record(
                     for one in templates.features
                 ]
             )
-    if (given := target.given) is not None:
-        shown = {"use": given.use, "shows_targets": given.shows_targets}
-        more["given_structure"] = {"file": given.path.name, **shown}
+    if (structure := target.scored_structure) is not None:
+        shown = {"use": structure.use, "shows_targets": structure.shows_targets}
+        more["given_structure"] = {"file": structure.path.name, **shown}
     return {
         "schema_version": 2,
         "name": target.name,

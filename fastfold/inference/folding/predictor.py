@@ -85,8 +85,8 @@ class TargetPredictor:
                 "chains) or a multimer network"
             )
         guess = config.initial_guess
-        if target.given is not None and target.given.use == "initial_guess":
-            guess = target.given.path
+        if target.scored_structure is not None and target.scored_structure.use == "initial_guess":
+            guess = target.scored_structure.path
         # Settings name chains and residues of the input, outputs those of the initial guess.
         self._guess, self._rings = None, config.ring_names
         if guess is not None:
@@ -180,13 +180,13 @@ class TargetPredictor:
                 prediction = self._restrained(model, one, state)
             else:
                 prediction = self._fold(model, one, self._run, state)
-        templates, given = self._templates_for(model), self.target.given
+        templates, structure = self._templates_for(model), self.target.scored_structure
         return replace(
             prediction,
             seed=seed,
             sample=None if sample is None else sample.record,
             templates=None if templates is None else templates.report or None,
-            given_structure=None if given is None else compare_with_given(prediction, given),
+            given_structure=None if structure is None else compare_with_given(prediction, structure),
         )
 
     def embed(
@@ -212,7 +212,7 @@ class TargetPredictor:
         for name in ("cuda_graphs", "dropout", "restraints", "initial_guess", "sample", "embed"):
             if getattr(self.config, name) not in (None, False):
                 return f"{name} folds targets one by one"
-        if self.target.given is not None:
+        if self.target.scored_structure is not None:
             return "given structures are scored one by one"
         if self._templates_for(model) is not None:
             return "targets with templates are folded one by one"

@@ -61,9 +61,9 @@ def file_name(
 
 def fastfold_name(name: str) -> str:
     """Convert a ranked file's name from ColabFold's style to FastFold's; return other names unchanged."""
-    found = _COLABFOLD.fullmatch(name)
-    if found is None:
+    match = _COLABFOLD.fullmatch(name)
+    if match is None:
         return name
     words = {kind: word for word, kind in _KINDS.items()}
-    word = f"_{found['cycle']}" if found["cycle"] else words.get(found["kind"], f"_{found['kind']}")
-    return f"{found['target']}_{found['key']}{word}{found['suffix']}"
+    word = f"_{match['cycle']}" if match["cycle"] else words.get(match["kind"], f"_{match['kind']}")
+    return f"{match['target']}_{match['key']}{word}{match['suffix']}"

@@ -31,10 +31,12 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
         ConfigError: The folder has several targets or none of that name, or no prediction of that rank.
         InputError: A file of the prediction is missing or damaged.
     """
-    found = _find(Path(folder), name, rank)
-    files = dict(found.files)
+    prediction = _find(Path(folder), name, rank)
+    files = dict(prediction.files)
     if ".cif" not in files:
-        raise InputError("the prediction has no mmCIF file; fold it again", path=Path(folder) / found.stem)
+        raise InputError(
+            "the prediction has no mmCIF file; fold it again", path=Path(folder) / prediction.stem
+        )
     scores = read_scores(files["_scores.json"])
     protein = structure_to_protein(read_structure(files[".cif"]))
     sequences = tuple(scores["sequences"])

@@ -152,9 +152,9 @@ class Prediction:
         convert_arrays(self, layout)
         object.__setattr__(self, "sequences", tuple(self.sequences))
         lengths = [chain.stop - chain.start for chain in self.protein.chains]
-        if (given := list(map(len, self.sequences))) != lengths:
+        if (sizes := list(map(len, self.sequences))) != lengths:
             raise ValueError(
-                f"Prediction.sequences have lengths {given}, the chains of chain_index {lengths}"
+                f"Prediction.sequences have lengths {sizes}, the chains of chain_index {lengths}"
             )
 
     @cached_property
@@ -216,7 +216,7 @@ class Prediction:
     @cached_property
     def interface_scores(self) -> dict[str, Any]:
         """Scores of chains and pairs (:func:`fastfold.protein.metrics.interface.scores.interface_scores`)."""
-        found = interface_scores(
+        scores = interface_scores(
             self.chain_index,
             self.atom_positions,
             self.atom_mask,
@@ -225,7 +225,9 @@ class Prediction:
             confidence=self.chain_confidence,
             names=self.author_names.chain_ids,
         )
-        return found if self.no_interface_scores is None else without_scores(found, self.no_interface_scores)
+        return (
+            scores if self.no_interface_scores is None else without_scores(scores, self.no_interface_scores)
+        )
 
     @cached_property
     def structure_check(self) -> StructureCheck:

@@ -78,16 +78,16 @@ class RecycleState:
             return None
         cycle = max(everywhere)
         path, limit = kept[cycle]
-        found = _read_all(path, device)
-        if not all(self.gather(found is not None)) or found is None:
+        tensors = _read_all(path, device)
+        if not all(self.gather(tensors is not None)) or tensors is None:
             return None
         if self._random:
-            set_random_state(found.pop(_RANDOM).cpu(), device)
-        if all(name in found for name in _RECYCLED):
-            arrays = (found.pop(name).cpu().numpy() for name in _RECYCLED)
+            set_random_state(tensors.pop(_RANDOM).cpu(), device)
+        if all(name in tensors for name in _RECYCLED):
+            arrays = (tensors.pop(name).cpu().numpy() for name in _RECYCLED)
             self.recycles[:] = [Recycle(*pair) for pair in zip(*arrays, strict=True)]
         self._say(f"continuing after pass {cycle} of an interrupted fold")
-        return cycle, limit, found
+        return cycle, limit, tensors
 
     def save(self, cycle: int, limit: int, previous: Features) -> None:
         """Save the state for the next pass (``cycle`` of ``limit``) after one that took long, or log a warning."""
@@ -140,15 +140,15 @@ def _of_rank(path: Path, key: str, after: float, random: bool, rank: int, gather
 
 
 def _read_all(path: Path, device: torch.device) -> Features | None:
-    found = {}
+    tensors = {}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 dtype = DTYPES[part.get_dtype()]
-                found[name] = torch.empty(part.get_shape(), dtype=dtype, device=device)
-                for rows in row_blocks(found[name].shape, dtype.itemsize):
-                    found[name][rows] = part[rows]
+                tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device=device)
+                for rows in row_blocks(tensors[name].shape, dtype.itemsize):
+                    tensors[name][rows] = part[rows]
     except (OSError, SafetensorError):
         return None
-    return found
+    return tensors

@@ -161,10 +161,10 @@ class TargetResults:
 
     def records(self) -> list[PredictionRecord]:
         """Return all finished predictions in the order of their last ranks."""
-        found = [
+        records = [
             _read_record(path) for path in sorted(self.state.glob("*.json")) if path.name != "target.json"
         ]
-        return sorted((record for record in found if record is not None), key=lambda r: (r.rank, r.key))
+        return sorted((record for record in records if record is not None), key=lambda r: (r.rank, r.key))
 
     def find(self, prediction: str) -> PredictionRecord | None:
         """Return a finished prediction with unchanged files by its ``id``; None if there is none."""
@@ -372,13 +372,13 @@ def _record_json(record: PredictionRecord) -> str:
 
 def _read_record(path: Path) -> PredictionRecord | None:
     """Read a record from an untrusted file; None if it is invalid. A score that is not a number raises InputError."""
-    found = json_object_or_none(path)
-    if found is None or found.get("schema_version") != _VERSION:
+    entry = json_object_or_none(path)
+    if entry is None or entry.get("schema_version") != _VERSION:
         return None
-    files, scores, rank = found.get("files"), found.get("scores"), found.get("rank")
+    files, scores, rank = entry.get("files"), entry.get("scores"), entry.get("rank")
     if not (isinstance(files, dict) and isinstance(scores, dict) and type(rank) is int):
         return None
-    if not all(map(_is_part_of_name, (found.get("id"), found.get("key"), *files))):
+    if not all(map(_is_part_of_name, (entry.get("id"), entry.get("key"), *files))):
         return None
     if not all(map(_is_entry, files.values())):
         return None
@@ -391,7 +391,7 @@ def _read_record(path: Path) -> PredictionRecord | None:
                 path=path,
             )
     entries = {ending: (size, digest) for ending, (size, digest) in files.items()}
-    return PredictionRecord(found["id"], found["key"], entries, scores, rank)
+    return PredictionRecord(entry["id"], entry["key"], entries, scores, rank)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -190,10 +190,10 @@ def read_scores(path: Path) -> dict[str, Any]:
     return scores
 
 
-def check_pae(found: Any, residues: int) -> tuple[NDArray[np.float32], float]:
+def check_pae(content: Any, residues: int) -> tuple[NDArray[np.float32], float]:
     """Return aligned errors ``[N, N]`` of a parsed file, and their upper limit, both in Å, or raise ValueError."""
     try:
-        (table,) = found
+        (table,) = content
         pae = np.array(table["predicted_aligned_error"], np.float32)
         largest = float(table["max_predicted_aligned_error"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:

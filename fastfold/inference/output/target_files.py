@@ -68,14 +68,14 @@ def _names(records: list[PredictionRecord]) -> list[str]:
 
 
 def _sources(results: TargetResults, records: list[PredictionRecord]) -> dict[str, Path]:
-    found = {
+    sources = {
         f"ranked_{number}.pdb": results.path(record, ".pdb")
         for number, record in enumerate(records)
         if ".pdb" in record.files  # absent if the structure exceeds the format
     }
     if "_pae.json" in records[0].files:
-        found[f"pae_{_names(records[:1])[0]}.json"] = results.path(records[0], "_pae.json")
-    return found
+        sources[f"pae_{_names(records[:1])[0]}.json"] = results.path(records[0], "_pae.json")
+    return sources
 
 
 def _share(source: Path, place: Path) -> None:

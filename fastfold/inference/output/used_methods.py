@@ -26,14 +26,14 @@ def used_methods(directory: Path) -> set[str]:
 
     Searches are known by the folder ``alignments`` among the results.
     """
-    found: set[str] = set()
+    methods: set[str] = set()
     for config in _objects(_in_folders(directory, "*_config*.json")):
-        found.add("alphafold")
+        methods.add("alphafold")
         if mapping_of(config, "weights").get("is_multimer") is True:
-            found.add("multimer")
+            methods.add("multimer")
         method = mapping_of(mapping_of(config, "settings"), "sample").get("method")
-        found |= {_SAMPLING[method]} if method in _SAMPLING else set()
-    if not found:
+        methods |= {_SAMPLING[method]} if method in _SAMPLING else set()
+    if not methods:
         raise InputError(
             "expected results with ..._config.json, found none; give a folder that fastfold infer wrote to",
             path=directory,
@@ -41,10 +41,10 @@ def used_methods(directory: Path) -> set[str]:
     for record in _objects(directory.glob(f"{ALIGNMENTS}/**/search.json")):
         for entry in record.values():
             engine = mapping_of(entry, "settings").get("engine")
-            found |= {_ENGINES[engine]} if engine in _ENGINES else set()
+            methods |= {_ENGINES[engine]} if engine in _ENGINES else set()
     if any(_in_folders(directory, "*_relaxed*")):
-        found.add("openmm")
-    return found
+        methods.add("openmm")
+    return methods
 
 
 def _in_folders(directory: Path, pattern: str) -> Iterator[Path]:
@@ -53,4 +53,4 @@ def _in_folders(directory: Path, pattern: str) -> Iterator[Path]:
 
 
 def _objects(paths: Iterator[Path]) -> Iterator[dict[str, Any]]:
-    return (found for path in paths if (found := json_object_or_none(path)) is not None)
+    return (content for path in paths if (content := json_object_or_none(path)) is not None)

@@ -58,7 +58,7 @@ def stops(config: InferConfig, scores: Mapping[str, Any], target: Target) -> boo
 def write_result(
     results: TargetResults,
     record: Mapping[str, Any],
-    found: Prediction | Embedding,
+    result: Prediction | Embedding,
     scores: Mapping[str, Any],
     config: InferConfig,
     *,
@@ -69,13 +69,13 @@ def write_result(
     The record is that of :func:`.run_record`, ``scores`` are further listed ones, and ``files`` contents by the ending
     of their names, without the settings and the arrays of an embedding.
     """
-    if isinstance(found, Embedding):
-        embed, key = config.embed or EmbedConfig(), found.key
-        files = {embed.ending: embedding_bytes(found.arrays, found.about, embed.file_format), **files}
+    if isinstance(result, Embedding):
+        embed, key = config.embed or EmbedConfig(), result.key
+        files = {embed.ending: embedding_bytes(result.arrays, result.about, embed.file_format), **files}
     else:
-        key = found.file_key(results.parent.style)
+        key = result.file_key(results.parent.style)
     files = {**files, "_config.json": lines_json(dict(record) | {"name": results.stem})}
-    listed = {**listed_scores(found), **scores}
+    listed = {**listed_scores(result), **scores}
     return results.add(record["input_hash"], key, files, listed, partial(ranking_scores, config.rank))
 
 
@@ -151,9 +151,9 @@ def find_coverage(alignments: Sequence[ChainMsas], target: Target) -> dict[str, 
     """Return the coverage of a target by its alignments, in JSON's types; None without any."""
     if not any(msa.sequences for chain in alignments for group in chain for msa in group):
         return None
-    found = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])
+    coverage = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])
     if any(chain.regions or chain.indices for chain in target.chains):
         numbers = [shifted_numbers(one.residue_index, one.residue_labels[0]) for one in target.chains]
-        found["residue_ranges"] = list(map(residue_ranges, numbers))
-        found["chain_ids"] = list(target.names.chain_ids)
-    return found
+        coverage["residue_ranges"] = list(map(residue_ranges, numbers))
+        coverage["chain_ids"] = list(target.names.chain_ids)
+    return coverage

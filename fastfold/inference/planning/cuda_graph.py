@@ -77,14 +77,14 @@ def capture_graph(
     try:
         # Other threads of the process may use the GPU meanwhile.
         with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            found = function()
+            outputs = function()
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         raise ConfigError(
             "this GPU, or this PyTorch, could not record a pass as a CUDA graph: leave out `cuda_graphs`"
         ) from error
-    return graph.replay, found
+    return graph.replay, outputs
 
 
 class _Graph(NamedTuple):
@@ -185,9 +185,9 @@ class PassGraph:
                 return self._run(network, iterate, members, previous)
             self.captures += 1
         else:
-            for own, given in zip(graph.inputs, (*members, previous), strict=True):
+            for own, source in zip(graph.inputs, (*members, previous), strict=True):
                 for name, tensor in own.items():
-                    tensor.copy_(given[name])
+                    tensor.copy_(source[name])
             if self._held is None or self._held[0] is not model or self._held[1] != held[1]:
                 torch._foreach_copy_(graph.parameters, network.values)
         self._held = held

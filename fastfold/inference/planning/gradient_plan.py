@@ -152,14 +152,14 @@ class GradientPlanner:
 
     def _candidates(self, budget: int) -> list[GradientPlan]:
         """Return plans from the fastest to that with the lowest peak."""
-        found = [] if self.residues >= CHECKPOINTED else [self._plan(recompute=False)]
+        plans = [] if self.residues >= CHECKPOINTED else [self._plan(recompute=False)]
         device = self._plan(recompute=True)
-        found.append(device)
+        plans.append(device)
         if self.host_memory and device.peak > budget:
             # Of block inputs only as many leave as have to.
             needed = min(self.host_memory, device.peak - budget + device.offload_from)
-            found += [self._plan(recompute=True, host=needed), self.smallest()]
-        return found
+            plans += [self._plan(recompute=True, host=needed), self.smallest()]
+        return plans
 
     def _plan(self, *, recompute: bool, host: int = 0) -> GradientPlan:
         cost, forward = self._costs(recompute, host)
@@ -234,8 +234,8 @@ def plan_gradients(planner: GradientPlanner, budget: int, *, name: str | None = 
         # Ranks are traced with a fake group, which excludes the real one of this process.
         with closing(Background()) as apart:
             work = BackgroundWork(plan_gradients, (planner, budget), {"name": name})
-            found: GradientPlan = apart.submit(work).result()
-            return found
+            plan: GradientPlan = apart.submit(work).result()
+            return plan
     try:
         return planner.plan(budget)
     except BudgetError as error:

@@ -74,9 +74,9 @@ class OffloadRoom:
         """Total number of bytes."""
         return self.host + self.disk
 
-    def choices(self, rows: int, row_bytes: int, *, taken: int = 0) -> Iterator[Away]:
+    def choices(self, rows: int, row_bytes: int, *, used: int = 0) -> Iterator[Away]:
         """Yield offloaded shares of a tensor's rows, from nothing to all or the capacity without ``taken`` bytes."""
-        most = [max(0, room - taken) // max(1, row_bytes) for room in (self.host, self.total)]
+        most = [max(0, room - used) // max(1, row_bytes) for room in (self.host, self.total)]
         counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {min(rows, room) for room in most}
         for count in sorted(counts):
             if count <= most[1]:
@@ -381,7 +381,7 @@ def _templates(
         joined = max(gather_bytes(heads, n, fold.own, e), reshard_bytes(one, RESHARD_BLOCKS[0]))
     candidates = []
     for pair in room.choices(fold.own, shard // fold.own):
-        for product in room.choices(n, c * _product_width(fold) * e, taken=pair.nbytes):
+        for product in room.choices(n, c * _product_width(fold) * e, used=pair.nbytes):
             for channels in channel_groups(c, fold.ranks, fold.device, fold.element_size):
                 contraction = _product_bytes(fold, c, channels=channels, away=product.share) + pairs
                 host, disk = room.split(pair.nbytes + product.nbytes, channels * pairs * e)

@@ -262,7 +262,7 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
         raise ConfigError("`gpus` must be at least 1, and `recycles` at least 0")
     rows = options.msa + options.extra_msa
 
-    found = plan_on_gpus(
+    estimate = plan_on_gpus(
         model_config(options.model),
         options.residues,
         rates(options.gpu, FOLDING, options.measured),
@@ -275,13 +275,13 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
         precision=options.precision,
         recycles=options.recycles,
     )
-    plan, time, speeds, planner = found.plan, found.time, found.speeds, found.planner
+    plan, time, speeds, planner = estimate.plan, estimate.time, estimate.speeds, estimate.planner
     spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name
-    longest = planner.longest(found.budget)
+    longest = planner.longest(estimate.budget)
     fixed = FIXED_CUDA + nccl_bytes(gpus)
     lines = [
         f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, "
-        f"{found.passes} passes, on {spread} with {found.budget / GIB:,.2f} GiB each "
+        f"{estimate.passes} passes, on {spread} with {estimate.budget / GIB:,.2f} GiB each "
         f"(U, the pair tensor: {plan.unit / GIB:,.3f} GiB)",
         "",
         *plan_lines(plan),

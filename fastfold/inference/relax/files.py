@@ -170,9 +170,9 @@ def relax_written(
         names = scored_names(scores)
         result = relax(protein, config, continuous=True, names=names)
     except InputError as error:
-        found: dict[str, Any] = {"relaxed": False, "reason": str(error)}
+        outcome: dict[str, Any] = {"relaxed": False, "reason": str(error)}
     else:
-        found = result.to_dict()
+        outcome = result.to_dict()
         if result.minimized:
             title = prediction_title(scores["name"], scores["model"])
             with contextlib.suppress(PdbLimitError):  # the unrelaxed structure has only .cif, too
@@ -190,8 +190,8 @@ def relax_written(
                 iptm=scores["iptm"],
                 details=run_details(scores["model"], scores["seed"], scores.get("num_recycles")),
             )
-    files["_scores.json"] = lines_json(scores | {"relaxation": found})
-    return files, found
+    files["_scores.json"] = lines_json(scores | {"relaxation": outcome})
+    return files, outcome
 
 
 def _pae_in_cif(results: TargetResults, record: PredictionRecord, residues: int) -> np.ndarray | None:
@@ -220,11 +220,11 @@ def relax_results(
         with results.claimed(record.id) as mine:
             if not mine:
                 continue
-            files, found = relax_written(results, record, config)
-            energy = found.get("energy_after_kj_per_mol") if found["relaxed"] else None
-            scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": energy}
+            files, outcome = relax_written(results, record, config)
+            energy = outcome.get("energy_after_kj_per_mol") if outcome["relaxed"] else None
+            scores = {**record.scores, "relaxation": outcome["relaxed"], "relaxed_energy": energy}
             added = results.add(record.id, record.key, files, scores, ranking)
-        yield added, _in_words(found), found["relaxed"]
+        yield added, _in_words(outcome), outcome["relaxed"]
 
 
 def relax_in_folder(
@@ -248,11 +248,11 @@ def relax_in_folder(
     ]
 
 
-def _in_words(found: Mapping[str, Any]) -> str:
-    if not found["relaxed"]:
-        return f"warning: not relaxed: {found['reason']}"
+def _in_words(outcome: Mapping[str, Any]) -> str:
+    if not outcome["relaxed"]:
+        return f"warning: not relaxed: {outcome['reason']}"
     return (
-        f"relaxed from {found['energy_before_kj_per_mol']:,.0f} to {found['energy_after_kj_per_mol']:,.0f} kJ/mol, "
-        f"heavy atoms moved by {found['heavy_atom_rmsd_angstrom']:.2f} Å, {found['seconds']:.0f} s on "
-        f"{found['platform']}"
+        f"relaxed from {outcome['energy_before_kj_per_mol']:,.0f} to {outcome['energy_after_kj_per_mol']:,.0f} kJ/mol, "
+        f"heavy atoms moved by {outcome['heavy_atom_rmsd_angstrom']:.2f} Å, {outcome['seconds']:.0f} s on "
+        f"{outcome['platform']}"
     )

@@ -180,8 +180,8 @@ def _rounds(
         try:
             prepared = prepared or prepare(protein, names, rebuild=rebuild)
             tick = ticker.of_round(number)
-            found = minimize(prepared, config, platform, free_residues=freed, on_iteration=tick)
-            if not (np.isfinite(found.positions).all() and math.isfinite(found.energy_after)):
+            minimum = minimize(prepared, config, platform, free_residues=freed, on_iteration=tick)
+            if not (np.isfinite(minimum.positions).all() and math.isfinite(minimum.energy_after)):
                 raise ValueError("the energy of the result is not finite")
         except FastFoldError:
             raise
@@ -191,21 +191,21 @@ def _rounds(
             bad = done.violations or done.violations_before
             where = f"; violations{_named(bad)}" if bad else ""
             return replace(done, reason=f"round {number} failed ({what}){where}")
-        prepared = replace(prepared, positions=found.positions)
+        prepared = replace(prepared, positions=minimum.positions)
         relaxed, hydrogens = to_protein(prepared, prepared.positions, protein)
         pierced = rings_with_bonds(relaxed)
         done = replace(
             done,
             protein=relaxed,
             hydrogens=hydrogens,
-            energy_before=found.energy_before if done.energy_before is None else done.energy_before,
-            energy_after=found.energy_after,
-            restraint_energy=found.restraint_energy,
+            energy_before=minimum.energy_before if done.energy_before is None else done.energy_before,
+            energy_after=minimum.energy_after,
+            restraint_energy=minimum.restraint_energy,
             heavy_atom_rmsd=_heavy_atom_rmsd(protein, relaxed),
             violations=violating_residues(relaxed, names),
             rounds=number,
-            iterations=done.iterations + found.iterations,
-            iteration_limit_reached=found.limit_reached,
+            iterations=done.iterations + minimum.iterations,
+            iteration_limit_reached=minimum.limit_reached,
             residues_freed=len(freed),
             atoms_added=prepared.atoms_added,
             disulfides=tuple(
@@ -221,7 +221,7 @@ def _rounds(
         elif done.violations:
             if not any(map(_is_mended_by_freedom, done.violations)):
                 break
-        elif found.energy_after < 0.0:
+        elif minimum.energy_after < 0.0:
             break
     return done
 

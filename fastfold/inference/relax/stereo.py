@@ -93,21 +93,23 @@ def twisted_residues(protein: Protein) -> np.ndarray:
 def stretched_residues(protein: Protein) -> np.ndarray:
     """Return a mask ``[N]`` of residues with a backbone bond of wrong length."""
     every = np.arange(len(protein))
-    found = np.zeros(len(protein), bool)
+    stretched = np.zeros(len(protein), bool)
     bonds = [(every, first, every, second, length) for first, second, length in _BACKBONE_BONDS]
     after = np.flatnonzero(follows(protein.chain_index, protein.residue_index))
     for rows, first, others, second, length in [*bonds, (after - 1, "C", after, "N", _PEPTIDE_BOND)]:
         a, b = (rows, rc.atom_order[first]), (others, rc.atom_order[second])
         known = (protein.atom_mask[a] > 0.5) & (protein.atom_mask[b] > 0.5)
         distance = np.linalg.norm(protein.atom_positions[a] - protein.atom_positions[b], axis=-1)
-        found |= _both_ends(rows, others, known & (np.abs(distance - length) > _MAX_STRETCH), len(protein))
-    return found
+        stretched |= _both_ends(
+            rows, others, known & (np.abs(distance - length) > _MAX_STRETCH), len(protein)
+        )
+    return stretched
 
 
 def _both_ends(before: np.ndarray, after: np.ndarray, chosen: np.ndarray, count: int) -> np.ndarray:
-    found = np.zeros(count, bool)
-    found[before[chosen]] = found[after[chosen]] = True
-    return found
+    ends = np.zeros(count, bool)
+    ends[before[chosen]] = ends[after[chosen]] = True
+    return ends
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tu
         "asym_id": torch.from_numpy(protein.chain_index),
     }
     positions = gather_atoms(torch.from_numpy(protein.atom_positions), index)
-    found = find_violations(positions, batch, model_config("model_1").model.heads.structure_module)
-    between, within = found["between_residues"], found["within_residues"]
+    violations = find_violations(positions, batch, model_config("model_1").model.heads.structure_module)
+    between, within = violations["between_residues"], violations["within_residues"]
     masks = {
         "clash": between["clashes_per_atom_clash_mask"].amax(-1) > 0.5,
         "bond": (between["connections_per_residue_violation_mask"] > 0.5)

@@ -64,11 +64,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 def numbers_of(line: Mapping[str, Any], columns: Iterable[str]) -> dict[str, float]:
     """Return the finite numbers in some columns of a line."""
-    found = {}
+    numbers = {}
     for column in columns:
         with contextlib.suppress(TypeError, ValueError):
-            found[column] = float(line.get(column, ""))
-    return {column: value for column, value in found.items() if math.isfinite(value)}
+            numbers[column] = float(line.get(column, ""))
+    return {column: value for column, value in numbers.items() if math.isfinite(value)}
 
 
 def _reason(error: Exception) -> str:
@@ -132,7 +132,7 @@ def find_predictions(
     stems = [name.removesuffix(SCORES) for name in names if name.endswith(SCORES)]
     files = _files_by_stem(paths, stems)
     table = _table(directory / "summary.tsv") if "summary.tsv" in names else {}
-    found = []
+    predictions = []
     for stem in stems:
         with leaving_out(f"{stem}{SCORES}", say):
             scores = check_scores(read_json(paths[f"{stem}{SCORES}"]))
@@ -145,8 +145,8 @@ def find_predictions(
                     files[stem][ending] = paths[name]
             line = table.get(stem, {})
             rank = int(match["rank"]) if match else None
-            found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
-    return sorted(found, key=lambda one: (one.target, one.rank or math.inf, one.stem))
+            predictions.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
+    return sorted(predictions, key=lambda one: (one.target, one.rank or math.inf, one.stem))
 
 
 def _target_folders(directory: Path) -> list[Path]:
@@ -175,18 +175,18 @@ def _is_text(name: str) -> bool:
 
 def _files_by_stem(paths: Mapping[str, Path], stems: list[str]) -> dict[str, dict[str, Path]]:
     """Group files by prediction and ending; a file belongs to the longest stem that it begins with."""
-    found: dict[str, dict[str, Path]] = {stem: {} for stem in stems}
+    files: dict[str, dict[str, Path]] = {stem: {} for stem in stems}
     for name, path in paths.items():
         places = [at for at, letter in enumerate(name) if letter in "._"]
-        stem = next((name[:at] for at in reversed(places) if name[:at] in found), None)
+        stem = next((name[:at] for at in reversed(places) if name[:at] in files), None)
         if stem is not None:
-            found[stem][name[len(stem) :]] = path
-    return found
+            files[stem][name[len(stem) :]] = path
+    return files
 
 
 def _table(path: Path) -> dict[str, dict[str, float]]:
-    found = {}
+    rows = {}
     for line in read_table(path):
         stem = fastfold_name(f"{line.get('files') or ''}.pdb").removesuffix(".pdb")
-        found[stem] = numbers_of(line, _LISTED)
-    return found
+        rows[stem] = numbers_of(line, _LISTED)
+    return rows

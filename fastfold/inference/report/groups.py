@@ -53,7 +53,7 @@ def find_designs(
         for line in read_table(folder / "designs.tsv")
         if line.get("name")
     }
-    found = []
+    designs = []
     for name, numbers in rows.items():
         path = trajectories / f"{name}.jsonl"
         if not is_regular(path):
@@ -62,12 +62,12 @@ def find_designs(
             design = {"rows": numbers, **_curve(path), "film": None}
             targets = sorted({predictions[number].target for number in numbers} & verdicts.keys())
             design["verdicts"] = {target: verdicts[target] for target in targets}
-            found.append(design)
+            designs.append(design)
             film = _film(trajectories / f"{name}.pdb", len(design["loss"]))
             if film is not None and len(film["text"]) <= room:
                 room -= len(film["text"])
                 design["film"] = film
-    return found
+    return designs
 
 
 def _curve(path: Path) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def find_ensembles(
     by_target: dict[str, dict[str, int]] = {}
     for number, prediction in enumerate(predictions):
         by_target.setdefault(prediction.target, {})[prediction.stem] = number
-    found = []
+    ensembles = []
     for target, rows in by_target.items():
         path = folder / f"{target}{ENDING}"
         if not is_regular(path):
@@ -142,8 +142,8 @@ def find_ensembles(
             own = folder.glob(f"{glob.escape(target)}_ensemble[._]*")
             files = sorted(one.name for one in own if one.is_file())
             shown = overlay if room >= 0 else []
-            found.append({"target": target, "files": files, **ensemble, "overlay": shown})
-    return found
+            ensembles.append({"target": target, "files": files, **ensemble, "overlay": shown})
+    return ensembles
 
 
 def _checked(values: Any, rows: dict[str, int]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _overlay(
     values: dict[str, Any], rows: dict[str, int], predictions: Sequence[FoundPrediction]
 ) -> list[dict[str, Any]]:
     """Return the packed structures of the representatives, superposed."""
-    found = []
+    structures = []
     pairs = list(zip(values.get("representatives", ()), values.get("motions", ()), strict=False))
     for cluster, (name, motion) in enumerate(pairs[:MAX_OVERLAID], 1):
         if not isinstance(name, str) or name not in rows:
@@ -185,5 +185,5 @@ def _overlay(
             raise ValueError("its representatives cannot be superposed; run fastfold ensemble again")
         motions = (rotation, translation)
         layout, text = pack_structure(check_size(path), prediction.scores["sequences"], motion=motions)
-        found.append({"row": rows[name], "cluster": cluster, "structure": layout, "text": text})
-    return found
+        structures.append({"row": rows[name], "cluster": cluster, "structure": layout, "text": text})
+    return structures

@@ -44,9 +44,9 @@ def load_molstar() -> Molstar | None:
     except OSError:
         return None
     for name, expected in SHA256.items():
-        if (found := hashlib.sha256(contents[name]).hexdigest()) != expected:
+        if (digest := hashlib.sha256(contents[name]).hexdigest()) != expected:
             raise ValueError(
-                f"{name} of the package {PACKAGE} has an unknown SHA-256: expected {expected}, found {found}"
+                f"{name} of the package {PACKAGE} has an unknown SHA-256: expected {expected}, found {digest}"
             )
     script, style, licence, version = (contents[name].decode("utf-8") for name in names)
     return Molstar(script, style, licence, version.strip())

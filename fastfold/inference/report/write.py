@@ -171,13 +171,13 @@ def _page(
         if left < max_embedded // 20:  # nearly full: reading the rest would not be worth it
             rows[number]["omitted"] = True
             continue
-        found = _heavy(predictions[number], say)
-        size = sum(len(text) for _, text in found.values())
+        arrays = _heavy(predictions[number], say)
+        size = sum(len(text) for _, text in arrays.values())
         if size > left:
             rows[number]["omitted"] = True
             continue
         left -= size
-        for key, (layout, text) in found.items():
+        for key, (layout, text) in arrays.items():
             rows[number][key] = layout | {"blob": len(blobs)}
             blobs.append(text)
     overlays = find_ensembles(folder, predictions, left // 4, say)
@@ -262,9 +262,9 @@ _OF_BEST_PAIR = tuple(one.name for one in PAIR_SCORES if one.shown in ("list", "
 def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     scores = prediction.scores
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
-    interfaces, given = (mapping_of(scores, key) for key in ("interfaces", "given_structure"))
+    interfaces, compared = (mapping_of(scores, key) for key in ("interfaces", "given_structure"))
     numbers |= {key: interfaces.get(key) for key in (*LARGEST_OF_PAIRS, "clashes")}
-    numbers |= {"composite": given.get("composite"), "given_tm": given.get("tm_score")}
+    numbers |= {"composite": compared.get("composite"), "given_tm": compared.get("tm_score")}
     numbers |= prediction.listed
     sample = mapping_of(scores, "sample")
     is_sample = {"method", "number"} <= set(sample)
@@ -295,14 +295,14 @@ def _failures(folder: Path) -> list[list[str]]:
 
 
 def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:
-    found = {}
+    arrays = {}
     sequences, residues = prediction.scores["sequences"], len(prediction.scores["plddt"])
     if (path := prediction.structure) is not None:
         with leaving_out(path.name, say):
             check_size(path, _ROOM + residues * _STRUCTURE_BYTES)
-            found["structure"] = pack_structure(path, sequences)
+            arrays["structure"] = pack_structure(path, sequences)
     if (path := prediction.files.get("_pae.json")) is not None:
         with leaving_out(path.name, say):
             check_size(path, _ROOM + residues**2 * _PAE_BYTES)
-            found["pae"] = pack_pae(path, residues)
-    return found
+            arrays["pae"] = pack_pae(path, residues)
+    return arrays

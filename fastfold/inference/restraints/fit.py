@@ -234,8 +234,10 @@ class _Fit:
 
     def _run(self) -> Outputs:
         biased = {key: self._features[key].to(self._dtype) + value for key, value in self.bias.items()}
-        given = self._features | biased
-        return Outputs.from_result(self._model(lambda cycle, member: given, RECYCLES, recycle_tolerance=0.0))
+        features = self._features | biased
+        return Outputs.from_result(
+            self._model(lambda cycle, member: features, RECYCLES, recycle_tolerance=0.0)
+        )
 
     def _figures(self, outputs: Outputs) -> Figures:
         distances = self._agreed(self._all.distances(outputs))
@@ -244,8 +246,8 @@ class _Fit:
     def _agreed(self, distances: Tensor) -> np.ndarray:
         """Return distances ``[R]`` in Å, those of the first rank, by which all ranks decide alike."""
         distances, group = distances.detach(), self._recording.group
-        found = distances if group is None else broadcast(distances, 0, group)
-        return found.cpu().numpy()
+        agreed = distances if group is None else broadcast(distances, 0, group)
+        return agreed.cpu().numpy()
 
     def fit(self, steps: int, leave_one_out: bool) -> FitResult:
         done, best = self.descend(steps)
@@ -403,12 +405,12 @@ def fit_restraints(
     sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampler.sample(0).items()}
     make = partial(_fit_on, sampled, input_order(sampler), restraints, plan)
     if distributed is None:
-        found = make([model])(steps, leave_one_out)
+        fit = make([model])(steps, leave_one_out)
     else:
-        found = distributed.together(make, [model])[1](steps, leave_one_out)
+        fit = distributed.together(make, [model])[1](steps, leave_one_out)
         distributed.forget()
     exact = model.structure_module.initial.weight.dtype
-    biased = {key: (sampled[key].to(exact) + value).numpy() for key, value in found.bias.items()}
+    biased = {key: (sampled[key].to(exact) + value).numpy() for key, value in fit.bias.items()}
     features = FeatureSampler(
         {key: value.numpy() for key, value in sampled.items()} | biased,
         lambda rng: {},
@@ -418,7 +420,7 @@ def fit_restraints(
         chain_order=sampler.chain_order,
     )
     aatype = sampled["aatype"].numpy()[input_order(sampler)]
-    return RestrainedFeatures(features, tuple(restraints), found, aatype)
+    return RestrainedFeatures(features, tuple(restraints), fit, aatype)
 
 
 def _fit_on(

@@ -73,7 +73,7 @@ class Sample:
         rng = np.random.default_rng([self.seed, self.number])
         fraction = self.values["fraction"]
         columns: dict[str, np.ndarray] = {}
-        found: list[ChainMsas] = []
+        masked: list[ChainMsas] = []
         for chain, (own, paired) in zip(self.target.chains, self.alignments, strict=True):
             # Copies of a chain share the alignment of the first, so they share its masked columns.
             query = chain.sequence
@@ -85,8 +85,8 @@ class Sample:
             own, paired = (
                 [mask_columns(msa, columns[query], query) for msa in group] for group in (own, paired)
             )
-            found.append((own, paired))
-        return found
+            masked.append((own, paired))
+        return masked
 
     def files(self) -> dict[str, str | bytes]:
         """Return the sample's alignments as A3M by ending; none for a sample with the target's own."""
@@ -210,9 +210,9 @@ def _random_rows(
 def _clusters(
     sampling: Sampling, joined: Msa, seed: int, target: Target
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    found = cluster_rows(joined, np.random.default_rng([seed, 0]))
-    if not found.rows:
-        total, left_out = len(joined.sequences) - 1, found.left_out
+    clusters = cluster_rows(joined, np.random.default_rng([seed, 0]))
+    if not clusters.rows:
+        total, left_out = len(joined.sequences) - 1, clusters.left_out
         reason, remedy = "", "a deeper alignment"
         if left_out:
             number = "all" if left_out == total else str(left_out)
@@ -222,7 +222,9 @@ def _clusters(
             f"`sample=clusters`: no clusters among {total} alignment rows{reason}; use {remedy}, or `sample=columns`",
             record=target.name,
         )
-    largest = sorted(range(len(found.rows)), key=lambda label: -len(found.rows[label]))[: sampling.number]
+    largest = sorted(range(len(clusters.rows)), key=lambda label: -len(clusters.rows[label]))[
+        : sampling.number
+    ]
     for label in largest:
-        rows = found.rows[label]
-        yield {"method": "clusters", "eps": found.eps, "label": label, "depth": len(rows)}, rows - 1
+        rows = clusters.rows[label]
+        yield {"method": "clusters", "eps": clusters.eps, "label": label, "depth": len(rows)}, rows - 1

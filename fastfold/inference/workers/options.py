@@ -48,12 +48,12 @@ class Shard:
 
 def parse_shard(text: str) -> Shard:
     """Parse a part written as ``2/8``, the second of eight, or raise ConfigError."""
-    found = re.fullmatch(r"\s*(\d{1,6})/(\d{1,6})\s*", text, re.ASCII)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"\s*(\d{1,6})/(\d{1,6})\s*", text, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(
             f"shard {text[:40]!r}: write I/N with I from 1 to N, for example 1/8 and so on to 8/8"
         )
-    return Shard(int(found[1]), int(found[2]))
+    return Shard(int(match[1]), int(match[2]))
 
 
 _FILE: dict[str, Any] = {"default": None, "parse": Path, "metavar": "FILE"}

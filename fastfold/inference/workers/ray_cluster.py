@@ -107,9 +107,9 @@ class RayExecutor(Executor):
     def wait(self, timeout: float) -> list[Event]:
         ray = self._ray
         try:
-            found, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
-            if not found:
-                found, _ = ray.wait(list(self._calls), num_returns=1, timeout=timeout)
+            ready, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+            if not ready:
+                ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=timeout)
         except ray.exceptions.RayError as error:
             raise ScreenError(f"lost the connection to the Ray cluster: {_first_line(error)}") from error
         if len(self._starting) < len(self._actors):
@@ -117,7 +117,7 @@ class RayExecutor(Executor):
         elif time.monotonic() - self._said > _PATIENCE_S:
             self._said = time.monotonic()
             self._say("no worker of the Ray cluster is ready yet; waiting for a machine with room")
-        return [self._event(call) for call in found]
+        return [self._event(call) for call in ready]
 
     def close(self) -> None:
         for actor in self._actors.values():
@@ -139,20 +139,20 @@ class RayExecutor(Executor):
         worker = self._calls.pop(call)
         group = self._groups[worker]
         try:
-            found = self._ray.get(call)
+            answer = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             self._replace(worker, error)
             return Gone(worker, _first_line(error))
         if worker not in self._starting:
-            return Finished(worker, found)
+            return Finished(worker, answer)
         self._starting.discard(worker)
         self._failed_starts = 0
-        if found.version != __version__:
+        if answer.version != __version__:
             raise ScreenError(
-                f"a machine of the Ray cluster has FastFold {found.version}, this one has {__version__}; install the "
+                f"a machine of the Ray cluster has FastFold {answer.version}, this one has {__version__}; install the "
                 "same version on all machines"
             )
-        return Ready(Worker(worker, group.kind, found.host, None if group.gpus else found.memory))
+        return Ready(Worker(worker, group.kind, answer.host, None if group.gpus else answer.memory))
 
     def _replace(self, worker: str, error: Exception) -> None:
         if worker in self._starting:

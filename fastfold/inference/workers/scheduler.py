@@ -126,16 +126,16 @@ class Scheduler:
         if worker.kind != "fold" or worker.memory is None:
             return Task(self._open[heapq.heappop(ready)[1]], None) if ready else None
         there = [w for w in self._workers.values() if w.host == worker.host and w.kind == worker.kind]
-        taken = [self._running[w.id].memory or 0 for w in there if w.id in self._running]
+        used = [self._running[w.id].memory or 0 for w in there if w.id in self._running]
         plan, count = self._memory, len(there)
         total = plan.total(max(w.memory or 0 for w in there), count)
-        free = total - sum(taken)
+        free = total - sum(used)
         left: list[tuple[float, int]] = []
         chosen = None
         while ready and chosen is None:
             job = self._open[ready[0][1]]
             memory = plan.grant(job.smallest, total, count)
-            if memory <= free or not taken:  # a job alone on the machine gets all free memory
+            if memory <= free or not used:  # a job alone on the machine gets all free memory
                 chosen = Task(job, memory)
                 heapq.heappop(ready)
             elif free < plan.share(total, count):  # too little for any job
@@ -178,8 +178,8 @@ class Scheduler:
                 self._push(one)
             return
         seconds = result.seconds / len(members)
-        for one, found in zip(members, result.members, strict=True):
-            self._finished(one, replace(found, seconds=seconds))
+        for one, own in zip(members, result.members, strict=True):
+            self._finished(one, replace(own, seconds=seconds))
 
     def _split(self, job: Job) -> Sequence[Job]:
         """Replace a job by its members, and return them; a job of its own is kept."""

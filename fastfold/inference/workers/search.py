@@ -48,8 +48,8 @@ class EngineSearch:
             ]
             missing = [sequence for sequence in wanted if store.find(sequence, key) is None]
             if missing:
-                for found in engine.search(missing, lambda step: None):
-                    store.add(found.sequence, key, found.files, facts=found.facts)
+                for alignment in engine.search(missing, lambda step: None):
+                    store.add(alignment.sequence, key, alignment.files, facts=alignment.facts)
 
     def publish(self, target: Target) -> None:
         """Put the results of a target's chains into the folder of alignments for its fold.

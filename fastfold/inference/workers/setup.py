@@ -102,12 +102,12 @@ class Setup:
         for job in folds:
             waiting[job.needs].append(job)
         device = torch.device("cpu" if on_cpu else "cuda")
-        found: list[Job] = []
+        grouped: list[Job] = []
         for jobs in waiting.values():
             for group in group_by_length([job.payload.num_residues for job in jobs], batch, device):
                 members = tuple(jobs[index] for index in group)
-                found.append(members[0] if len(members) == 1 else _together(members, len(folds)))
-        return found
+                grouped.append(members[0] if len(members) == 1 else _together(members, len(folds)))
+        return grouped
 
     def memory_plan(self) -> MemoryPlan:
         """Return the distribution of memory, or raise ConfigError if a target's limit is too small or not supported."""
@@ -130,15 +130,15 @@ class Setup:
 
     def _function(self, device: str, threads: int, sharers: int, *, leaves_rest: bool) -> FoldWorker:
         """Return the function of a worker that folds; paths are absolute for other machines."""
-        given = self.request.config
+        config = self.request.config
         return FoldWorker(
             self.request.output.resolve(),
             tuple(network.path.resolve() for network in self.networks) if self.request.weights else (),
             replace(
-                given,
+                config,
                 device=device,
-                initial_guess=_absolute(given.initial_guess),
-                restraints=_absolute(given.restraints),
+                initial_guess=_absolute(config.initial_guess),
+                restraints=_absolute(config.restraints),
             ),
             # Results of searches are published before the fold.
             _absolute(replace(self.request.options, sources=SearchSources())),
@@ -193,16 +193,16 @@ class Setup:
         where, device = self.where, self.request.config.device
         if ":" in device:
             raise ConfigError(f"`device={device}`: with `ray` the cluster chooses the GPU; use `device=cuda`")
-        found = connect(str(where.ray))
-        gpus = 0 if device == "cpu" else found.gpus
+        cluster = connect(str(where.ray))
+        gpus = 0 if device == "cpu" else cluster.gpus
         if device == "cuda" and not gpus:
             raise ConfigError("the Ray cluster lacks GPUs; use `device=cpu`")
-        count = where.workers or (gpus or found.machines)
-        share = 1 if gpus else max(1, min(found.cpus // count, found.smallest))
+        count = where.workers or (gpus or cluster.machines)
+        share = 1 if gpus else max(1, min(cluster.cpus // count, cluster.smallest))
         cpus = where.cpus_per_worker or share
-        if cpus > found.smallest:
+        if cpus > cluster.smallest:
             self.say(f"warning: machines with fewer than {cpus} CPUs get no worker")
-        sharers = -(-gpus // found.machines) if gpus else 1
+        sharers = -(-gpus // cluster.machines) if gpus else 1
         # A worker without a GPU could not relax on one.
         has_finishers = self._has_rest and not gpus
         function = self._function("cuda" if gpus else "cpu", cpus, sharers, leaves_rest=has_finishers)
@@ -211,10 +211,10 @@ class Setup:
             groups.append(WorkerGroup("finish", count, FinishWorker(function), 0))
         if self.search is not None:
             # Without own CPUs, because on a cluster full of folds it would wait forever for one.
-            groups.append(WorkerGroup("search", 1, self.search, int(found.cpus > count * cpus)))
+            groups.append(WorkerGroup("search", 1, self.search, int(cluster.cpus > count * cpus)))
         text = (
-            f"{_counted(count, 'worker')} in a Ray cluster of {_counted(found.machines, 'machine')} with "
-            f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"
+            f"{_counted(count, 'worker')} in a Ray cluster of {_counted(cluster.machines, 'machine')} with "
+            f"{_counted(cluster.cpus, 'CPU')} and {_counted(cluster.gpus, 'GPU')}"
         )
         return Workers(RayExecutor(groups, where, self.say), count, not gpus, text, has_finishers)
 

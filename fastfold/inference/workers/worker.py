@@ -81,26 +81,26 @@ class FoldWorker:
             except Exception as error:
                 results[index] = _failed(target, error, said)
         with runner.progress:
-            for index, found in zip(works, runner.fold_group(list(works.values())), strict=True):
+            for index, outcome in zip(works, runner.fold_group(list(works.values())), strict=True):
                 try:
-                    results[index] = self._ended(runner, targets[index], found)
+                    results[index] = self._ended(runner, targets[index], outcome)
                 except Exception as error:  # also a bug that one target triggers: the others continue
                     results[index] = _failed(targets[index], error, said)
         return [results[index] for index in range(len(targets))]
 
-    def _ended(self, runner: TargetRunner, target: Target, found: FoldedTarget | Exception) -> JobResult:
-        if isinstance(found, Exception):
-            raise found
-        if found.in_progress:
+    def _ended(self, runner: TargetRunner, target: Target, outcome: FoldedTarget | Exception) -> JobResult:
+        if isinstance(outcome, Exception):
+            raise outcome
+        if outcome.in_progress:
             return JobResult("in_progress")
         if runner.options.reference is not None and not self.leaves_rest:
-            report_comparison(runner.progress, found.results, target, target.name, runner.options.reference)
-        records = found.results.records()
+            report_comparison(runner.progress, outcome.results, target, target.name, runner.options.reference)
+        records = outcome.results.records()
         if not records:  # with --skip-bad-weights
             text = f"{target.name}: its suitable networks were left out, because their files are invalid"
             return JobResult("failed", text)
-        status: Status = "done" if found.made else "finished"
-        return JobResult(status, conclusion(records), predictions=found.predictions)
+        status: Status = "done" if outcome.made else "finished"
+        return JobResult(status, conclusion(records), predictions=outcome.predictions)
 
     def open_networks(self) -> tuple[list[Network], torch.device]:
         """Prepare this process for folds; return the networks, not yet loaded, and the device."""

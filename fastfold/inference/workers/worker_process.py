@@ -41,8 +41,8 @@ class WorkerProcess:
         It is ``lost`` if its process ended, ``failed`` if a limit ended it, ``fatal`` if no process can be started.
         """
         begin = time.monotonic()
-        found = self._ensure_running() or self._run_task(task)
-        return replace(found, seconds=time.monotonic() - begin)
+        result = self._ensure_running() or self._run_task(task)
+        return replace(result, seconds=time.monotonic() - begin)
 
     def close(self) -> None:
         """End the process at once, from any thread."""

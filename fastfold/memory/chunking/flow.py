@@ -32,11 +32,11 @@ class Call:
         self.out = graph.layout(operation.index).shape
 
     def __getitem__(self, name: str) -> Any:
-        return self.operation.given.get(name)
+        return self.operation.arguments.get(name)
 
     def shape(self, *path: str | int) -> tuple[int, ...]:
         """Return the shape of a tensor argument, or of the first tensor in a list."""
-        value: Any = self.operation.given[str(path[0])]
+        value: Any = self.operation.arguments[str(path[0])]
         for place in path[1:]:
             value = value[place]
         return self._graph.layout(value.index).shape
@@ -73,10 +73,10 @@ def find_cut(graph: Graph, operation: GraphOperation, dim: int) -> Cut | None:
     call = Call(graph, operation)
     if operation.name == "getitem":
         return Cut({("self",): dim})
-    found = _RULES.get(operation.name)
-    if found is None and torch.Tag.pointwise in operation.target.tags:
-        found = elementwise
-    return None if found is None else found(call, dim)
+    find = _RULES.get(operation.name)
+    if find is None and torch.Tag.pointwise in operation.target.tags:
+        find = elementwise
+    return None if find is None else find(call, dim)
 
 
 def broadcast(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None:
@@ -89,8 +89,8 @@ def broadcast_dims(
     tensors: Iterable[tuple[Path, tuple[int, ...]]], out: tuple[int, ...], dim: int
 ) -> dict[Path, int]:
     """Return the dimension of each tensor that becomes ``dim`` when broadcast to ``out``, by place, if it has one."""
-    found = {path: broadcast(shape, out, dim) for path, shape in tensors}
-    return {path: own for path, own in found.items() if own is not None}
+    dims = {path: broadcast(shape, out, dim) for path, shape in tensors}
+    return {path: own for path, own in dims.items() if own is not None}
 
 
 def output_channels(call: Call) -> Cut:
@@ -155,11 +155,11 @@ def _batch_norm(call: Call, dim: int) -> Cut | None:
     *("argmax", "argmin", "logsumexp", "var", "std"),
 )
 def _reduction(call: Call, dim: int) -> Cut | None:
-    given = call["dim"]
-    if given is None or given == []:
+    dims = call["dim"]
+    if dims is None or dims == []:
         return None
     shape = call.shape("self")
-    reduced = {place(d, len(shape)) for d in ([given] if isinstance(given, int) else given)}
+    reduced = {place(d, len(shape)) for d in ([dims] if isinstance(dims, int) else dims)}
     own = dim if call["keepdim"] else without(reduced, dim)
     return None if own in reduced else Cut({("self",): own})
 

@@ -27,10 +27,10 @@ def _matmul(call: Call, dim: int) -> Cut | None:
 @rule("addmm", "baddbmm")
 def _added_product(call: Call, dim: int) -> Cut | None:
     names = ("mat1", "mat2") if call.is_tensor("mat1") else ("batch1", "batch2")
-    found = _product(call, *names, dim)
-    if found is None:
+    product = _product(call, *names, dim)
+    if product is None:
         return None
-    return Cut({**found.dims, **broadcast_dims([(("self",), call.shape("self"))], call.out, dim)})
+    return Cut({**product.dims, **broadcast_dims([(("self",), call.shape("self"))], call.out, dim)})
 
 
 def _product(call: Call, first: str, second: str, dim: int) -> Cut | None:
@@ -119,8 +119,8 @@ def _permute(call: Call, dim: int) -> Cut | None:
 
 @rule("transpose", "swapaxes", "swapdims")
 def _transpose(call: Call, dim: int) -> Cut | None:
-    given = call.operation.given
-    first, second = ("dim0", "dim1") if "dim0" in given else ("axis0", "axis1")
+    arguments = call.operation.arguments
+    first, second = ("dim0", "dim1") if "dim0" in arguments else ("axis0", "axis1")
     a, b = place(call[first], len(call.out)), place(call[second], len(call.out))
     return Cut({("self",): b if dim == a else a if dim == b else dim})
 
@@ -155,12 +155,12 @@ def _expand_as(call: Call, dim: int) -> Cut | None:
 
 @rule("squeeze")
 def _squeeze(call: Call, dim: int) -> Cut | None:
-    shape, given = call.shape("self"), call["dim"]
-    if given is None:
-        given = range(len(shape))
-    elif isinstance(given, int):
-        given = [given]
-    gone = {place(d, len(shape)) for d in given}
+    shape, dims = call.shape("self"), call["dim"]
+    if dims is None:
+        dims = range(len(shape))
+    elif isinstance(dims, int):
+        dims = [dims]
+    gone = {place(d, len(shape)) for d in dims}
     return Cut({("self",): without({d for d in gone if shape[d] == 1}, dim)})
 
 

@@ -78,7 +78,7 @@ class GraphOperation:
 
     index: int  #: Number of the value that it computes
     target: Any  #: The operator, or ``operator.getitem`` for one of several results
-    given: Mapping[str, Any]  #: Arguments by name, with :class:`Ref` for values
+    arguments: Mapping[str, Any]  #: Arguments by name, with :class:`Ref` for values
     named: frozenset[str]  #: Names of keyword arguments
 
     @property
@@ -88,23 +88,23 @@ class GraphOperation:
 
     def values(self) -> list[tuple[Path, int]]:
         """Return each value that the operation uses, with its place."""
-        found: list[tuple[Path, int]] = []
-        for name, value in self.given.items():
+        places: list[tuple[Path, int]] = []
+        for name, value in self.arguments.items():
             if isinstance(value, Ref):
-                found.append(((name,), value.index))
+                places.append(((name,), value.index))
             elif isinstance(value, list | tuple):
-                found += [((name, i), item.index) for i, item in enumerate(value) if isinstance(item, Ref)]
-        return found
+                places += [((name, i), item.index) for i, item in enumerate(value) if isinstance(item, Ref)]
+        return places
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Values that the operation uses, each once."""
         return tuple(dict.fromkeys(index for _, index in self.values()))
 
-    def call(self, given: Mapping[str, Any]) -> Any:
+    def call(self, arguments: Mapping[str, Any]) -> Any:
         """Compute the result with other arguments."""
-        positional = [value for name, value in given.items() if name not in self.named]
-        return self.target(*positional, **{name: given[name] for name in self.named})
+        positional = [value for name, value in arguments.items() if name not in self.named]
+        return self.target(*positional, **{name: arguments[name] for name in self.named})
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Graph:
 
     def layout(self, index: int) -> ChunkLayout:
         """Return the layout of a value; of the first tensor if there are several."""
-        found = self.layouts[index]
-        return found if isinstance(found, ChunkLayout) else found[0]
+        layout = self.layouts[index]
+        return layout if isinstance(layout, ChunkLayout) else layout[0]
 
     def output_indices(self) -> set[int]:
         """Return the numbers of the values that are results."""
@@ -236,8 +236,8 @@ def _refs(value: Any, indices: Mapping[Any, int]) -> Any:
 def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> GraphOperation:
     target, index = node.target, indices[node]
     if target is operator.getitem:
-        given = {"self": _refs(node.args[0], indices), "item": node.args[1]}
-        return GraphOperation(index, target, given, frozenset())
+        arguments = {"self": _refs(node.args[0], indices), "item": node.args[1]}
+        return GraphOperation(index, target, arguments, frozenset())
     if not isinstance(target, torch._ops.OpOverload):
         raise ConfigError(
             f"the module contains {target}, whose branches depend on the values of tensors or have settings of their "
@@ -245,25 +245,25 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> GraphOperatio
         )
     target = _REARRANGED.get(target, target)
     schema = target._schema
-    given, named = {}, set()
+    arguments, named = {}, set()
     positional = [argument for argument in schema.arguments if not argument.kwarg_only]
     for argument, value in zip(positional, node.args, strict=False):
-        given[argument.name] = _refs(value, indices)
+        arguments[argument.name] = _refs(value, indices)
     for argument in positional[len(node.args) :]:
         if argument.name not in node.kwargs and argument.has_default_value():
-            given[argument.name] = argument.default_value
+            arguments[argument.name] = argument.default_value
     for name, value in node.kwargs.items():
-        given[name] = _refs(value, indices)
+        arguments[name] = _refs(value, indices)
         named.add(name)
     # An argument after one given by name is given by name too.
     names, seen = [argument.name for argument in positional], False
     for name in names:
         seen = seen or name in named
-        if seen and name in given:
+        if seen and name in arguments:
             named.add(name)
-    operation = GraphOperation(index, target, given, frozenset(named))
+    operation = GraphOperation(index, target, arguments, frozenset(named))
     rate = _RANDOM_IF_ASKED.get(operation.name)
-    if torch.Tag.nondeterministic_seeded in target.tags and (rate is None or given.get(rate, 0.0)):
+    if torch.Tag.nondeterministic_seeded in target.tags and (rate is None or arguments.get(rate, 0.0)):
         raise ConfigError(
             f"the module draws random numbers ({operation.name}), which would differ in chunks: call eval() first, or "
             "pass the random numbers as an input"

@@ -39,9 +39,9 @@ class Program:
         for number, step in enumerate(self.steps):
             if isinstance(step, int):
                 operation = self.graph.operation(step)
-                given = _arguments(operation, lambda _, x: values[x.index] if isinstance(x, Ref) else x)
-                values[step] = _call(operation, given, sample)
-                del given
+                arguments = _arguments(operation, lambda _, x: values[x.index] if isinstance(x, Ref) else x)
+                values[step] = _call(operation, arguments, sample)
+                del arguments
             else:
                 self._loop(step, values, self._inner[number], sample)
             for value in self._leaving[number]:
@@ -58,9 +58,9 @@ class Program:
             parts: dict[int, Any] = {}
             for member in loop.members:
                 operation = self.graph.operation(member)
-                given = self._chunk_arguments(loop, operation, parts, values, start, length)
-                parts[member] = _call(operation, given, sample)
-                del given
+                arguments = self._chunk_arguments(loop, operation, parts, values, start, length)
+                parts[member] = _call(operation, arguments, sample)
+                del arguments
                 if member in loop.outputs and member not in loop.reuse:
                     if member not in whole:
                         whole[member] = _room(self.graph.layout(member), parts[member])
@@ -92,14 +92,14 @@ class Program:
                 return value
             if value.index in parts:
                 return parts[value.index]
-            found, dim = values[value.index], cut.dims.get(path)
+            whole, dim = values[value.index], cut.dims.get(path)
             if dim is None:
-                return found
-            if isinstance(found, Tensor):
-                return found.narrow(dim, start, length)
+                return whole
+            if isinstance(whole, Tensor):
+                return whole.narrow(dim, start, length)
             # Select one of several results.
-            item = operation.given["item"]
-            return {item: found[item].narrow(dim, start, length)}
+            item = operation.arguments["item"]
+            return {item: whole[item].narrow(dim, start, length)}
 
         return _arguments(operation, part)
 
@@ -109,7 +109,7 @@ def _arguments(operation: GraphOperation, fill: Callable[[Path, Any], Any]) -> d
         name: [fill((name, i), item) for i, item in enumerate(value)]
         if isinstance(value, list | tuple)
         else fill((name,), value)
-        for name, value in operation.given.items()
+        for name, value in operation.arguments.items()
     }
 
 
@@ -129,8 +129,8 @@ def _inner_leaving(graph: Graph, loop: Loop) -> dict[int, list[int]]:
     for member in loop.members:
         last |= {value: member for value in graph.operation(member).inputs if value in loop.inside}
         last[member] = member
-    found: dict[int, list[int]] = {}
+    leaving: dict[int, list[int]] = {}
     for value, member in last.items():
         if value not in loop.reuse:
-            found.setdefault(member, []).append(value)
-    return found
+            leaving.setdefault(member, []).append(value)
+    return leaving

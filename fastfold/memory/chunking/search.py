@@ -72,7 +72,7 @@ def flow_back(graph: Graph, cut_of: CutOf, span: Sequence[Step], end: int, dim: 
     if not isinstance(layout, ChunkLayout):
         return None
     wanted: dict[int, set[int | None]] = {end: {dim}}
-    found = Flow(end, layout.shape[dim], {}, {})
+    flow = Flow(end, layout.shape[dim], {}, {})
     for step in reversed(span):
         if not isinstance(step, int) or step not in wanted:
             continue
@@ -83,10 +83,10 @@ def flow_back(graph: Graph, cut_of: CutOf, span: Sequence[Step], end: int, dim: 
         cut = cut_of(step, own)
         if cut is None:
             continue
-        found.dims[step], found.cuts[step] = own, cut
+        flow.dims[step], flow.cuts[step] = own, cut
         for path, index in graph.operation(step).values():
             wanted.setdefault(index, set()).add(cut.dims.get(path))
-    return found if end in found.dims else None
+    return flow if end in flow.dims else None
 
 
 def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[int]) -> list[Step]:
@@ -127,23 +127,23 @@ def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[i
 def _demanded(graph: Graph, span: Sequence[Step], values: Iterable[int]) -> list[Step]:
     """Return the steps from which some values are computed."""
     wanted = set(values)
-    found: list[Step] = []
+    demanded: list[Step] = []
     for step in reversed(span):
         if not wanted.isdisjoint(computed_values(step)):
-            found.append(step)
+            demanded.append(step)
             wanted.update(used_values(graph, step))
-    return found[::-1]
+    return demanded[::-1]
 
 
 def _used(graph: Graph, inside: list[int], end: int) -> list[int]:
     """Return the operations from which the end value is computed."""
     wanted = {end}
-    found: list[int] = []
+    operations: list[int] = []
     for value in reversed(inside):
         if value in wanted:
-            found.insert(0, value)
+            operations.insert(0, value)
             wanted.update(graph.operation(value).inputs)
-    return found
+    return operations
 
 
 @dataclass(frozen=True)
@@ -237,10 +237,10 @@ class Search:
 
     def fewest_chunks(self, steps: Sequence[Step], target: int) -> Chosen:
         """Return the steps with the smallest number of chunks per loop that fits the target."""
-        found = profile(self.memory, steps, donate=self.donate)
+        profiled = profile(self.memory, steps, donate=self.donate)
         with_chunks = [
             step if isinstance(step, int) else self._with_chunks(step, target - outside)
-            for step, outside in zip(found.steps, found.outside, strict=True)
+            for step, outside in zip(profiled.steps, profiled.outside, strict=True)
         ]
         return Chosen(profile(self.memory, with_chunks, donate=self.donate), target)
 
@@ -249,9 +249,9 @@ class Search:
         size = max(1, min(loop.length, room * loop.length // max(inner, 1)))
         return replace(loop, chunks=-(-loop.length // size))
 
-    def _improve(self, found: Profile, target: int) -> list[Step] | None:
+    def _improve(self, profiled: Profile, target: int) -> list[Step] | None:
         """Add one more region around the largest peak; return None if none helps."""
-        steps = found.steps
+        steps = profiled.steps
         current = profile(self.memory, steps, donate=self.donate, states=True)
         best: _Candidate | None = None
         for window in _WINDOWS:
@@ -295,34 +295,36 @@ class Search:
 
     def _ends(self, step: Step) -> list[tuple[int, int]]:
         """Return the values at which a region may end with this step, with their dimensions."""
-        found = []
+        ends = []
         for value in computed_values(step):
             layout, source = self.memory.graph.layouts[value], self.memory.alias[value]
             # A view costs nothing, unless it is a part of something larger.
             if not isinstance(layout, ChunkLayout):
                 continue
             if source is None or layout.nbytes < self.memory.graph.layout(source).nbytes:
-                found += [(value, dim) for dim, length in enumerate(layout.shape) if length > 1]
-        return found
+                ends += [(value, dim) for dim, length in enumerate(layout.shape) if length > 1]
+        return ends
 
     def _needed(self, steps: Sequence[Step]) -> list[set[int]]:
         """Return, for each step, the values that later steps or the caller use."""
-        found, after = [], set(self.memory.graph.output_indices())
+        needed, after = [], set(self.memory.graph.output_indices())
         for step in reversed(steps):
-            found.append(set(after))
+            needed.append(set(after))
             after.update(used_values(self.memory.graph, step))
-        return found[::-1]
+        return needed[::-1]
 
     def _beginnings(
         self, steps: Sequence[Step], current: Profile, flow: Flow, span: range, top: int
     ) -> list[int]:
         """Return the places before the peak where a loop may begin, those with the fewest live bytes."""
-        found = [
+        beginnings = [
             number
             for number in span
             if number <= top and any(value in flow.dims for value in dissolved([steps[number]]))
         ]
-        return heapq.nsmallest(_BEGINNINGS, found, key=lambda number: (current.states[number].live, -number))
+        return heapq.nsmallest(
+            _BEGINNINGS, beginnings, key=lambda number: (current.states[number].live, -number)
+        )
 
     def _refined(self, span: list[Step], region: _Region) -> tuple[_Rank, list[Step]]:
         """Return the rank and steps of a region. Its largest whole input is computed in loops too."""
@@ -356,15 +358,15 @@ class Search:
 
     def _rank(self, span: list[Step], region: _Region) -> _Rank:
         """Rank a region by its peak, its repeated work, and the number of chunks."""
-        found = profile(self.memory, span, donate=self.donate, start=region.start, needed=region.needed)
+        profiled = profile(self.memory, span, donate=self.donate, start=region.start, needed=region.needed)
         peak = chunks = 0
-        for number, step in enumerate(found.steps):
+        for number, step in enumerate(profiled.steps):
             if isinstance(step, int):
-                peak = max(peak, found.peaks[number])
+                peak = max(peak, profiled.peaks[number])
                 continue
-            loop = self._with_chunks(step, region.target - found.outside[number])
+            loop = self._with_chunks(step, region.target - profiled.outside[number])
             inner = -(-inner_bytes(self.memory, step) * loop.size // loop.length)
-            peak = max(peak, found.outside[number] + inner)
+            peak = max(peak, profiled.outside[number] + inner)
             chunks += loop.chunks * len(loop.members)
         work = sum(
             self._work(value)
@@ -385,6 +387,6 @@ class Search:
         return self._known_work[value]
 
 
-def _height(found: Profile) -> tuple[int, int]:
+def _height(profiled: Profile) -> tuple[int, int]:
     """Return the largest peak, and the number of steps that reach it."""
-    return found.peak, found.peaks.count(found.peak)
+    return profiled.peak, profiled.peaks.count(profiled.peak)

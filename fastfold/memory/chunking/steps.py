@@ -38,11 +38,11 @@ def without_contents(layout: ChunkLayout) -> Tensor:
     return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
 
 
-def on_meta(given: Mapping[str, Any]) -> dict[str, Any]:
+def on_meta(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return an operator's arguments for tensors on the device ``meta``."""
     return {
         name: torch.device("meta") if isinstance(value, torch.device) else value
-        for name, value in given.items()
+        for name, value in arguments.items()
     }
 
 
@@ -63,10 +63,10 @@ def measure_memory(graph: Graph) -> Memory:
         for operation in graph.operations:
             before = device.other
             device.mark()
-            given = tree_map(
-                lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, operation.given
+            arguments = tree_map(
+                lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, operation.arguments
             )
-            result = operation.call(on_meta(given))
+            result = operation.call(on_meta(arguments))
             made = device.other - before
             workspace.append(max(0, device.mark() - before - made))
             keys = _storages(result)
@@ -276,7 +276,7 @@ def _reusable(
     ``ends`` is True for values whose memory is not used after this loop. Each chunk of such a value is read only by the
     chunk that overwrites it, and no other output is a view of it.
     """
-    graph, found, used = memory.graph, {}, set()
+    graph, reusable, used = memory.graph, {}, set()
     read = loop.read
     views = {member: memory.alias[member] for member in loop.members}
 
@@ -301,7 +301,7 @@ def _reusable(
             alone = all(other == value or root[other] != storage for other in read)
             others = all(origins[other] != storage for other in loop.outputs if other != output)
             if owned and whole and alone and others and ends[value]:
-                found[output] = value
+                reusable[output] = value
                 used.add(storage)
                 break
-    return found
+    return reusable

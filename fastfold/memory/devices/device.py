@@ -55,9 +55,9 @@ class Fetches:
                         to.write(target, staged)
 
         # A sum must wait until its target is written.
-        begun = None if add or staged is None else to.in_thread(write)
+        future = None if add or staged is None else to.in_thread(write)
         size = 0 if staged is None else staged.nbytes
-        self._queue.append((write if begun is None else begun.result, size))
+        self._queue.append((write if future is None else future.result, size))
         self._waiting += size
         while self._waiting > _WAITING and len(self._queue) > 1:
             self._finish()

@@ -109,12 +109,12 @@ class MemoryRegion:
 
     def gap(self, nbytes: int, alignment: int) -> tuple[int, int] | None:
         """Return size and start of the smallest sufficient free part; None if there is none."""
-        found, free = [], 0
+        gaps, free = [], 0
         for start, stop in [*self.used(), (self.memory.nbytes, self.memory.nbytes)]:
             if start - free >= nbytes:
-                found.append((start - free, free))
+                gaps.append((start - free, free))
             free = -(-stop // alignment) * alignment
-        return min(found, default=None)
+        return min(gaps, default=None)
 
     def hand_out(self, start: int, elements: int, dtype: torch.dtype) -> Tensor:
         """Return flat memory from byte ``start`` on, in use while the returned tensor lives."""
@@ -131,7 +131,7 @@ def smallest_gap(
     gaps = [(gap, region) for region in regions if (gap := region.gap(nbytes, alignment)) is not None]
     if not gaps:
         return None
-    (_, start), region = min(gaps, key=lambda found: found[0])
+    (_, start), region = min(gaps, key=lambda gap: gap[0])
     return region, start
 
 

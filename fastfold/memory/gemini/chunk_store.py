@@ -108,8 +108,8 @@ class ChunkStore:
 
     def chunk_of(self, parameter: nn.Parameter) -> Chunk | None:
         """Return the chunk of a managed parameter; None for others."""
-        found = self._where.get(parameter)
-        return None if found is None else found[0]
+        place = self._where.get(parameter)
+        return None if place is None else place[0]
 
     @property
     def on_host(self) -> bool:

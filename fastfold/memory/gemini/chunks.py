@@ -220,12 +220,12 @@ def build_chunks(model: nn.Module, largest: int | None = None) -> list[Chunk]:
         size = search_chunk_size(sizes, limit)
         packed: list[list[tuple[str, nn.Parameter]]] = []
         room = 0
-        for unit, taken in zip(units, sizes, strict=True):
-            if taken > room or not packed:
+        for unit, size_of_unit in zip(units, sizes, strict=True):
+            if size_of_unit > room or not packed:
                 packed.append([])
                 room = size
             packed[-1] += unit
-            room -= taken
+            room -= size_of_unit
         for members in packed:
             slots, offset = [], 0
             for name, parameter in members:

@@ -80,7 +80,7 @@ class Ranks:
 
     def agree(self, traces: list[AccessTrace]) -> list[AccessTrace]:
         """Gather the traces of all ranks in rank order; the planner keeps the largest numbers."""
-        return [trace for found in _gathered(traces, self.statistics) for trace in found]
+        return [trace for of_rank in _gathered(traces, self.statistics) for trace in of_rank]
 
     def owns(self, chunk: Chunk) -> bool:
         """Return True if this rank steps a chunk."""
@@ -98,17 +98,17 @@ class Ranks:
             return
         changed = self._changed_buffers()
         own = store.averaged, [sorted(chunk.arrived) for chunk in store.chunks], changed
-        found = _gathered(own, self.group)
-        for _, _, theirs in found:
+        of_all = _gathered(own, self.group)
+        for _, _, theirs in of_all:
             if theirs != changed:
                 raise ConfigError(
                     "the processes of GeminiConfig(group=...) have different values of "
                     f"{next(iter(changed | theirs))}, which forward() changes by its part of the batch: call eval() on "
                     "its module, leave out the change, or sum it over the processes"
                 )
-        if all(averaged for averaged, _, _ in found):
+        if all(averaged for averaged, _, _ in of_all):
             return
-        arrived = zip(*(names for _, names, _ in found), strict=True)
+        arrived = zip(*(names for _, names, _ in of_all), strict=True)
         unions = [{name for of_one in names for name in of_one} for names in arrived]
         wanted = [(chunk, names) for chunk, names in zip(store.chunks, unions, strict=True) if names]
         # Allocate before anything is changed, so that a failure changes nothing.
@@ -159,6 +159,6 @@ class Ranks:
 
 
 def _gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    found: list[T] = [value] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+    of_all: list[T] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(of_all, value, group=group)
+    return of_all

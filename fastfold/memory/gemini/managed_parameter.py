@@ -79,10 +79,10 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, place: Place) -> Tensor:
         ctx.place = place
-        found = place.read()
+        copied = place.read()
         # A later change in place, which would be lost, is found in the backward pass.
-        ctx.save_for_backward(found)
-        return found
+        ctx.save_for_backward(copied)
+        return copied
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:

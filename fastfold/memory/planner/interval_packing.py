@@ -49,8 +49,8 @@ def residency_intervals(
             for chunk in used:
                 positions.setdefault(chunk, []).append(cycle * length + position)
     intervals = []
-    for chunk, found in sorted(positions.items()):
-        for here, after in zip(found, [*found[1:], found[0] + period], strict=True):
+    for chunk, places in sorted(positions.items()):
+        for here, after in zip(places, [*places[1:], places[0] + period], strict=True):
             if chunk in volatile and here // length != after // length:
                 continue
             # An empty interval is always kept: the chunk is used before and after.
@@ -103,9 +103,9 @@ class IntervalPacking:
         for span in self._spans(index):
             part = self._slack[span]
             if len(part):
-                found = int(part.argmin())
-                if part[found] < least:
-                    least, where = int(part[found]), span.start + found
+                lowest = int(part.argmin())
+                if part[lowest] < least:
+                    least, where = int(part[lowest]), span.start + lowest
         return least, where
 
     def fill(self, order: Iterable[int]) -> list[int]:
@@ -152,12 +152,12 @@ class IntervalPacking:
 
     def _against(self, wanted: int) -> set[int]:
         """Return the kept intervals at accesses where the wanted one does not fit."""
-        found: set[int] = set()
+        opposed: set[int] = set()
         for span in self._spans(wanted):
             for slack, covered in zip(self._slack[span], self._cover[span], strict=True):
                 if slack < self.intervals[wanted].size:
-                    found |= covered
-        return found
+                    opposed |= covered
+        return opposed
 
     def _climb(self, shortest: Sequence[int], largest: Sequence[int]) -> None:
         ranks = [{index: rank for rank, index in enumerate(order)} for order in (shortest, largest)]

@@ -151,10 +151,10 @@ class NextUse:
         """Return the accesses from ``position`` to the chunk's next use; a huge number if there is none."""
         if chunk not in self._used or position >= self.length:
             return _NEVER
-        found = self._next[position][chunk]
-        if found >= self.length and chunk in self.volatile:
+        access = self._next[position][chunk]
+        if access >= self.length and chunk in self.volatile:
             return _NEVER
-        return found - position
+        return access - position
 
 
 def choose_evictions(

@@ -46,11 +46,11 @@ def reshard(
 
     The mask is whole. In place it is done at once, in the memory of ``x``, or in ``memory`` if that is large enough.
     """
-    where = {"cut": cut, "join": -5 - cut, "length": mask.shape[-4 - cut]}
+    join, length = -5 - cut, mask.shape[-4 - cut]
     if not works_in_place(policy):
-        return shards.reshard_async(x, **where)
-    memory = x if memory is None else memory
-    return completed(shards.reshard_into(x, memory, **where, blocks=policy.reshard_blocks))
+        return shards.reshard_async(x, cut=cut, join=join, length=length)
+    memory, blocks = x if memory is None else memory, policy.reshard_blocks
+    return completed(shards.reshard_into(x, memory, cut=cut, join=join, length=length, blocks=blocks))
 
 
 def refuse_missing_steps(model: nn.Module) -> None:

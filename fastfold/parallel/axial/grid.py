@@ -167,13 +167,13 @@ class Grid:
 
         The parts cover each row once.
         """
-        found = []
+        parts = []
         blocks = shard_slices(length, self.rows)
         for row, column in (self.place(rank) for rank in range(self.whole.size)):
             block = blocks[row]
             part = shard_slices(block.stop - block.start, self.columns)[column]
-            found.append(slice(block.start + part.start, block.start + part.stop))
-        return found
+            parts.append(slice(block.start + part.start, block.start + part.stop))
+        return parts
 
     def rows_of_shards_async(self, x: Tensor, dim: int, length: int) -> AsyncResult[Tensor]:
         """Start giving every rank its grid row's part of an axis of ``length``.
@@ -212,13 +212,13 @@ def _panels(length: int, grid: Grid) -> tuple[_Panels, _Panels]:
     cuts = [[0, *accumulate(sizes)] for sizes in (grid.row_sizes(length), grid.column_sizes(length))]
     edges = sorted({*cuts[0], *cuts[1]})
     sizes = [stop - start for start, stop in pairwise(edges)]
-    found = []
+    panels = []
     for cut in cuts:
         # The last part that begins at or before an edge: those before it are empty.
         owners = [bisect_right(cut[:-1], start) - 1 for start in edges[:-1]]
         starts = [start - cut[owner] for start, owner in zip(edges, owners, strict=False)]
-        found.append(_Panels(sizes, owners, starts))
-    return found[0], found[1]
+        panels.append(_Panels(sizes, owners, starts))
+    return panels[0], panels[1]
 
 
 class _Summa(Function):
@@ -234,8 +234,8 @@ class _Summa(Function):
         # Rows of the right matrices, down the columns of ranks.
         arriving = of_rows.broadcast(right, -2, grid.column)
         terms = ((wide @ filled(panel).mT)[..., : ctx.rows, : panel.shape[-2]] for panel in arriving)
-        found = sums(terms, of_columns.owners, grid.row)
-        return torch.cat(found, -1) if found else left.new_zeros(*left.shape[:-1], columns)
+        summed = sums(terms, of_columns.owners, grid.row)
+        return torch.cat(summed, -1) if summed else left.new_zeros(*left.shape[:-1], columns)
 
     @staticmethod
     @first_order
@@ -253,8 +253,8 @@ class _Summa(Function):
                 grad_left.add_(of_product @ filled(panel))
                 yield (of_product.mT @ wide)[..., : panel.shape[-2], : panel.shape[-1]]
 
-        found = sums(terms(), of_rows.owners, grid.column)
-        grad_right = torch.cat(found, -2) if found else torch.zeros_like(right)
+        summed = sums(terms(), of_rows.owners, grid.column)
+        grad_right = torch.cat(summed, -2) if summed else torch.zeros_like(right)
         return grad_left.to(wide.dtype)[..., : ctx.rows, : right.shape[-1]], grad_right, None, None
 
 

@@ -64,8 +64,8 @@ class _Block:
     def of(self, x: Tensor) -> Tensor:
         if sum(self.sizes) == x.shape[-3]:
             return x
-        found = [x[..., part, :, :] for part in self.parts]
-        return found[0] if len(found) == 1 else torch.cat(found, -3)
+        rows = [x[..., part, :, :] for part in self.parts]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, -3)
 
     def put(self, x: Tensor, values: Tensor) -> None:
         if sum(self.sizes) == x.shape[-3]:
@@ -98,8 +98,8 @@ class _Terms(Function):
                 yield [async_ops.start_reduce_scatter(product, spec.dim, spec.group, spec.sizes)]
                 del product
 
-        for block, found in zip(ctx.blocks, drain(terms()), strict=True):
-            block.put(out, found.pop())  # zip holds the list until its next item
+        for block, summed in zip(ctx.blocks, drain(terms()), strict=True):
+            block.put(out, summed.pop())  # zip holds the list until its next item
         return out
 
     @staticmethod
@@ -142,8 +142,8 @@ class _Channels(Function):
                 both.clear()  # zip holds the list until its next item
                 yield _to_channels([product], spec.dim, spec.sizes, block, spec.group, back=True)
 
-        for block, found in zip(ctx.blocks, drain(products()), strict=True):
-            block.put(out, found.pop())
+        for block, joined in zip(ctx.blocks, drain(products()), strict=True):
+            block.put(out, joined.pop())
         ctx.save_for_backward(*kept)
         return out
 
@@ -216,8 +216,8 @@ def padded_matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     wide = [filled(x) for x in (a, b)]
     if all(x is y for x, y in zip(wide, (a, b), strict=True)):
         return torch.matmul(a, b, out=out)
-    found = (wide[0] @ wide[1])[..., : a.shape[-2], : b.shape[-1]]
-    return found if out is None else out.copy_(found)
+    product = (wide[0] @ wide[1])[..., : a.shape[-2], : b.shape[-1]]
+    return product if out is None else out.copy_(product)
 
 
 def filled(x: Tensor) -> Tensor:

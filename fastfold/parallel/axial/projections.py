@@ -33,13 +33,13 @@ class _Shared:
     grad: Tensor | None = None
 
     def take(self) -> tuple[Tensor | None, Tensor | None]:
-        found, self.normed, self.grad = (self.normed, self.grad), None, None
-        return found
+        tensors, self.normed, self.grad = (self.normed, self.grad), None, None
+        return tensors
 
 
 def _normalise(x: Tensor, norm: tuple[Tensor, Tensor], shared: _Shared) -> Tensor:
-    found: Tensor = torch.ops.fastfold.layer_norm(x, *norm, _EPS, shared.backend)
-    return found
+    normed: Tensor = torch.ops.fastfold.layer_norm(x, *norm, _EPS, shared.backend)
+    return normed
 
 
 def _project(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -114,10 +114,10 @@ class ShardedProjections:
 
     def first(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return the first projection ``[*, n]``, with a weight ``[n, c]`` and a bias ``[n]``."""
-        found, self._link = _First.apply(self._x, self._shared, *self._norm, weight, bias)
-        return found
+        projected, self._link = _First.apply(self._x, self._shared, *self._norm, weight, bias)
+        return projected
 
     def second(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return the second projection, after :meth:`first`."""
-        found: Tensor = _Second.apply(self._link, self._x, self._shared, *self._norm, weight, bias)
-        return found
+        projected: Tensor = _Second.apply(self._link, self._x, self._shared, *self._norm, weight, bias)
+        return projected

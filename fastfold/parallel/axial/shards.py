@@ -152,8 +152,8 @@ def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) 
     if group.is_alone:
         return
     own = torch.tensor(list(numbers.values()), dtype=torch.int64, device=device)
-    found = async_ops.gather_numbers(own, group)
-    for name, column in zip(numbers, found.unbind(1), strict=True):
+    of_ranks = async_ops.gather_numbers(own, group)
+    for name, column in zip(numbers, of_ranks.unbind(1), strict=True):
         if bool((column != column[0]).any()):
             raise ConfigError(
                 f"the ranks of one {group.name} group need the same inputs, but their {name} differs: {column.tolist()}"
@@ -166,10 +166,10 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     Contiguous tensors on a CPU take no additional memory. Those on another device are summed there, in blocks. The
     order of the names does not count.
     """
-    found = 0
+    crc = 0
     for name in sorted(tensors):
         x = tensors[name].detach()
-        found = zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), found)
+        crc = zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), crc)
         if not x.numel():
             continue
         flat = x.contiguous().reshape(-1)
@@ -178,8 +178,8 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
         bits = flat.view(torch.uint8)
         if bits.device.type != "cpu":
             bits = torch.stack([_weighted_sum(block) for block in bits.split(_CHECKSUM_BLOCK)]).cpu()
-        found = zlib.crc32(bits.numpy().data, found)
-    return found
+        crc = zlib.crc32(bits.numpy().data, crc)
+    return crc
 
 
 def _weighted_sum(block: Tensor) -> Tensor:

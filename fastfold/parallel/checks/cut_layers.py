@@ -88,7 +88,7 @@ def _targets(part: nn.Module, paths: Iterable[str]) -> list[str]:
     """Return the paths of the smallest modules with whole inputs and results, outermost ones only."""
     layers = {path: part.get_submodule(path) for path in paths}
     bare = {path: x for path, x in layers.items() if isinstance(x, ParallelLinear) and not x._forward_hooks}
-    found = {path for path in layers if path not in bare}
+    targets = {path for path in layers if path not in bare}
     for path in bare:
         owner = path
         while owner:
@@ -96,9 +96,9 @@ def _targets(part: nn.Module, paths: Iterable[str]) -> list[str]:
             roles = {x.role for other, x in bare.items() if is_inside(other, owner)}
             if roles == {"first", "second"} and not isinstance(part.get_submodule(owner), nn.ModuleList):
                 break
-        found.add(owner)
+        targets.add(owner)
     return sorted(
-        path for path in found if not any(is_inside(path, outer) for outer in found if outer != path)
+        path for path in targets if not any(is_inside(path, outer) for outer in targets if outer != path)
     )
 
 
@@ -143,7 +143,7 @@ class _Comparison:
                     cut = layer
             expected = self._run(plain, args, kwargs)
             try:
-                found = self._run(cut, args, kwargs)
+                of_cut = self._run(cut, args, kwargs)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
                 raise ConfigError(
                     f"{self._path} with cut layers raises {type(error).__name__}: {first_line(error)}, and without "
@@ -153,7 +153,7 @@ class _Comparison:
             for name, layer in plain.named_modules():
                 if name in self._cuts:
                     self._cut_gradients(name, layer, expected)
-            problem = self._difference(expected, found)
+            problem = self._difference(expected, of_cut)
             own = torch.tensor(problem is not None, device=device)
             if bool(async_ops.gather_numbers(own, self._mesh.group("tp")).any()):
                 raise ConfigError(
@@ -182,7 +182,7 @@ class _Comparison:
         for x in inputs:
             x.requires_grad_()
         results = list(tensors_in(module(*args, **kwargs)))
-        found: dict[str, Tensor | None] = {f"result {i}": x.detach() for i, x in enumerate(results)}
+        values: dict[str, Tensor | None] = {f"result {i}": x.detach() for i, x in enumerate(results)}
         roots = [x for x in results if x.requires_grad]
         generator = torch.Generator().manual_seed(1)
         weights = [torch.randn(x.shape, generator=generator).to(x) for x in roots]
@@ -191,7 +191,7 @@ class _Comparison:
             roots, [*inputs, *named.values()], weights, allow_unused=True
         )
         names = [f"the gradient of input {i}" for i in range(len(inputs))] + list(named)
-        return found | dict(zip(names, gradients, strict=True))
+        return values | dict(zip(names, gradients, strict=True))
 
     def _cut_gradients(self, path: str, layer: nn.Module, values: dict[str, Tensor | None]) -> None:
         """Replace gradients of a plain layer by those of this rank's part."""
@@ -203,13 +203,13 @@ class _Comparison:
         values |= {joined(path, name): p.detach() for name, p in part.named_parameters()}
 
     @staticmethod
-    def _difference(expected: Mapping[str, Tensor | None], found: Mapping[str, Tensor | None]) -> str | None:
+    def _difference(expected: Mapping[str, Tensor | None], of_cut: Mapping[str, Tensor | None]) -> str | None:
         # If the exact gradient is zero (a bias of keys), both values are rounding errors of the others.
         gradients = {name: x for name, x in expected.items() if not name.startswith("result ")}
         held = [x for x in gradients.values() if x is not None and x.numel()]
         scale = max((float(x.abs().max()) for x in held), default=0.0)
         for name, x in expected.items():
-            y = found.get(name)
+            y = of_cut.get(name)
             if x is None or y is None or not x.is_floating_point():
                 continue
             if x.shape != y.shape:

@@ -213,8 +213,8 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
     longest, shortest, move = max(sizes), min(sizes), Move(before=Shards(dim, sizes), after=None)
     # A rank with an empty shard would send a whole element in the padded gather.
     if longest - shortest > 1 or (longest and not shortest):
-        (found,) = _start_exchange([(x, move)], group)
-        return found
+        (gathered,) = _start_exchange([(x, move)], group)
+        return gathered
     # Shards that are one element shorter are padded: an all-to-all would copy the shard for each rank.
     shape = torch.Size((*x.shape[:dim], longest, *x.shape[dim + 1 :]))
     own = x.contiguous() if x.shape[dim] == longest else x.new_zeros(shape)
@@ -251,8 +251,8 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
         group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
         return AsyncResult(lambda: out, work, stacked)
     # gloo reduces the whole tensor on every rank; exchanging shards and adding them here sends half as much.
-    (found,) = _start_exchange([(x, Move(before=None, after=shards))], group)
-    return found
+    (reduced,) = _start_exchange([(x, Move(before=None, after=shards))], group)
+    return reduced
 
 
 def start_all_reduce(x: Tensor, group: Group) -> AsyncResult[Tensor]:
@@ -312,8 +312,8 @@ def start_redistribute(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
 ) -> AsyncResult[Tensor]:
     """Move boxes from one layout to another; arguments as of :class:`~fastfold.parallel.comm.moves.BoxMove`."""
-    (found,) = _start_exchange([(x, BoxMove(dims, source, target, group.rank))], group)
-    return found
+    (moved,) = _start_exchange([(x, BoxMove(dims, source, target, group.rank))], group)
+    return moved
 
 
 def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Tensor]]:
@@ -330,8 +330,8 @@ def drain(started: Iterable[Sequence[AsyncResult[Tensor]]]) -> Iterator[list[Ten
 def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Group) -> Iterator[Tensor]:
     """Yield every panel's piece, from the rank of the group that owns it; other ranks give :func:`absent` ones."""
     started = ([start_broadcast(piece(panel), owner, group)] for panel, owner in enumerate(owners))
-    for found in drain(started):
-        yield found.pop()
+    for arrived in drain(started):
+        yield arrived.pop()
 
 
 def shards_in_turn(
@@ -364,8 +364,8 @@ def sums(terms: Iterable[Tensor], owners: Sequence[int], group: Group) -> list[T
     pairs = zip(owners, terms, strict=True)
     started = ([start_reduce(term, owner, group)] for owner, term in pairs)
     own: list[Tensor] = []
-    for owner, found in zip(owners, drain(started), strict=True):
+    for owner, arrived in zip(owners, drain(started), strict=True):
         if owner == group.rank:
-            own += found
-        found.clear()  # zip holds the list until its next item
+            own += arrived
+        arrived.clear()  # zip holds the list until its next item
     return own

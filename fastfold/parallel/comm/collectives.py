@@ -64,8 +64,8 @@ class _SharedMessage:
     meanwhile: Callable[[], None] | None = None
 
     def take(self) -> list[Tensor]:
-        found, self.pending = [each.wait() for each in self.pending], ()
-        return found
+        arrived, self.pending = [each.wait() for each in self.pending], ()
+        return arrived
 
 
 class _Launch(Function):
@@ -84,8 +84,8 @@ class _Launch(Function):
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.shared.meanwhile is not None:
             ctx.shared.meanwhile()
-        found = iter(ctx.shared.take())
-        return None, *(next(found) if needed else None for needed in ctx.shared.needed)
+        arrived = iter(ctx.shared.take())
+        return None, *(next(arrived) if needed else None for needed in ctx.shared.needed)
 
 
 class _Complete(Function):
@@ -140,24 +140,24 @@ def _axis(x: Tensor, dim: int) -> int:
 
 def _shards(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None) -> list[int]:
     """Return the lengths of all ranks' shards; x is this rank's shard."""
-    found = [x.shape[dim]] * group.size if sizes is None else list(sizes)
-    if len(found) != group.size or found[group.rank] != x.shape[dim]:
+    lengths = [x.shape[dim]] * group.size if sizes is None else list(sizes)
+    if len(lengths) != group.size or lengths[group.rank] != x.shape[dim]:
         raise ValueError(
-            f"shards of lengths {found} over {group}: expected one for each of {group.size} ranks, and this rank's "
+            f"shards of lengths {lengths} over {group}: expected one for each of {group.size} ranks, and this rank's "
             f"tensor has {x.shape[dim]} in dimension {dim}"
         )
-    return found
+    return lengths
 
 
 def _parts(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None) -> list[int]:
     """Return the lengths of the ranks' shards of x."""
-    found = shard_sizes(x.shape[dim], group.size) if sizes is None else list(sizes)
-    if len(found) != group.size or sum(found) != x.shape[dim]:
+    lengths = shard_sizes(x.shape[dim], group.size) if sizes is None else list(sizes)
+    if len(lengths) != group.size or sum(lengths) != x.shape[dim]:
         raise ValueError(
-            f"shards of lengths {found} over {group}: expected {group.size} lengths with a sum of {x.shape[dim]}, the "
-            f"length of dimension {dim}"
+            f"shards of lengths {lengths} over {group}: expected {group.size} lengths with a sum of {x.shape[dim]}, "
+            f"the length of dimension {dim}"
         )
-    return found
+    return lengths
 
 
 def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu") -> list[int]:
@@ -180,8 +180,8 @@ def exchange_async(
     """
     tensors, kinds = [x for x, _ in moves], [move for _, move in moves]
 
-    def forward(given: Sequence[Tensor]) -> Sequence[AsyncResult[Tensor]]:
-        return async_ops.start_exchange(list(zip(given, kinds, strict=True)), group)
+    def forward(values: Sequence[Tensor]) -> Sequence[AsyncResult[Tensor]]:
+        return async_ops.start_exchange(list(zip(values, kinds, strict=True)), group)
 
     def backward(gradients: Sequence[Tensor | None]) -> Sequence[AsyncResult[Tensor]]:
         pairs = zip(gradients, kinds, strict=True)

@@ -88,12 +88,12 @@ class Move:
         shape = list(x.shape)
         if self.after is not None:
             shape[self.after.dim] = self.after.sizes[rank]
-        found = []
+        shapes = []
         for source in range(self._ranks):
             if self.before is not None:
                 shape[self.before.dim] = self.before.sizes[source]
-            found.append(torch.Size(shape))
-        return found
+            shapes.append(torch.Size(shape))
+        return shapes
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Join the received pieces to the result."""
@@ -112,12 +112,12 @@ class Move:
         if self.before is None:
             return parts.sum(0)
         dim = self.before.dim
-        found = parts.movedim(0, dim)
-        shape = torch.Size((*found.shape[:dim], found.shape[dim : dim + 2].numel(), *found.shape[dim + 2 :]))
+        moved = parts.movedim(0, dim)
+        shape = torch.Size((*moved.shape[:dim], moved.shape[dim : dim + 2].numel(), *moved.shape[dim + 2 :]))
         if self.filled is None or shape[-2:] == self.filled:
-            return found.flatten(dim, dim + 1)
+            return moved.flatten(dim, dim + 1)
         out, inside = self._filled(parts, shape)
-        inside.unflatten(dim, found.shape[dim : dim + 2]).copy_(found)
+        inside.unflatten(dim, moved.shape[dim : dim + 2]).copy_(moved)
         return out
 
     def _filled(self, like: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -157,10 +157,10 @@ class BoxMove:
         return out
 
     def _shape(self, x: Tensor, box: Box) -> torch.Size:
-        found = list(x.shape)
+        sizes = list(x.shape)
         for dim, part in zip(self.dims, box, strict=True):
-            found[dim] = part.stop - part.start
-        return torch.Size(found)
+            sizes[dim] = part.stop - part.start
+        return torch.Size(sizes)
 
     def _part(self, x: Tensor, held: Box, box: Box) -> Tensor:
         """Return the part ``box`` of a tensor that holds ``held``."""

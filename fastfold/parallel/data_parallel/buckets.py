@@ -70,10 +70,10 @@ class Sharding:
         pending = start(flat, first)
 
         def finish() -> Tensor:
-            found = pending.wait()
+            summed = pending.wait()
             for group in others:
-                found = start(found, group).wait()
-            return found
+                summed = start(summed, group).wait()
+            return summed
 
         return finish
 
@@ -150,13 +150,13 @@ class Buckets:
 
     def spans(self, bucket: Bucket, part: slice) -> dict[int, tuple[slice, slice]]:
         """Return the slices of each flattened parameter and of a part of the bucket that match; they may be empty."""
-        found = {}
+        spans = {}
         for number, start, size in zip(bucket.numbers, bucket.starts, bucket.sizes, strict=True):
             first = min(max(part.start, start), start + size)
             last = max(first, min(part.stop, start + size))
             inside = slice(first - part.start, last - part.start) if last > first else slice(0, 0)
-            found[number] = (slice(first - start, last - start), inside)
-        return found
+            spans[number] = (slice(first - start, last - start), inside)
+        return spans
 
 
 def broadcast_tensors(tensors: Sequence[Tensor], group: Group) -> None:

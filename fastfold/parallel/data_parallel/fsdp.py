@@ -169,13 +169,13 @@ class FullySharded(ReducedGradients):
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's shards as DTensors; buffers stay whole on every rank."""
-        found: dict[str, Tensor] = {}
+        shards: dict[str, Tensor] = {}
         for name, x in values.items():
             like = self._held.get(name)
             if isinstance(like, DTensor):
                 x = distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
-            found[name] = x
-        return found
+            shards[name] = x
+        return shards
 
     def overlapped(self, *, data: bool = False) -> AbstractContextManager[None]:
         """Return an empty context: FSDP2 sums gradients while the backward pass runs."""
@@ -183,12 +183,12 @@ class FullySharded(ReducedGradients):
 
     def take_sample(self) -> list[Tensor]:
         """Return this rank's shards of the gradient, summed over all ranks, and set ``grad`` to None."""
-        found = []
+        gradients = []
         self._used.append([parameter.grad is not None for parameter in self.parameters.values()])
         for parameter in self.parameters.values():
             gradient, parameter.grad = parameter.grad, None
-            found.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
-        return found
+            gradients.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
+        return gradients
 
     def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
         if isinstance(self.parameters[name], DTensor) and not isinstance(parameter, DTensor):

@@ -81,14 +81,14 @@ class FullStateDict:
         With pipeline stages, ``everywhere`` returns all stages' tensors on every rank, otherwise this stage's only.
         Tensors that are not cut share the memory of ``values``.
         """
-        found = dict(values)
+        tensors = dict(values)
         for path in self._shard_fns:
-            own = _pop_below(path, found)
+            own = _pop_below(path, tensors)
             if own:
                 plain = _to_plain(self._layer_with(path, own))
-                found |= {joined(path, name): p.detach() for name, p in plain.named_parameters()}
-        found = {self._plain_names.get(name, name): x.detach() for name, x in found.items()}
-        return dict(self.one_by_one(found)) if everywhere else found
+                tensors |= {joined(path, name): p.detach() for name, p in plain.named_parameters()}
+        tensors = {self._plain_names.get(name, name): x.detach() for name, x in tensors.items()}
+        return dict(self.one_by_one(tensors)) if everywhere else tensors
 
     def one_by_one(self, own: Mapping[str, Tensor], *, scalars: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of all pipeline stages, one at a time, on every rank (a collective).
@@ -126,16 +126,16 @@ class FullStateDict:
         """
         missing = {name: group for group in self.cut_together(names) for name in group}
         waiting: dict[str, Tensor] = {}
-        found: dict[str, Tensor] = {}
+        slices: dict[str, Tensor] = {}
         for part in parts:
             waiting |= part
             for name in part:
                 group = missing[name]
                 if all(each in waiting for each in group):
                     plain = self.plain({each: waiting.pop(each) for each in group}, everywhere=False)
-                    found |= {each: self._slice(x) for each, x in plain.items()}
+                    slices |= {each: self._slice(x) for each, x in plain.items()}
                     del plain
-        return found
+        return slices
 
     def _slice(self, x: Tensor) -> Tensor:
         """Slice a tensor that all ranks of the stage have along its longest dimension."""
@@ -154,9 +154,9 @@ class FullStateDict:
         Values are by the plain model's names.
         """
         names = self._own_names
-        found = {names[name]: x for name, x in values.items() if name in names}
+        tensors = {names[name]: x for name, x in values.items() if name in names}
         for path, shard_fn in self._shard_fns.items():
-            own = _pop_below(path, found)
+            own = _pop_below(path, tensors)
             if own:
                 plain = _to_plain(self._layer_with(path, {}))
                 with torch.no_grad():
@@ -164,8 +164,8 @@ class FullStateDict:
                         if name in own:
                             parameter.copy_(own[name])
                 layer = shard_fn(plain, self.mesh)
-                found |= {joined(path, name): p.detach() for name, p in layer.named_parameters()}
-        return found
+                tensors |= {joined(path, name): p.detach() for name, p in layer.named_parameters()}
+        return tensors
 
     def plain_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert one number per parameter as :meth:`plain` does.
@@ -188,14 +188,14 @@ class FullStateDict:
         Values are by the plain model's names; the result has those of ``names``, which are this rank's.
         """
         held = {own: values[plain] for plain, own in self._own_names.items() if plain in values}
-        found = {}
+        numbers = {}
         for name in names:
             layer = self._layer_of(name)
             of_name = (x for own, x in held.items() if is_inside(own, name if layer is None else layer))
             number = held.get(name, next(of_name, None))
             if number is not None:
-                found[name] = number
-        return found
+                numbers[name] = number
+        return numbers
 
     def _layer_of(self, name: str) -> str | None:
         """Return the path of the cut layer with a tensor of this rank's name, or None."""
@@ -211,9 +211,9 @@ class FullStateDict:
 
 
 def _to_plain(layer: nn.Module) -> nn.Module:
-    found = layer.to_plain()  # type: ignore[operator]
-    assert isinstance(found, nn.Module)
-    return found
+    plain = layer.to_plain()  # type: ignore[operator]
+    assert isinstance(plain, nn.Module)
+    return plain
 
 
 def _pop_below(path: str, values: dict[str, T]) -> dict[str, T]:

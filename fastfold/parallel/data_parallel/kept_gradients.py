@@ -39,8 +39,8 @@ def changed_message(name: str) -> str:
 @torch.no_grad()
 def keep_gradients(parameters: Mapping[str, nn.Parameter]) -> Kept:
     """Record the present gradients of parameters."""
-    found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    return {name: (TensorWeakRef(gradient), local(gradient)._version) for name, gradient in found.items()}
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    return {name: (TensorWeakRef(gradient), local(gradient)._version) for name, gradient in gradients.items()}
 
 
 @torch.no_grad()
@@ -152,8 +152,8 @@ class ReducedGradients(ABC):
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert tensors laid out like :attr:`optimised` to this rank's parameters' shapes (a collective)."""
-        found = {name: x for part in self.wholes(values) for name, x in part.items()}
-        return {name: found[name] for name in self.names if name in found}
+        tensors = {name: x for part in self.wholes(values) for name, x in part.items()}
+        return {name: tensors[name] for name in self.names if name in tensors}
 
     def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
         """Refuse a parameter that replaced the one that the optimizer steps.

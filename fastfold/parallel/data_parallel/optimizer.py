@@ -197,15 +197,15 @@ class ParallelOptimizer(Optimizer):
 
     def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
         """Convert this rank's state to one by the plain model's names."""
-        found: State = {}
+        state: State = {}
         keys = sorted(self._keys(), key=self._is_scalar)
         for key in keys:
             values, is_scalar = self._values(key), self._is_scalar(key)
             of_plain = self._full_state.plain_scalars(values) if is_scalar else plain(values)
             for name, x in of_plain.items():
-                if not is_scalar or name in found or len(keys) == 1:
-                    found.setdefault(name, {})[key] = x
-        return found
+                if not is_scalar or name in state or len(keys) == 1:
+                    state.setdefault(name, {})[key] = x
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state of :meth:`state_dict` or :meth:`sharded_state_dict`, of any plan (a collective).
@@ -257,10 +257,10 @@ class ParallelOptimizer(Optimizer):
                 _fill(wanted, self._stage.part(self._full_state.shard(plain)), key)
 
     def _keys(self) -> list[str]:
-        found: dict[str, None] = {}
+        keys: dict[str, None] = {}
         for parameter in self._stage.optimised.values():
-            found |= dict.fromkeys(key for key, x in self.inner.state[parameter].items() if x is not None)
-        return list(found)
+            keys |= dict.fromkeys(key for key, x in self.inner.state[parameter].items() if x is not None)
+        return list(keys)
 
     def _is_scalar(self, key: str) -> bool:
         """Return True if a state's key is one number for each parameter (a step counter)."""

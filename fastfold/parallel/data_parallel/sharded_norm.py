@@ -36,9 +36,9 @@ class ShardNorms:
     def __init__(self, groups: Mapping[str, Sequence[Group]], pipeline: Group | None = None) -> None:
         self._pipeline = pipeline
         self._cut = {name: [group for group in cut if group.size > 1] for name, cut in groups.items()}
-        found = {group.name: group for cut in self._cut.values() for group in cut}
+        by_name = {group.name: group for cut in self._cut.values() for group in cut}
         # Every rank visits the groups in the same order.
-        self._groups = [found[name] for name in sorted(found)]
+        self._groups = [by_name[name] for name in sorted(by_name)]
 
     def squares(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the squared norm of each whole tensor, ``[n]`` float64, the same on all ranks that share it.

@@ -44,7 +44,7 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
             owners.setdefault(parameter, set()).add(part)
-    found: dict[nn.Module, None] = {}
+    alone: dict[nn.Module, None] = {}
     waiting = list(reversed(units))
     while waiting:
         unit = waiting.pop()
@@ -53,9 +53,9 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
             continue
         inside, own = set(unit.modules()), list(unit.parameters())
         if own and all(owners[parameter] <= inside for parameter in own):
-            found[unit] = None
+            alone[unit] = None
     places = {part: place for place, part in enumerate(module.modules())}
-    return sorted(found, key=lambda unit: -places.get(unit, 0))
+    return sorted(alone, key=lambda unit: -places.get(unit, 0))
 
 
 def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
@@ -207,12 +207,12 @@ def checkpointable_blocks(model: nn.Module) -> dict[str, nn.Module]:
     if any(isinstance(x, _NormBase) and x.track_running_stats for x in model.modules()):
         return {}
     listed = {id(block) for block in listed_modules(model)}
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
-        is_nested = any(is_inside(path, outer) for outer in found)
+        is_nested = any(is_inside(path, outer) for outer in blocks)
         if id(module) in listed and not is_nested and type(module).forward is not nn.Module.forward:
-            found[path] = module
-    return found
+            blocks[path] = module
+    return blocks
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

@@ -118,8 +118,8 @@ class Replicated(ReducedGradients):
             yield dict(values)
             return
         for bucket in self.buckets:
-            found = {self.names[number]: x for number, x in self._gathered(bucket, values).items()}
-            yield {name: x for name, x in found.items() if name in values}
+            tensors = {self.names[number]: x for number, x in self._gathered(bucket, values).items()}
+            yield {name: x for name, x in tensors.items() if name in values}
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not self.stage:
@@ -177,22 +177,22 @@ class Replicated(ReducedGradients):
         if self._under_way is not None:
             early, self._under_way = self._under_way, None
             self._over_data = early is self._early.get(True)
-            found, numbers = early.take()
+            gradients, numbers = early.take()
             self._used = [used or number in numbers for number, used in enumerate(self._used)]
             self._finished, self._left = None, []
-            return found
+            return gradients
         self._refuse_left()
         for one in self.shared:
             one.sum_gradients()
         self._finished, self._left = None, []
         self._used = [used or p.grad is not None for used, p in zip(self._used, self._values, strict=True)]
-        found = []
+        gradients = []
         for bucket in self.buckets:
             flat = self.buckets.join(bucket, [p.grad for p in self._values])
             for number in bucket.numbers:
                 self._values[number].grad = None
-            found.append(self._start_sample(self.sample, flat)())
-        return found
+            gradients.append(self._start_sample(self.sample, flat)())
+        return gradients
 
     def _refuse_left(self) -> None:
         left = {id(gradient) for kept in self._left if (gradient := kept()) is not None}
@@ -223,23 +223,23 @@ class Replicated(ReducedGradients):
         return [self._values[bucket.numbers[0]].new_zeros(bucket.length // ranks) for bucket in self.buckets]
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
-        found: dict[int, Tensor] = {}
+        parts: dict[int, Tensor] = {}
         for bucket, flat in zip(self.buckets, buffers, strict=True):
             if self.stage == 2:
                 spans = self.buckets.spans(bucket, self.sample.own(bucket.length))
-                found |= {number: flat[inside] for number, (_, inside) in spans.items()}
+                parts |= {number: flat[inside] for number, (_, inside) in spans.items()}
             else:
-                found |= self.buckets.split(bucket, flat)
-        return self._sample_norms.total({name: found[number] for number, name in enumerate(self.names)})
+                parts |= self.buckets.split(bucket, flat)
+        return self._sample_norms.total({name: parts[number] for number, name in enumerate(self.names)})
 
     def _finish(self, buffers: Sequence[Tensor]) -> None:
         used = self._used_anywhere()
         for place, (bucket, total) in enumerate(zip(self.buckets, self._summed(buffers), strict=True)):
             if self.stage:
-                found = {number: total[inside] for number, (_, inside) in self._spans[place].items()}
+                gradients = {number: total[inside] for number, (_, inside) in self._spans[place].items()}
             else:
-                found = self.buckets.split(bucket, total)
-            for number, gradient in found.items():
+                gradients = self.buckets.split(bucket, total)
+            for number, gradient in gradients.items():
                 self._pieces[self.names[number]].grad = gradient if used[number] else None
         for parameter in self._values if self.stage else ():
             parameter.grad = AbsentTensor(parameter, _SCATTERED)

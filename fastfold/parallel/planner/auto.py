@@ -89,8 +89,8 @@ def choose_plan(
         ConfigError: The module cannot be traced, there are fewer samples than ranks can share, or no plan fits.
     """
     named = dict(example) if isinstance(example, Mapping) else {}
-    given = () if named else tuple(example) if isinstance(example, tuple | list) else (example,)
-    samples = next((len(x) for x in tree_leaves((given, named)) if isinstance(x, Tensor) and x.dim()), 0)
+    positional = () if named else tuple(example) if isinstance(example, tuple | list) else (example,)
+    samples = next((len(x) for x in tree_leaves((positional, named)) if isinstance(x, Tensor) and x.dim()), 0)
     if not samples:
         raise ConfigError(
             "example= has no tensor whose first dimension counts samples; pass a batch of inputs"
@@ -105,7 +105,7 @@ def choose_plan(
     traces: dict[bool, BatchTraces] = {}
     for is_cut in (False, True):
         regions = tuple(dict.fromkeys((*blocks, *(cuts if is_cut else ()))))
-        record = partial(_traced, model, given, named, samples, regions=regions, autocast=autocast)
+        record = partial(_traced, model, positional, named, samples, regions=regions, autocast=autocast)
         traces[is_cut] = BatchTraces(record)
     costs: list[_PlanCandidate] = []
     for tp, pp in layouts:
@@ -257,12 +257,12 @@ def _rates(gpu: str | None) -> tuple[Rates, str]:
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name().lower()
         words = set(re.split(r"[\s\-_]+", name))
-        found = next((known for known in ACCELERATORS if known in words), None)
-        if found is None:
+        known_name = next((known for known in ACCELERATORS if known in words), None)
+        if known_name is None:
             raise ConfigError(
                 f"the table of rates lacks {name}; give gpu=, one of {', '.join(ACCELERATORS)}, or a plan by hand"
             )
-        return rates(found, GENERAL), ""
+        return rates(known_name, GENERAL), ""
     return rates(_ASSUMED_GPU, GENERAL), f"; this machine has no GPU, and {_ASSUMED_GPU} was assumed (gpu=)"
 
 
@@ -311,12 +311,12 @@ def _traced(
 def _loss(output: Any) -> Tensor:
     """Return a model's own loss, or the sum of all its results."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    found = [own] if isinstance(own, Tensor) else [x for x in tensors_in(output) if x.requires_grad]
-    if not found:
+    terms = [own] if isinstance(own, Tensor) else [x for x in tensors_in(output) if x.requires_grad]
+    if not terms:
         raise ConfigError(
             "the model returns no tensor with a gradient for the example; pass inputs as in training"
         )
-    return torch.stack([x.float().sum() for x in found]).sum()
+    return torch.stack([x.float().sum() for x in terms]).sum()
 
 
 def _cut(trace: Trace, tp: int, cuts: Sequence[str]) -> Trace:
@@ -343,8 +343,8 @@ def _cut(trace: Trace, tp: int, cuts: Sequence[str]) -> Trace:
 
 
 def _share(part: Part, tp: int, message: Communication) -> Part:
-    found = Part(sent=[message])
+    share = Part(sent=[message])
     for o, number in part.operations.items():
         cut = o._replace(flops=o.flops / tp, traffic=o.traffic / tp, exponentials=o.exponentials / tp)
-        found.operations[cut] += number
-    return found
+        share.operations[cut] += number
+    return share

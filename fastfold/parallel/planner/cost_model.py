@@ -301,9 +301,9 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Messages, _Messages, i
             return tuple(log.entries), (), elements
         parameters = {"all": nn.Parameter(torch.empty(elements))}
         gradients = Replicated(parameters, mesh, {}, stage=zero)
-        found = gradients.take_sample()
+        sums = gradients.take_sample()
         of_sample = tuple(log.entries)
-        gradients.finish(found)
+        gradients.finish(sums)
         gradients.all_gather_params()
         return of_sample, tuple(log.entries)[len(of_sample) :], elements
 
@@ -349,13 +349,13 @@ def synchronisation_seconds(
     if plan.replicas == 1:
         return 0.0, 0.0
     if plan.dp_shard or (dist.is_initialized() and plan.replicas == plan.dp):
-        *found, traced = _expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
+        *exchanges, traced = _expected_exchanges(plan.zero, plan.dp, plan.dp_shard)
     else:
-        *found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
+        *exchanges, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
     share = parameters / traced * workload.parameter_bytes / 4  # the exchanges are of float32
     of_sample, of_step = (
         [exchange_seconds(replace(entry, sent=entry.sent * share), plan, rates) for entry in entries]
-        for entries in found
+        for entries in exchanges
     )
     if plan.zero == 3:
         # The parameters are gathered for every pass, the gradients reduce-scattered once.

@@ -61,10 +61,10 @@ def trace(
     with nullcontext() if small else mode:
         module = build(mesh)
     if small:
-        found = fakes(module, mode, mode.from_tensor)  # which keeps the device
+        replaced = fakes(module, mode, mode.from_tensor)  # which keeps the device
         for child in module.modules():
             for table in (child._parameters, child._buffers):
-                table.update({name: found[id(x)] for name, x in table.items() if x is not None})
+                table.update({name: replaced[id(x)] for name, x in table.items() if x is not None})
     with mode:
         recorder = Recorder(module)
         with mesh.reporter.heard_by(recorder.communicated):

@@ -85,16 +85,16 @@ def read_measured(path: Path, gpu: str) -> dict[str, Any]:
         InputError: The file cannot be read.
     """
     text = read_settings_text(path, limit=_MAX_MEASUREMENTS)
-    found = _of_kernels(path, text, gpu) if path.suffix == ".csv" else _of_json(path, text, gpu)
-    table = found.get("matrix_rates", {})
+    numbers = _of_kernels(path, text, gpu) if path.suffix == ".csv" else _of_json(path, text, gpu)
+    table = numbers.get("matrix_rates", {})
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: matrix_rates: expected an object of FLOP/s by dtype")
     if set(table) - set(_DTYPES):
         raise ConfigError(f"{path}: matrix_rates: expected {' and '.join(_DTYPES)}, found {', '.join(table)}")
-    for number in (*(found[key] for key in LINKS if key in found), *table.values()):
+    for number in (*(numbers[key] for key in LINKS if key in numbers), *table.values()):
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
             raise ConfigError(f"{path}: expected rates above 0, found {number!r}")
-    return found
+    return numbers
 
 
 def _of_json(path: Path, text: str, gpu: str) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _of_kernels(path: Path, text: str, gpu: str) -> dict[str, Any]:
             copies.append(copied * 1e9)
     if not products:
         raise ConfigError(f"{path}: expected measurements of FastFold's operators, found none")
-    found: dict[str, Any] = {"matrix_rates": {dtype: statistics.median(products)}}
-    return found | ({"bandwidth": statistics.median(copies)} if copies else {})
+    numbers: dict[str, Any] = {"matrix_rates": {dtype: statistics.median(products)}}
+    return numbers | ({"bandwidth": statistics.median(copies)} if copies else {})
 
 
 @dataclass(frozen=True)
@@ -244,10 +244,10 @@ def rates(name: str, assumptions: Assumptions = TRAINING, measured: Path | None 
     }
     values = {key: getattr(sheet, key) * shares[key] for key in LINKS}
     if measured is not None:
-        found = read_measured(measured, sheet.name)
-        for dtype, rate in found.get("matrix_rates", {}).items():
+        numbers = read_measured(measured, sheet.name)
+        for dtype, rate in numbers.get("matrix_rates", {}).items():
             matrix[dtype], origin[f"matrix_rates.{dtype}"] = rate, f"measured ({measured.name})"
         for key in LINKS:
-            if key in found:
-                values[key], origin[key] = found[key], f"measured ({measured.name})"
+            if key in numbers:
+                values[key], origin[key] = numbers[key], f"measured ({measured.name})"
     return Rates(matrix, sheet=sheet, assumptions=assumptions, origin=origin, **values)

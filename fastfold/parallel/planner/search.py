@@ -116,13 +116,13 @@ def best_plans(
 
 
 def _may_be_better(
-    workload: Workload, plan: ParallelPlan, speeds: Rates, found: dict[ParallelPlan, Cost], count: int
+    workload: Workload, plan: ParallelPlan, speeds: Rates, costs: dict[ParallelPlan, Cost], count: int
 ) -> bool:
     """Return True if tracing a layout can change the answer; the check is fast, tracing is not."""
     # A pipeline divides launches by its stages, which no layout does.
     samples = workload.samples / plan.dp
     least = least_seconds(workload, plan.ranks // plan.dp, samples, speeds) / plan.pp
-    return least * imbalance(plan.ranks, speeds) < sorted(cost.seconds for cost in found.values())[count - 1]
+    return least * imbalance(plan.ranks, speeds) < sorted(cost.seconds for cost in costs.values())[count - 1]
 
 
 def _order(cost: Cost) -> tuple[float, float]:
@@ -132,12 +132,12 @@ def _order(cost: Cost) -> tuple[float, float]:
 def overrides(cost: Cost) -> list[str]:
     """Return the plan as Hydra overrides of ``fastfold train``."""
     default = ParallelPlan().to_dict()
-    found = [
+    changed = [
         f"parallel.{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in cost.plan.to_dict().items()
         if value != default[name]
     ]
-    return [*found, f"memory.checkpointing={str(cost.checkpointing).lower()}"]
+    return [*changed, f"memory.checkpointing={str(cost.checkpointing).lower()}"]
 
 
 def plan_table(costs: Sequence[Cost]) -> str:

@@ -85,27 +85,27 @@ def ring_attention(
         InputError: Shapes do not match.
         ConfigError: Ring and ``bias_group`` have different sizes.
     """
-    found = [k.shape[-3]] * group.size if sizes is None else list(sizes)
+    lengths = [k.shape[-3]] * group.size if sizes is None else list(sizes)
     if bias_group is not None and bias_group.size != group.size:
         raise ConfigError(
             f"a ring of {group.size} ranks expects a bias_group of as many, one for each shard of the keys, found "
             f"{bias_group.size}"
         )
-    columns = sum(found) if bias_group is None else found[bias_group.rank]
-    _check(q, k, v, bias, mask, found[group.rank], columns)
-    if len(found) != group.size or (causal and q.shape[-3] != k.shape[-3]):
+    columns = sum(lengths) if bias_group is None else lengths[bias_group.rank]
+    _check(q, k, v, bias, mask, lengths[group.rank], columns)
+    if len(lengths) != group.size or (causal and q.shape[-3] != k.shape[-3]):
         raise InputError(
             f"ring_attention: expected {group.size} shards of keys, and as many queries as keys if causal; found "
-            f"{q.shape[-3]} queries and shards of {found} keys over {group}"
+            f"{q.shape[-3]} queries and shards of {lengths} keys over {group}"
         )
-    masked = None if mask is None else batched(gather(mask.detach(), -1, group, found), 2) == 0
+    masked = None if mask is None else batched(gather(mask.detach(), -1, group, lengths), 2) == 0
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     kv = torch.stack((batched(k), batched(v)))
     out: Tensor
     if causal and bias is None and group.size > 1:
-        out = CausalAttention.apply(batched(q), kv, masked, CausalRing(group, found, scale))
+        out = CausalAttention.apply(batched(q), kv, masked, CausalRing(group, lengths, scale))
         return out.reshape(q.shape)
-    ring = Ring(group, found, scale, sum(found[: group.rank]) if causal else None, bias_group)
+    ring = Ring(group, lengths, scale, sum(lengths[: group.rank]) if causal else None, bias_group)
     bias = None if bias is None else batched(bias, 3)
     out = RingAttention.apply(batched(q), kv, bias, masked, ring)
     return out.reshape(q.shape)
@@ -358,10 +358,10 @@ class _BiasGradient:
     def _collect(self) -> None:
         if self.pending is not None:
             shard, pending = self.pending
-            found = pending.wait()
+            summed = pending.wait()
             assert self.ring.bias_group is not None
             if shard == self.ring.bias_group.rank:
-                self.total = found
+                self.total = summed
 
     def result(self) -> Tensor:
         self._collect()

@@ -193,9 +193,9 @@ class _SequenceAttention(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
             if func is scaled_dot_product_attention:
                 return self.attend(*args, **(kwargs or {}))
-            given = signature(multi_head_attention_forward).bind(*args, **(kwargs or {}))
-            given.apply_defaults()
-            return self.attend_heads(SimpleNamespace(**given.arguments))
+            bound = signature(multi_head_attention_forward).bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            return self.attend_heads(SimpleNamespace(**bound.arguments))
 
     def attend(
         self,
@@ -252,10 +252,12 @@ class _SequenceAttention(TorchFunctionMode):
         ``call`` has the arguments of ``torch.nn.functional.multi_head_attention_forward``.
         """
         extras = ("bias_k", "bias_v", "static_k", "static_v")
-        given = [name for name in extras if getattr(call, name) is not None]
-        given += ["add_zero_attn"] * call.add_zero_attn
-        if given:
-            raise ConfigError(f"sequence parallelism: nn.MultiheadAttention with {given[0]} is not supported")
+        unsupported = [name for name in extras if getattr(call, name) is not None]
+        unsupported += ["add_zero_attn"] * call.add_zero_attn
+        if unsupported:
+            raise ConfigError(
+                f"sequence parallelism: nn.MultiheadAttention with {unsupported[0]} is not supported"
+            )
         if call.need_weights:
             raise ConfigError(
                 "sequence parallelism: no rank has all weights of attention; call nn.MultiheadAttention with "

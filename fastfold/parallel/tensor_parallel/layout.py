@@ -63,11 +63,11 @@ class Layout:
 
     def _batch_sizes(self, batch: int) -> list[list[int]]:
         """Return for each group of ``rows`` the shards of this rank's part over the previous groups."""
-        found = []
+        sizes = []
         for group in self.rows:
-            found.append(shard_sizes(batch, group.size))
-            batch = found[-1][group.rank]
-        return found
+            sizes.append(shard_sizes(batch, group.size))
+            batch = sizes[-1][group.rank]
+        return sizes
 
     def row_sizes(self, batch: int) -> list[int] | None:
         """Return the layers' ``row_sizes`` for a whole batch that :meth:`take` cuts; None if it is not split."""
@@ -240,13 +240,13 @@ def parameter_shard_specs(module: nn.Module) -> dict[str, tuple[ShardSpec, ...]]
         0.weight [(0, 'tp', [3, 3, 2, 2])]
         0.bias [(0, 'tp', [3, 3, 2, 2])]
     """
-    found: dict[str, tuple[ShardSpec, ...]] = {}
+    specs_by_name: dict[str, tuple[ShardSpec, ...]] = {}
     for path, layer in module.named_modules(remove_duplicate=False):
         specs = getattr(layer, "shard_specs", None)
         if callable(specs):
             prefix = f"{path}." if path else ""
-            found |= {f"{prefix}{name}": tuple(of_one) for name, of_one in specs().items()}
-    return found
+            specs_by_name |= {f"{prefix}{name}": tuple(of_one) for name, of_one in specs().items()}
+    return specs_by_name
 
 
 def replicated(parameter: Tensor, groups: Sequence[Group]) -> Tensor:

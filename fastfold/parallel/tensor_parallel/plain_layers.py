@@ -41,9 +41,9 @@ def require_type(layer: nn.Module, kind: type[nn.Module], maker: str) -> None:
         ConfigError: The layer is of another class.
     """
     if type(layer) is not kind:
-        found = f"{type(layer).__module__}.{type(layer).__qualname__}"
+        actual = f"{type(layer).__module__}.{type(layer).__qualname__}"
         raise ConfigError(
-            f"{maker} expects exactly torch.nn.{kind.__name__}, found {found}, whose own computation would be lost; "
+            f"{maker} expects exactly torch.nn.{kind.__name__}, found {actual}, whose own computation would be lost; "
             "leave this layer out of layers=, or give a function that cuts it and has to_plain()"
         )
 
@@ -102,11 +102,11 @@ def check_restored(before: Signature, cut: nn.Module) -> None:
         raise ConfigError(f"{type(cut).__name__} needs a method to_plain() for checkpoints")
     after = signature(to_plain())
     for name in dict.fromkeys([*before, *after]):
-        expected, found = before.get(name), after.get(name)
-        if expected != found:
+        expected, restored = before.get(name), after.get(name)
+        if expected != restored:
             raise ConfigError(
-                f"{type(cut).__name__} does not keep {name}: expected {_shown(expected)}, found {_shown(found)} from "
-                "to_plain(); leave this layer out of layers=, or cut it by a function of your own"
+                f"{type(cut).__name__} does not keep {name}: expected {_shown(expected)}, found {_shown(restored)} "
+                "from to_plain(); leave this layer out of layers=, or cut it by a function of your own"
             )
 
 
@@ -162,8 +162,8 @@ def check_alike(module: nn.Module, group: Group, cut: Iterable[str]) -> None:
         state = zlib.crc32(torch.get_rng_state().numpy().tobytes())
         if device.type == "cuda":
             state = zlib.crc32(torch.cuda.get_rng_state(device).numpy().tobytes(), state)
-        found = async_ops.gather_numbers(torch.tensor(state, device=device), group)
-        if not bool((found == state).all()):
+        states = async_ops.gather_numbers(torch.tensor(state, device=device), group)
+        if not bool((states == state).all()):
             name = drawing[0] or type(module).__name__
             raise ConfigError(
                 f"{name} draws numbers for one tensor on every rank of {group.name}, and the ranks' random number "

@@ -99,8 +99,8 @@ def pairwise_scores(ca: np.ndarray, copies: ChainCandidates | None = None) -> tu
                     copies.rows(map_chains(copies, other, points[i], mask, mask))
                 ).unbind(-1)
                 other[there] = other[here]
-        found = rmsd(others, points[i].expand_as(others), mask.expand(len(others), -1))
-        distances[i, i + 1 :] = distances[i + 1 :, i] = found.numpy()
+        rmsds = rmsd(others, points[i].expand_as(others), mask.expand(len(others), -1))
+        distances[i, i + 1 :] = distances[i + 1 :, i] = rmsds.numpy()
         for j in range(i + 1, number):
             scores[i, j] = scores[j, i] = tm_score(others[j - i - 1], points[i], mask, quick=True)
     return scores, distances
@@ -147,11 +147,11 @@ def superpose_on_mean(ca: np.ndarray) -> np.ndarray:
         change, mean = float((updated - mean).abs().max()), updated
         if change < 1e-6:
             break
-    found = points.numpy()
-    center = found.mean((0, 1))
-    axes = np.linalg.svd(found.mean(0) - center, full_matrices=True)[2]
+    superposed = points.numpy()
+    center = superposed.mean((0, 1))
+    axes = np.linalg.svd(superposed.mean(0) - center, full_matrices=True)[2]
     axes[2] *= np.linalg.det(axes)
-    return (found - center) @ axes.T
+    return (superposed - center) @ axes.T
 
 
 def principal_components(superposed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -186,10 +186,10 @@ def superposed_protein(ensemble: Ensemble, analysis: Analysis, member: int) -> P
 def _compare(ensemble: Ensemble, path: Path) -> EnsembleState:
     state = read_logged(path, COMPARISON, whole=True)
     own = default_names(ensemble.members[0].protein).chain_ids
-    found = [compare_structures(member.protein, state) for member in ensemble.members]
-    scores, distances = [one.tm_score for one in found], [one.rmsd_ca for one in found]
+    comparisons = [compare_structures(member.protein, state) for member in ensemble.members]
+    scores, distances = [one.tm_score for one in comparisons], [one.rmsd_ca for one in comparisons]
     chains = [
         {member.chains[own.index(ours)]: theirs for ours, theirs in one.chain_mapping.items()}
-        for member, one in zip(ensemble.members, found, strict=True)
+        for member, one in zip(ensemble.members, comparisons, strict=True)
     ]
     return EnsembleState(path.name, np.array(scores), np.array(distances), tuple(chains))

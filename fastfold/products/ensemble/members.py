@@ -27,7 +27,7 @@ SMALLEST = 3  #: Smallest number of predictions of an ensemble
 class Member:
     """Prediction of an ensemble."""
 
-    found: FoundPrediction
+    prediction: FoundPrediction  #: The prediction and its files
     protein: Protein  #: Its structure; copies of a chain are in the order that fits the first member
     #: Number of each chain in the files, ``[C]``, and place of each residue, ``[N]``
     chain_order: np.ndarray
@@ -36,29 +36,29 @@ class Member:
     @property
     def name(self) -> str:
         """Common beginning of the file names."""
-        return self.found.stem
+        return self.prediction.stem
 
     @property
     def sample(self) -> str:
         """Method and number of the sample; empty for a prediction without sampling."""
-        values = self.found.scores.get("sample")
+        values = self.prediction.scores.get("sample")
         return sample_label(values) if isinstance(values, dict) else ""
 
     @property
     def chains(self) -> list[str]:
         """Name of each chain in the files."""
-        names = scored_names(self.found.scores).chain_ids
+        names = scored_names(self.prediction.scores).chain_ids
         return [names[number] for number in self.chain_order]
 
     @property
     def plddt(self) -> np.ndarray:
         """PLDDT ``[N]`` of the residues, 0 to 100."""
-        return np.asarray(self.found.scores["plddt"], np.float64)[self.residue_order]
+        return np.asarray(self.prediction.scores["plddt"], np.float64)[self.residue_order]
 
     @property
     def mean_plddt(self) -> float:
         """Mean pLDDT of all residues."""
-        return float(np.mean(self.found.scores["plddt"]))
+        return float(np.mean(self.prediction.scores["plddt"]))
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Ensemble:
     @property
     def lengths(self) -> list[int]:
         """Number of residues of each chain."""
-        return [len(sequence) for sequence in self.members[0].found.scores["sequences"]]
+        return [len(sequence) for sequence in self.members[0].prediction.scores["sequences"]]
 
     @property
     def numbers(self) -> np.ndarray:
         """Residue numbers ``[N]`` in the whole proteins, from 1."""
-        return residue_numbers(self.members[0].found.scores)
+        return residue_numbers(self.members[0].prediction.scores)
 
     @cached_property
     def present(self) -> np.ndarray:
@@ -110,17 +110,17 @@ def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: flo
     """
     predictions = find_predictions(directory)
     by_target: dict[str, list[FoundPrediction]] = {}
-    for found in predictions:
-        if target in (None, found.target, found.scores["name"]):
-            by_target.setdefault(found.target, []).append(found)
+    for one in predictions:
+        if target in (None, one.target, one.scores["name"]):
+            by_target.setdefault(one.target, []).append(one)
     if target is not None and not by_target:
         names = ", ".join(repr(name) for name in dict.fromkeys(one.target for one in predictions))
         raise ConfigError(f"`target`: {directory} has no target {target!r}; it has {names or 'none'}")
     kept = {
-        name: [one for one in found if np.mean(one.scores["plddt"]) >= min_plddt]
-        for name, found in by_target.items()
+        name: [one for one in group if np.mean(one.scores["plddt"]) >= min_plddt]
+        for name, group in by_target.items()
     }
-    if not any(len(found) >= SMALLEST for found in kept.values()):
+    if not any(len(group) >= SMALLEST for group in kept.values()):
         most = max(map(len, kept.values()), default=0)
         of = f" of mean pLDDT {min_plddt:g} or more" if min_plddt else ""
         raise InputError(
@@ -128,24 +128,24 @@ def read_ensembles(directory: Path, *, target: str | None = None, min_plddt: flo
             "fastfold infer --sample",
             path=directory,
         )
-    return [Ensemble(name, _members(found)) for name, found in kept.items() if len(found) >= SMALLEST]
+    return [Ensemble(name, _members(group)) for name, group in kept.items() if len(group) >= SMALLEST]
 
 
 def _members(predictions: Sequence[FoundPrediction]) -> list[Member]:
     members: list[Member] = []
-    for found in predictions:
-        path = found.files.get(".cif") or found.files.get(".pdb")
+    for prediction in predictions:
+        path = prediction.files.get(".cif") or prediction.files.get(".pdb")
         if path is None:
-            raise InputError("has no structure file; fold it again", path=found.stem)
+            raise InputError("has no structure file; fold it again", path=prediction.stem)
         protein = structure_to_protein(read_structure(path))
-        if [len(one) for one in protein.sequences] != [len(one) for one in found.scores["sequences"]]:
+        if [len(one) for one in protein.sequences] != [len(one) for one in prediction.scores["sequences"]]:
             raise InputError("has other chains than the scores file; fold it again", path=path)
         if members and protein.sequences != members[0].protein.sequences:
             raise InputError(
                 f"expected the chains of {members[0].name}, found others; analyse targets in separate folders",
                 path=path,
             )
-        members.append(_in_order(found, protein, members[0].protein if members else protein))
+        members.append(_in_order(prediction, protein, members[0].protein if members else protein))
     return members
 
 

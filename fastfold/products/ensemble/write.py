@@ -53,7 +53,7 @@ def write_ensembles(
         require_package("matplotlib", "Pictures of an ensemble")
     if not 0 < similarity <= 1:
         raise ConfigError(f"`similarity` must be over 0 and at most 1, found {similarity:g}")
-    found = {}
+    analyses = {}
     for ensemble in read_ensembles(directory, target=target, min_plddt=min_plddt):
         number = len(ensemble.members)
         if num_clusters is not None and num_clusters > number:
@@ -63,9 +63,9 @@ def write_ensembles(
         analysis = analyse(ensemble, similarity=similarity, num_clusters=num_clusters, references=references)
         for name, content in _files(ensemble, analysis, plots=plots).items():
             write_atomic(directory / f"{ensemble.target}{name}", content)
-        found[ensemble.target] = analysis
+        analyses[ensemble.target] = analysis
         say(f"{ensemble.target}: {_conclusion(analysis)}")
-    return found
+    return analyses
 
 
 def _files(ensemble: Ensemble, analysis: Analysis, *, plots: bool) -> dict[str, str | bytes]:
@@ -137,7 +137,7 @@ def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:
         head += [f"tm_score {state.name}", f"rmsd {state.name}"]
     lines: list[list[Any]] = [head]
     for k, member in enumerate(ensemble.members):
-        scores = member.found.scores
+        scores = member.prediction.scores
         line = [member.name, scores["model"], scores["seed"], member.sample, f"{member.mean_plddt:.2f}"]
         line += [analysis.clusters[k], "yes" if k in analysis.representatives else "no"]
         line += [f"{value:.4f}" for value in analysis.components[k]]
@@ -150,7 +150,7 @@ def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:
 def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
     protein = ensemble.members[0].protein
     plddt = np.mean([member.plddt for member in ensemble.members], axis=0)
-    letters, names = "".join(protein.sequences), scored_names(ensemble.members[0].found.scores)
+    letters, names = "".join(protein.sequences), scored_names(ensemble.members[0].prediction.scores)
     lines: list[list[Any]] = [["chain", "residue", "letter", "fluctuation", "plddt"]]
     for place, value in zip(ensemble.present, analysis.fluctuation, strict=True):
         chain, number = names.chain_ids[protein.chain_index[place]], names.numbers[place]

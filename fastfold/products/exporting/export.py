@@ -97,18 +97,18 @@ class ExportedNetwork:
         else:
             tensors = ({name: torch.stack([one[name] for one in padded]) for name in self.names},)
         with torch.inference_mode():
-            found: Tensors = self.run(*tensors)
+            outputs: Tensors = self.run(*tensors)
         pairs, n = ("prev_pair", "pae"), residues  # without padding
-        return {name: value[:n, :n] if name in pairs else value[:n] for name, value in found.items()}
+        return {name: value[:n, :n] if name in pairs else value[:n] for name, value in outputs.items()}
 
     def _padded(self, previous: Tensors | None) -> Tensors:
         """Return the padded results of the previous pass; zeros for the first."""
-        found = {name: torch.zeros(list(size)) for name, size in self.sizes.items()}
-        for name, value in found.items() if previous is not None else ():
+        padded = {name: torch.zeros(list(size)) for name, size in self.sizes.items()}
+        for name, value in padded.items() if previous is not None else ():
             own = previous[name]  # type: ignore[index]
             where = (slice(len(own)), slice(len(own))) if name == "prev_pair" else (slice(len(own)),)
             value[where] = own
-        return found
+        return padded
 
 
 def export(

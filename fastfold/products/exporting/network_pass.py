@@ -52,7 +52,7 @@ class NetworkPass(nn.Module):
             with the head, ``pae [N, N]`` in Å.
         """
         representations, structure = self.model.iterate([dict(features)], dict(previous))
-        found = {
+        outputs = {
             "prev_pos": structure["final_atom_positions"],
             "prev_msa_first_row": representations["msa_first_row"],
             "prev_pair": representations["pair"],
@@ -62,8 +62,8 @@ class NetworkPass(nn.Module):
         }
         if "predicted_aligned_error" in self.model.heads:
             head = self.model.heads["predicted_aligned_error"](representations)
-            found["pae"] = predicted_aligned_error(head["logits"], head["breaks"])[0]
-        return found
+            outputs["pae"] = predicted_aligned_error(head["logits"], head["breaks"])[0]
+        return outputs
 
 
 class UnrolledPasses(nn.Module):
@@ -79,19 +79,21 @@ class UnrolledPasses(nn.Module):
 
     def forward(self, features: Tensors) -> Tensors:
         """Return the outputs of the last pass, from features with a leading axis of passes."""
-        found = first_previous(self.step.model, features["aatype"].shape[-1])
+        outputs = first_previous(self.step.model, features["aatype"].shape[-1])
         is_over = is_stable = torch.zeros((), dtype=torch.bool)
         for cycle in range(self.num_recycles + 1):
-            previous = {name: found[name] for name in _RECYCLED}
+            previous = {name: outputs[name] for name in _RECYCLED}
             updated = self.step({name: value[cycle] for name, value in features.items()}, previous)
             if self.tolerance > 0:
                 change = distance_change(previous, updated, features["seq_mask"][cycle])
                 if cycle > 1:
-                    updated = {name: torch.where(is_over, found[name], new) for name, new in updated.items()}
+                    updated = {
+                        name: torch.where(is_over, outputs[name], new) for name, new in updated.items()
+                    }
                 # One more pass follows the first stable one.
                 is_over, is_stable = is_stable, is_stable | (change <= self.tolerance)
-            found = updated
-        return found
+            outputs = updated
+        return outputs
 
 
 def first_previous(model: AlphaFold, residues: int) -> Tensors:
@@ -106,12 +108,12 @@ def read_features(model: AlphaFold, shape: LengthClass) -> tuple[Tensors, list[s
     """
     target = target_from_sequence("A" * min(_SHORT, shape.residues))
     sampler = featurize(target.chains, [([], [])], model.config)
-    found = {name: torch.as_tensor(np.asarray(value)) for name, value in sampler.sample(0).items()}
-    reads = _Reads(found)
+    features = {name: torch.as_tensor(np.asarray(value)) for name, value in sampler.sample(0).items()}
+    reads = _Reads(features)
     with torch.enable_grad():  # without gradients empty templates are not read
         model.iterate([reads], first_previous(model, len(target.chains[0].sequence)))  # type: ignore[list-item]
-    read = pad_features({name: found[name] for name in sorted(reads.names & found.keys())}, shape)
-    return read, sorted((reads.names | {"initial_positions"}) - found.keys())
+    read = pad_features({name: features[name] for name in sorted(reads.names & features.keys())}, shape)
+    return read, sorted((reads.names | {"initial_positions"}) - features.keys())
 
 
 def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:
@@ -120,7 +122,7 @@ def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:
     A ValueError names a feature that exceeds the class.
     """
     rows = {"msa": shape.clusters, "extra": shape.extra, "template": shape.templates}
-    found = {}
+    padded = {}
     for name, value in features.items():
         number = rows.get(name.partition("_")[0])
         leading = [shape.residues, shape.residues] if name in _OF_PAIRS else [shape.residues]
@@ -130,8 +132,8 @@ def pad_features(features: Mapping[str, Tensor], shape: LengthClass) -> Tensors:
         if any(size > most for size, most in zip(value.shape, wanted, strict=True)):
             raise ValueError(f"{name} has shape {list(value.shape)}, the class {wanted}")
         amounts = [n for size, most in zip(value.shape, wanted, strict=True) for n in (most - size, 0)]
-        found[name] = F.pad(value, amounts[::-1])
-    return found
+        padded[name] = F.pad(value, amounts[::-1])
+    return padded
 
 
 class _Reads(UserDict[str, Any]):

@@ -88,13 +88,13 @@ def _check_no_header(text: str, path: Path, line: int) -> None:
 
 def _variant(target: Target, text: str, path: Path | None, line: int | None) -> Variant:
     try:
-        found = [_mutation(target, part) for part in re.split(r"[+,\s]+", text)]
-        places = [(index, one.number) for one in found for index in one.chains]
+        mutations = [_mutation(target, part) for part in re.split(r"[+,\s]+", text)]
+        places = [(index, one.number) for one in mutations for index in one.chains]
         if len(set(places)) < len(places):
             raise InputError(f"{text[:40]!r} changes a residue twice")
     except InputError as error:
         raise InputError(str(error), path=path, line=line) from None
-    return tuple(sorted(found, key=lambda one: (one.chains, one.number)))
+    return tuple(sorted(mutations, key=lambda one: (one.chains, one.number)))
 
 
 def _mutation(target: Target, text: str) -> Mutation:
@@ -158,7 +158,7 @@ def _scan(target: Target, positions: str | None) -> Iterator[Variant]:
 
 def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
     """Parse positions such as ``5-20,B:3``."""
-    found = set()
+    positions = set()
     for part in text.split(","):
         if (match := _RANGE.fullmatch(part.strip())) is None:
             raise ConfigError(f"`positions`: expected residues such as 5-20,30 or B:3, found {part[:20]!r}")
@@ -169,8 +169,8 @@ def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
                 _check_residue(named, number, f"`positions={part.strip()}`")
             except InputError as error:
                 raise ConfigError(str(error)) from None
-            found.add((chains, number))
-    return found
+            positions.add((chains, number))
+    return positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,12 +203,12 @@ def mutant_targets(
     suffixes = [f"_{'+'.join(map(str, one)).replace(':', '-')}" for one in variants]
     records = [f"{target.record}{suffix}" for suffix in suffixes]
     stems = unique_stems([target.name, *(f"{target.name}{suffix}" for suffix in suffixes)])[1:]
-    found = []
+    mutants = []
     for variant, record, stem in zip(variants, records, stems, strict=True):
         chains = tuple(_mutant_chain(chain, index, variant) for index, chain in enumerate(target.chains))
         own = MutantAlignments(alignments, target.chains, chains)
-        found.append(replace(target, name=stem, record=record, chains=chains, alignments=own, warnings=()))
-    return found
+        mutants.append(replace(target, name=stem, record=record, chains=chains, alignments=own, warnings=()))
+    return mutants
 
 
 def _mutant_chain(chain: Chain, index: int, variant: Variant) -> Chain:
@@ -239,5 +239,5 @@ def mutated_residues(target: Target, variant: Variant) -> np.ndarray:
     """Return the indices of a mutant's changed residues among all residues of a target, int64."""
     starts = np.cumsum([0, *(len(chain.sequence) for chain in target.chains)])
     places = [(index, one.number) for one in variant for index in one.chains]
-    found = [starts[index] + target.chains[index].numbers.index(number) for index, number in places]
-    return np.array(found, np.int64)
+    residues = [starts[index] + target.chains[index].numbers.index(number) for index, number in places]
+    return np.array(residues, np.int64)

@@ -103,17 +103,17 @@ def _row(
     """Return the scores of a mutant, from pairs of a prediction of the wild type and one of the mutant."""
     each = [_difference(old, new, sites) for old, new in pairs]
     strain = effective_strain(np.stack([old.ca for old, _ in pairs]), np.stack([new.ca for _, new in pairs]))
-    found: dict[str, Any] = {name: mean_score(one.get(name) for one in each) for name in _MEANS}
-    found |= {"strain": _finite_mean(strain), "strain_site": _finite_mean(strain[sites])}
-    found["largest_strain"] = None
+    row: dict[str, Any] = {name: mean_score(one.get(name) for one in each) for name in _MEANS}
+    row |= {"strain": _finite_mean(strain), "strain_site": _finite_mean(strain[sites])}
+    row["largest_strain"] = None
     if np.isfinite(strain).any():
         at = int(np.nanargmax(strain))
-        found["largest_strain"] = f"{strain[at]:.4f} at {_residue(wild_type, at)}"
-    return found | {"predictions": len(pairs)}
+        row["largest_strain"] = f"{strain[at]:.4f} at {_residue(wild_type, at)}"
+    return row | {"predictions": len(pairs)}
 
 
 def _difference(old: _MutantFold, new: _MutantFold, sites: np.ndarray) -> dict[str, float | None]:
-    found: dict[str, float | None] = {
+    scores: dict[str, float | None] = {
         "plddt": float(new.plddt.mean()),
         "ptm": new.ptm,
         "dplddt": float((new.plddt - old.plddt).mean()),
@@ -121,12 +121,12 @@ def _difference(old: _MutantFold, new: _MutantFold, sites: np.ndarray) -> dict[s
     }
     for name in ("ptm", "iptm"):
         before, after = getattr(old, name), getattr(new, name)
-        found[f"d{name}"] = None if before is None or after is None else after - before
+        scores[f"d{name}"] = None if before is None or after is None else after - before
     if old.pae is not None and new.pae is not None:
         change = new.pae.astype(np.float64) - old.pae
-        found["dpae"] = float(change.mean())
-        found["dpae_site"] = float((change[sites].mean() + change[:, sites].mean()) / 2)
-    return found
+        scores["dpae"] = float(change.mean())
+        scores["dpae_site"] = float((change[sites].mean() + change[:, sites].mean()) / 2)
+    return scores
 
 
 def _residue(target: Target, index: int) -> str:

@@ -74,7 +74,7 @@ def run_score(options: argparse.Namespace) -> int:
     from fastfold.products.score.run import TABLE, Protocol, run_scores
 
     protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
-    given = field_values(options, ScreenOptions)
-    workers = ScreenOptions(**given) if given else None
+    settings = field_values(options, ScreenOptions)
+    workers = ScreenOptions(**settings) if settings else None
     summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)
     return print_summary(summary, request.output, done="scored", table=TABLE)

@@ -97,8 +97,8 @@ def run_scores(
         """Read the structures, on the first of several processes alone."""
         check_networks(requested_networks(request.weights, options.num_models), protocol)
         structures = write_objects(files, request.output / STRUCTURES)
-        found, errors = structure_targets(structures, protocol.use, protocol.shows_targets, searches)
-        targets[:] = found if prefix is None else number_targets(found, prefix)
+        scored, errors = structure_targets(structures, protocol.use, protocol.shows_targets, searches)
+        targets[:] = scored if prefix is None else number_targets(scored, prefix)
         return list(targets), errors
 
     request = replace(request, inputs=read, config=config, options=options)
@@ -132,8 +132,8 @@ def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[st
     Targets without predictions are left out; ``predictions`` has the ``id`` of each target's, by its name.
     """
     folder = ResultsFolder(output)
-    found = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
-    rows = [row for row in found if row is not None]
+    all_rows = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
+    rows = [row for row in all_rows if row is not None]
     rows.sort(key=lambda row: (row["composite"] is None, -(row["composite"] or 0.0), row["name"]))
     path = output / TABLE
     write_atomic(path, score_table(COLUMNS, rows))
@@ -143,22 +143,22 @@ def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[st
 def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> dict[str, Any] | None:
     """Return the mean scores of a structure; None without predictions."""
     results = folder.target(target)
-    found = []
+    rows = []
     for record in results.records():
         if record.id not in predictions:
             continue
         scores = read_scores(results.path(record, "_scores.json"))
-        given, interfaces = scores["given_structure"], scores.get("interfaces") or {}
+        compared, interfaces = scores["given_structure"], scores.get("interfaces") or {}
         own = {"plddt": scores.get("mean_plddt"), "ptm": scores["ptm"], "iptm": scores["iptm"]}
-        found.append(own | {name: interfaces.get(name) for name in LARGEST_OF_PAIRS} | given)
-    if not found:
+        rows.append(own | {name: interfaces.get(name) for name in LARGEST_OF_PAIRS} | compared)
+    if not rows:
         return None
-    means = {name: mean_score(one.get(name) for one in found) for name in _MEANS}
-    geometry = mapping_of(found[0], "geometry")
+    means = {name: mean_score(one.get(name) for one in rows) for name in _MEANS}
+    geometry = mapping_of(rows[0], "geometry")
     own = {key: geometry.get(key) for key in LISTED_GEOMETRY}
     own["geometry"] = "; ".join(map(str, geometry.get("problems", []))) or "ok"
     about = own | {"name": results.stem, "residues": target.num_residues, "chains": len(target.chains)}
-    return means | about | {"predictions": len(found), "file": target.source}
+    return means | about | {"predictions": len(rows), "file": target.source}
 
 
 def write_objects(inputs: Sequence[Any], folder: Path) -> list[Path]:
@@ -203,7 +203,7 @@ def structure_targets(
             errors.append(error)
     files = list(dict.fromkeys(files))
     repeated = Counter(map(structure_name, files))
-    found = []
+    targets = []
     for file in files:
         name = structure_name(file)
         record = f"{file.resolve().parent.name}_{name}" if repeated[name] > 1 else name
@@ -214,15 +214,20 @@ def structure_targets(
             continue
         if not searches:
             target = replace(target, alignments=tuple(([], []) for _ in target.chains))
-        found.append(FoundTarget(target, file, 1))
-    return unique_targets(found, errors), errors
+        targets.append(FoundTarget(target, file, 1))
+    return unique_targets(targets, errors), errors
 
 
-def _read_target(path: Path, record: str, given: GivenStructure) -> Target:
+def _read_target(path: Path, record: str, scored: GivenStructure) -> Target:
     structure = read_observed(path, SCORE)
     chains = structure_chains(structure, record)
-    if given.shows_targets and len(chains) == 1:
+    if scored.shows_targets and len(chains) == 1:
         raise InputError("has one chain; `show_target` needs a binder and its target", path=path)
     return Target(
-        name=record, chains=chains, source=str(path), record=record, warnings=structure.warnings, given=given
+        name=record,
+        chains=chains,
+        source=str(path),
+        record=record,
+        warnings=structure.warnings,
+        scored_structure=scored,
     )

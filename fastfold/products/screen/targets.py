@@ -35,9 +35,9 @@ def screen_targets(
         known, errors = read_proteins(lists.proteins)
 
     def partners(path: Path) -> list[Partner]:
-        found, wrong = read_partners(path, known)
+        proteins, wrong = read_partners(path, known)
         errors.extend(wrong)
-        return found
+        return proteins
 
     tables = [path for path in lists.inputs if is_pair_table(path)]
     names = [path for path in lists.inputs if known is not None and path not in tables and is_name_list(path)]
@@ -52,11 +52,11 @@ def screen_targets(
     errors += wrong
     for path in (*tables, *names):
         try:
-            found, wrong = (read_pair_table if path in tables else read_complexes)(path, known)
+            complexes, wrong = (read_pair_table if path in tables else read_complexes)(path, known)
         except InputError as error:
             errors.append(error)
             continue
-        targets += found
+        targets += complexes
         errors += wrong
     if lists.all_vs_all is not None:
         targets += all_against_all(partners(lists.all_vs_all), homodimers=lists.homodimers)

@@ -72,13 +72,13 @@ def create_app(service: Service) -> FastAPI:
     def user(request: Request, _: Annotated[Any, Depends(scheme)]) -> str:
         if service.tokens is None:
             return LOCAL_USER
-        if (found := service.tokens.user(request.headers.get("authorization"))) is None:
+        if (name := service.tokens.user(request.headers.get("authorization"))) is None:
             raise HTTPException(
                 401,
                 "missing or unknown token; send it as 'Authorization: Bearer TOKEN'",
                 {"WWW-Authenticate": 'Bearer, Basic realm="FastFold"'},
             )
-        return found
+        return name
 
     User = Annotated[str, Depends(user)]
 
@@ -88,10 +88,10 @@ def create_app(service: Service) -> FastAPI:
         return service.tokens.user(headers.get(b"authorization", b"").decode("latin-1"))
 
     def own_job(job: str, owner: User) -> QueuedJob:
-        found = service.queue.get(job, owner) if ID.fullmatch(job) else None
-        if found is None:
+        own = service.queue.get(job, owner) if ID.fullmatch(job) else None
+        if own is None:
             raise HTTPException(404, "no such job of this user; GET /v1/jobs lists them")
-        return found
+        return own
 
     Job = Annotated[QueuedJob, Depends(own_job)]
 
@@ -123,31 +123,31 @@ def create_app(service: Service) -> FastAPI:
         return [service.view(one) for one in service.queue.jobs(owner, state=state, limit=limit)]
 
     @app.get("/v1/jobs/{job}", tags=["jobs"])
-    def poll(found: Job) -> JobView:
+    def poll(own: Job) -> JobView:
         """Return a job."""
-        return service.view(found)
+        return service.view(own)
 
     @app.delete("/v1/jobs/{job}", status_code=204, tags=["jobs"], responses={409: {"model": Problem}})
-    def remove(found: Job) -> None:
+    def remove(own: Job) -> None:
         """Cancel a waiting job, or remove an answered one with its files."""
-        if not service.remove(found):
+        if not service.remove(own):
             raise HTTPException(409, "the job is running; remove it after its answer")
 
     @app.get("/v1/jobs/{job}/events", tags=["jobs"], response_class=StreamingResponse)
     async def events(
-        found: Job, last_event_id: Annotated[str | None, Header(description="resume after it")] = None
+        own: Job, last_event_id: Annotated[str | None, Header(description="resume after it")] = None
     ) -> StreamingResponse:
         """Stream progress and changes of state as server-sent events, until the answer."""
         offset = int(last_event_id) if last_event_id and re.fullmatch(r"\d{1,15}", last_event_id) else 0
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(
-            _events(service, found, offset), media_type="text/event-stream", headers=headers
+            _events(service, own, offset), media_type="text/event-stream", headers=headers
         )
 
     @app.get("/v1/jobs/{job}/files/{name}", tags=["results"], response_class=FileResponse)
-    def file(found: Job, name: str) -> FileResponse:
+    def file(own: Job, name: str) -> FileResponse:
         """Fetch a file that the job lists."""
-        return _file(service, found, name, attached=True)
+        return _file(service, own, name, attached=True)
 
     @app.get("/v1/jobs/{job}/page", tags=["results"], status_code=303, response_class=RedirectResponse)
     def page(own: Job) -> RedirectResponse:

@@ -110,8 +110,8 @@ class Client:
             RefusedError: The target or a setting is invalid, does not fit, or a limit is reached.
             NetworkError: The server cannot be reached.
         """
-        given = {"sequence": sequence, "fasta": fasta, "a3m": a3m}
-        body: dict[str, Any] = {kind: text for kind, text in given.items() if text is not None}
+        texts = {"sequence": sequence, "fasta": fasta, "a3m": a3m}
+        body: dict[str, Any] = {kind: text for kind, text in texts.items() if text is not None}
         body |= {"name": name, "complex": complex, "priority": priority, "settings": dict(settings or {})}
         body["templates"] = [{"name": k, "text": text} for k, text in (templates or {}).items()]
         headers = {"Content-Type": "application/json", "Idempotency-Key": key or secrets.token_hex(16)}
@@ -175,13 +175,13 @@ class Client:
 
         ``on_line`` is called with each line of its progress.
         """
-        found: Job = {}
+        answered: Job = {}
         for kind, value in self.events(job):
             if kind == "progress":
                 on_line(value)
             else:
-                found = value
-        return found
+                answered = value
+        return answered
 
     def download(
         self, job: Job, folder: str | os.PathLike[str], names: Sequence[str] | None = None
@@ -276,10 +276,10 @@ def read_templates(paths: Sequence[Path]) -> dict[str, str]:
     """Return the content of template structures by name, or raise ConfigError or InputError."""
     from fastfold.utils.text_files import read_text_bytes
 
-    found: dict[str, str] = {}
+    contents: dict[str, str] = {}
     for path in paths:
         name = path.name.removesuffix(".gz")
-        if name in found:
+        if name in contents:
             raise ConfigError(f"`templates`: two files are named {name}; rename one")
-        found[name] = read_text_bytes(path, limit=_MAX_TEMPLATE).decode("utf-8", "replace")
-    return found
+        contents[name] = read_text_bytes(path, limit=_MAX_TEMPLATE).decode("utf-8", "replace")
+    return contents

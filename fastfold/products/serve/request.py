@@ -72,23 +72,23 @@ class JobRequest:
 
     def config(self, base: InferConfig) -> InferConfig:
         """Return the server's settings of folds with those of the request, or raise ConfigError."""
-        given = {name: value for name, value in self.settings.items() if name in SETTINGS}
-        found = replace(base, **given)
-        if len(found.seeds) > MAX_SEEDS:
-            raise ConfigError(f"seeds: expected at most {MAX_SEEDS}, found {len(found.seeds)}")
-        return found
+        requested = {name: value for name, value in self.settings.items() if name in SETTINGS}
+        config = replace(base, **requested)
+        if len(config.seeds) > MAX_SEEDS:
+            raise ConfigError(f"seeds: expected at most {MAX_SEEDS}, found {len(config.seeds)}")
+        return config
 
     def options(self, base: RunOptions, folder: Path) -> RunOptions:
         """Return the server's options of runs with those of the request, or raise ConfigError.
 
         The folder of the job has the templates.
         """
-        given = {name: value for name, value in self.settings.items() if name in RUN_SETTINGS}
-        number = given.get("num_models")
+        requested = {name: value for name, value in self.settings.items() if name in RUN_SETTINGS}
+        number = requested.get("num_models")
         if number is not None and number < 1:
             raise ConfigError(f"num_models must be at least 1, found {number}")
         structures = tuple(folder / name for name in self._template_files())
-        return replace(base, templates=replace(base.templates, structures=structures), **given)
+        return replace(base, templates=replace(base.templates, structures=structures), **requested)
 
     def fingerprint(self) -> str:
         """Return a hash of the settings: jobs with equal ones can be folded together."""

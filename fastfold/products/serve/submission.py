@@ -78,10 +78,10 @@ class Submission(BaseModel):
     def request(self) -> JobRequest:
         """Return the request to store, or raise ConfigError if fields contradict each other."""
         kinds: tuple[Kind, ...] = get_args(Kind)
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
+        sent = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(sent) != 1:
             raise ConfigError(
-                f"expected exactly one of sequence, fasta and a3m, found {' and '.join(given) or 'none'}"
+                f"expected exactly one of sequence, fasta and a3m, found {' and '.join(sent) or 'none'}"
             )
         if self.complex and self.fasta is None:
             raise ConfigError("complex belongs to fasta; in a sequence, ':' joins the chains")
@@ -91,8 +91,8 @@ class Submission(BaseModel):
         if repeated := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"templates: two are named {repeated}; rename one")
         return JobRequest(
-            given[0],
-            getattr(self, given[0]),
+            sent[0],
+            getattr(self, sent[0]),
             self.name,
             self.complex,
             {one.name: one.text for one in self.templates},

@@ -46,15 +46,15 @@ def run_verify(options: argparse.Namespace) -> int:
     precision, _ = choose_precision(options.precision, device)
     asked: dict[str, Any] = {} if precision == "fp32" else {"precision": precision}
     failed = total = skipped = 0
-    runs = [run for given in options.directories for run in recorded_runs(given)] or [RECORD]
+    runs = [run for folder in options.directories for run in recorded_runs(folder)] or [RECORD]
     for directory in runs:
         print(f"{directory} on {device}" + (f" in {precision}" if asked else ""))
         print(f"{'output':<76} {'relative':>9} {'largest':>9}")
         try:
-            for found in verify(directory, device=str(device), **asked):
-                verdict = "pass" if found.passed else "FAIL"
-                print(f"{found.name:<76} {found.relative_error:9.1e} {found.largest_error:9.1e} {verdict}")
-                failed, total = failed + (not found.passed), total + 1
+            for output in verify(directory, device=str(device), **asked):
+                verdict = "pass" if output.passed else "FAIL"
+                print(f"{output.name:<76} {output.relative_error:9.1e} {output.largest_error:9.1e} {verdict}")
+                failed, total = failed + (not output.passed), total + 1
         except InputError as error:
             if len(runs) == 1:
                 raise

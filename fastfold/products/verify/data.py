@@ -114,8 +114,8 @@ def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> It
     if path.suffix == ".sto":
         check_present(directory / "uniref90_hits.sto", database / "pdb_seqres.txt")
         alignment = read_alignment(directory / "uniref90_hits.sto", query=query)
-        found = hmmsearch(alignment, database / "pdb_seqres.txt")
-        yield _text("search", _without_program(found), _without_program(path.read_text()))
+        hits_text = hmmsearch(alignment, database / "pdb_seqres.txt")
+        yield _text("search", _without_program(hits_text), _without_program(path.read_text()))
     hits = read_hits(path, query)
     yield from _hits(hits, expected)
     decisions = _json(directory / DECISIONS)
@@ -322,17 +322,17 @@ def _alignments(directory: Path, chains: tuple[Chain, ...], is_complex: bool) ->
     if next(directory.rglob("*_hits.*"), None) is None:
         message = "contains no alignments of the query (*_hits.sto, *_hits.a3m); run their script first if it exists"
         raise MissingInputError(message, path=directory)
-    found: dict[str, ChainMsas] = {}
+    alignments: dict[str, ChainMsas] = {}
     for chain in chains:
-        if chain.sequence in found:
+        if chain.sequence in alignments:
             continue
         files = find_alignments(directory.parent, directory.name, chain=chain if is_complex else None)
         inputs = [path for path in files.unpaired if not path.name.startswith("expected")]
-        found[chain.sequence] = (
+        alignments[chain.sequence] = (
             [read_alignment(path, query=chain.sequence) for path in inputs],
             [read_alignment(path, query=chain.sequence) for path in files.paired],
         )
-    return [found[chain.sequence] for chain in chains]
+    return [alignments[chain.sequence] for chain in chains]
 
 
 def _templates(
@@ -342,10 +342,10 @@ def _templates(
     with TemporaryDirectory() as folder:
         unpack_entries(database / "mmcif.tar.gz", Path(folder))
         entries = MmcifFolder(folder, obsolete=database / "obsolete.dat", official_errors=True)
-        found = {}
+        features = {}
         date_limit = date.fromisoformat(TEMPLATE_DATE)
         for chain, (unpaired, _) in zip(chains, msas, strict=True):
             hits = parse_hmmsearch(hmmsearch(unpaired[0], database / "pdb_seqres.txt"), chain.sequence)
             chosen = choose_templates(hits, chain.sequence, entries, max_date=date_limit)
-            found[chain.sequence] = chosen.features()
-    return [found[chain.sequence] for chain in chains]
+            features[chain.sequence] = chosen.features()
+    return [features[chain.sequence] for chain in chains]

@@ -26,7 +26,7 @@ def describe_environment() -> dict[str, str]:
     """
     import torch
 
-    found = {
+    facts = {
         "fastfold": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, {' '.join(platform.libc_ver())}",
@@ -38,16 +38,16 @@ def describe_environment() -> dict[str, str]:
     }
     for number in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(number)
-        found[f"GPU {number}"] = (
+        facts[f"GPU {number}"] = (
             f"{device.name}, capability {device.major}.{device.minor}, {device.total_memory / GIB:.1f} GiB"
         )
     if not torch.cuda.is_available():
-        found["GPU"] = "none that PyTorch can use"
-    found |= {package: _version(package) for package in _packages() if package != "torch"}
+        facts["GPU"] = "none that PyTorch can use"
+    facts |= {package: _version(package) for package in _packages() if package != "torch"}
     for name in sorted(filter(_SETTINGS.fullmatch, os.environ)):
         value = os.environ[name]
-        found[name] = "set" if _NOT_SHOWN.search(name + value) else value
-    return found
+        facts[name] = "set" if _NOT_SHOWN.search(name + value) else value
+    return facts
 
 
 def _packages() -> list[str]:

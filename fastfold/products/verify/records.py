@@ -55,16 +55,16 @@ def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.nd
     from fastfold.inference.api import load_model, predict
 
     model = set_precision(load_model(MINI, device=device), precision, least_work=0)
-    found = predict(SEQUENCE, model, num_recycles=1, seed=0, save_representations=True)
-    assert found.pae is not None
-    assert found.representations is not None
+    prediction = predict(SEQUENCE, model, num_recycles=1, seed=0, save_representations=True)
+    assert prediction.pae is not None
+    assert prediction.representations is not None
     return {
-        "representations/pair": found.representations["pair"],
-        "representations/single": found.representations["single"],
-        "structure_module/final_atom_positions": found.atom_positions,
-        "confidence/plddt": found.plddt,
-        "confidence/predicted_aligned_error": found.pae,
-        "confidence/ptm": np.asarray(found.ptm),
+        "representations/pair": prediction.representations["pair"],
+        "representations/single": prediction.representations["single"],
+        "structure_module/final_atom_positions": prediction.atom_positions,
+        "confidence/plddt": prediction.plddt,
+        "confidence/predicted_aligned_error": prediction.pae,
+        "confidence/ptm": np.asarray(prediction.ptm),
     }
 
 

@@ -74,28 +74,28 @@ def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
         raise InputError(
             f"_atom_site lacks {absent[0]}; write the file again", path=path, line=atoms.first_line
         )
-    found = FileRecords(parents=_parents(tables))
+    records = FileRecords(parents=_parents(tables))
     if len(blocks) > 1:
-        found.warnings.append(
+        records.warnings.append(
             f"The file has {len(blocks)} data blocks with atoms; the first one is read. Save each to its own file."
         )
     end = next(line for line in reversed(lines) if line.strip())
     if end.startswith(("ATOM", "HETATM")) and any(line.strip() == "#" for line in lines):
-        found.warnings.append(
+        records.warnings.append(
             "The file ends with its last atom, without a closing mark; it may be truncated."
         )
-    _read_atoms(atoms, _polymers(tables), found, path)
-    found.resolution = _resolution(tables)
-    found.method = ", ".join(m.lower() for m in tables.get("_exptl", CifTable()).column("method") if m)
+    _read_atoms(atoms, _polymers(tables), records, path)
+    records.resolution = _resolution(tables)
+    records.method = ", ".join(m.lower() for m in tables.get("_exptl", CifTable()).column("method") if m)
     for category, item in _RELEASES:
         dates = [date for date in tables.get(category, CifTable()).column(item) if _DATE.match(date)]
         if dates:
-            found.release_date = min(dates)
+            records.release_date = min(dates)
             break
-    return found
+    return records
 
 
-def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: PathLike) -> None:
+def _read_atoms(table: CifTable, polymers: _Polymers, records: FileRecords, path: PathLike) -> None:
     columns = {item: table.column(item) for item in _ATOM_ITEMS}
     numbered = any(columns["label_seq_id"])
     author_numbered = any(columns["auth_seq_id"])
@@ -106,10 +106,10 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         group, name, alternate, residue, asym, entity, *rest = row
         seq, author_seq, insertion, author_asym, model, *values = rest
         if model != models[0]:
-            found.warnings.append("The file has several models; the first one is read.")
+            records.warnings.append("The file has several models; the first one is read.")
             break
         if residue in WATERS:
-            found.waters += 1
+            records.waters += 1
             continue
         key = (asym, author_asym)
         if (
@@ -144,12 +144,12 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
             # Each polymer has one author's name; if two share one, the second keeps its label.
             chain_id = author_asym or asym
             is_polymer = numbered or key in unplaced
-            taken = is_polymer and chain_id in found.chains and asym and asym not in found.chains
-            names[key] = asym if taken else chain_id
-            chain = found.chain(names[key])
+            is_repeated = is_polymer and chain_id in records.chains and asym and asym not in records.chains
+            names[key] = asym if is_repeated else chain_id
+            chain = records.chain(names[key])
             chain.protein = polymers.protein.get(entity)
             chain.sequence = polymers.sequences.get(entity) or polymers.by_asym.get(asym)
-        chain = found.chains[names[key]]
+        chain = records.chains[names[key]]
         length = MAX_NUMBER if chain.sequence is None else len(chain.sequence)
         if position is not None and not 0 <= position < length:
             raise fail(
@@ -177,16 +177,16 @@ def _unplaced_chains(columns: Mapping[str, list[str]]) -> set[tuple[str, str]]:
 
 def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:
     """Return types and sequences of the polymers, with the first of several residues at one place."""
-    found = _Polymers()
+    polymers = _Polymers()
     if poly := tables.get("_entity_poly"):
         for entity, kind in zip(poly.column("entity_id"), poly.column("type"), strict=True):
             # polypeptide(L), polyribonucleotide, polysaccharide(D); other types (a chain of glycines is "other") are
             # decided by their residues.
             kind = kind.lower()
-            found.protein[entity] = kind.startswith("polypeptide") if kind.startswith("poly") else None
+            polymers.protein[entity] = kind.startswith("polypeptide") if kind.startswith("poly") else None
     for category, key, place, into in (
-        ("_entity_poly_seq", "entity_id", "num", found.sequences),
-        ("_pdbx_poly_seq_scheme", "asym_id", "seq_id", found.by_asym),
+        ("_entity_poly_seq", "entity_id", "num", polymers.sequences),
+        ("_pdbx_poly_seq_scheme", "asym_id", "seq_id", polymers.by_asym),
     ):
         if table := tables.get(category):
             last: dict[str, str] = {}
@@ -196,18 +196,18 @@ def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:
                 if last.get(polymer) != number:
                     into.setdefault(polymer, []).append(name)
                 last[polymer] = number
-    return found
+    return polymers
 
 
 def _parents(tables: Mapping[str, CifTable]) -> dict[str, str]:
-    found = {}
+    parents = {}
     for category, name, parent in (
         ("_chem_comp", "id", "mon_nstd_parent_comp_id"),
         ("_pdbx_struct_mod_residue", "label_comp_id", "parent_comp_id"),
     ):
         if table := tables.get(category):
-            found.update({n: p for n, p in zip(table.column(name), table.column(parent), strict=True) if p})
-    return found
+            parents.update({n: p for n, p in zip(table.column(name), table.column(parent), strict=True) if p})
+    return parents
 
 
 def _resolution(tables: Mapping[str, CifTable]) -> float | None:

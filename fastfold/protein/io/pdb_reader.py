@@ -92,14 +92,14 @@ def find_long_names(lines: Sequence[str]) -> frozenset[str]:
             segments.append([])
         elif line.startswith(_ATOMS) and segments[-1][-1:] != [line[17:27]]:
             segments[-1].append(line[17:27])
-    found: set[str] = set()
+    long_names: set[str] = set()
     for residues in segments:
         residues = [residue for residue in residues if residue[:3] not in WATERS]
         if any(residue[3:4].strip() for residue in residues):
-            found.update(residue for residue in residues if _has_terminal_name(residue))
-            _follow(residues, +1, found)
-            _follow(residues[::-1], -1, found)
-    return frozenset(residue for residue in found if residue[3:4].strip())
+            long_names.update(residue for residue in residues if _has_terminal_name(residue))
+            _follow(residues, +1, long_names)
+            _follow(residues[::-1], -1, long_names)
+    return frozenset(residue for residue in long_names if residue[3:4].strip())
 
 
 def _has_terminal_name(residue: str) -> bool:
@@ -108,15 +108,15 @@ def _has_terminal_name(residue: str) -> bool:
     return name[:1] in "NC" and name[1:] in rc.restype_3to1 and name[:3] not in rc.restype_3to1
 
 
-def _follow(residues: Sequence[str], step: int, found: set[str]) -> None:
+def _follow(residues: Sequence[str], step: int, long_names: set[str]) -> None:
     """Add runs of long names that continue the numbers of a chain with a one-letter name."""
     last = ""
     for letters, run in groupby(residues, key=lambda residue: residue[3:5]):
         members = list(run)
         names = {residue[:3] for residue in members}
         if last[4:5] == letters[1:] and _counts_on(last, members[0], step) and len(names) <= _MOST_LONG_NAMES:
-            found.update(members)
-        last = members[-1] if letters.startswith(" ") or members[-1] in found else ""
+            long_names.update(members)
+        last = members[-1] if letters.startswith(" ") or members[-1] in long_names else ""
 
 
 def _counts_on(before: str, after: str, step: int) -> bool:
@@ -157,7 +157,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
         InputError: An ATOM, HETATM or SEQRES record is malformed, an atom is repeated, or the file ends within a record
             or a model; with its line.
     """
-    found = FileRecords()
+    records = FileRecords()
     long_names = find_long_names(lines)
     parts: dict[str, list[RecordedChain]] = {}
     behind_ter: dict[str, list[int]] = {}
@@ -169,11 +169,11 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
         if record in ("ATOM  ", "HETATM"):
             chain_id = chain_id_of(line, long_names)
             if line[17:20] in WATERS:
-                found.waters += 1
+                records.waters += 1
             elif record == "HETATM" and chain_id in behind_ter:
                 behind_ter[chain_id].append(i)
             else:
-                chain = parts[chain_id][-1] if chain_id in parts else found.chain(chain_id)
+                chain = parts[chain_id][-1] if chain_id in parts else records.chain(chain_id)
                 segment = chain.segment
                 if record == "ATOM  " and line[72:76].strip() not in ("", segment):
                     segment = segment_of(line) or segment
@@ -191,21 +191,21 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             continue
         record = record.rstrip()
         if record == "SEQRES":
-            chain = found.chain(line[10:12].strip())
+            chain = records.chain(line[10:12].strip())
             chain.sequence = [*(chain.sequence or ()), *line[19:70].split()]
         elif record == "TER":
             # Some programs write TER without fields; it ends the chain of the preceding atom.
             named = line if len(line) > 21 or not last_atom else lines[last_atom - 1]
             behind_ter.setdefault(chain_id_of(named, long_names), [])
         elif record == "MODRES":
-            found.parents[line[12:15].strip()] = line[24:27].strip()
+            records.parents[line[12:15].strip()] = line[24:27].strip()
         elif record == "EXPDTA":
-            found.method = " ".join(f"{found.method} {line[10:79]}".lower().split())
+            records.method = " ".join(f"{records.method} {line[10:79]}".lower().split())
         elif record == "REMARK":
             if match := _MISSING.match(line):
                 missing.setdefault(match[2].strip(), []).append(int(match[3]))
             elif match := _RESOLUTION.match(line):
-                found.resolution = float(match[1])
+                records.resolution = float(match[1])
         elif record == "REVDAT":
             if (match := _REVISION.match(line)) and match[2] in _MONTHS:
                 year = int(match[3])
@@ -219,7 +219,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             in_model, complete = False, True
             if last_atom:
                 if any(other.startswith(("MODEL ", "ATOM  ")) for other in lines[i + 1 :]):
-                    found.warnings.append(
+                    records.warnings.append(
                         "The file has several models, or atoms after END; the first part is read."
                     )
                 break
@@ -230,12 +230,12 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             line=last_atom,
         )
     if not complete:
-        found.warnings.append("The file has a HEADER but no END record; it may be truncated.")
-    for chain_id, chain in found.chains.items():
+        records.warnings.append("The file has a HEADER but no END record; it may be truncated.")
+    for chain_id, chain in records.chains.items():
         chain.missing = missing.get(chain_id, [])
-    _join_parts(found, parts)
-    found.release_date = min(dates, default="")
-    return found
+    _join_parts(records, parts)
+    records.release_date = min(dates, default="")
+    return records
 
 
 def _read_atom(

@@ -104,7 +104,7 @@ def _read(source: Any) -> tuple[Structure, dict[str, list[str]]]:
             notes[chain_id] = about
     if not chains:
         raise InputError(_no_protein(records), path=_place(source))
-    found = Structure(
+    structure = Structure(
         name=structure_name(source),
         chains=tuple(chains),
         resolution=records.resolution,
@@ -112,7 +112,7 @@ def _read(source: Any) -> tuple[Structure, dict[str, list[str]]]:
         release_date=records.release_date,
         warnings=tuple(records.warnings),
     )
-    return found, notes
+    return structure, notes
 
 
 def _names_of(source: Any, protein: Protein) -> AuthorNames:
@@ -174,18 +174,18 @@ def read_objects(sources: Iterable[Any]) -> tuple[Path | Structure, ...]:
 
     Sources and errors as of :func:`read_structure`.
     """
-    found: list[Path | Structure] = []
+    structures: list[Path | Structure] = []
     names: set[str] = set()
     for source in sources:
         if not _is_object(source):
-            found.append(Path(source))
+            structures.append(Path(source))
             continue
         structure = read_structure(source)
         numbered = (f"{structure.name}_{number}" for number in count(2))
         name = next(name for name in (structure.name, *islice(numbered, len(names))) if name not in names)
         names.add(name)
-        found.append(replace(structure, name=name))
-    return tuple(found)
+        structures.append(replace(structure, name=name))
+    return tuple(structures)
 
 
 def is_structure(source: Any) -> bool:
@@ -215,9 +215,9 @@ def _parse(text: str, path: PathLike) -> FileRecords:
         return parse_mmcif(lines, path=path)
     if any(line[:6].rstrip() in RECORD_NAMES for line in lines[:_FIRST_LINES]):
         return parse_pdb(lines, path=path)
-    found = {">": "FASTA or an alignment", "<": "a web page or XML"}.get(first.lstrip()[:1], "something else")
+    kind = {">": "FASTA or an alignment", "<": "a web page or XML"}.get(first.lstrip()[:1], "something else")
     raise InputError(
-        f"is not a PDB or mmCIF file (it looks like {found}); give the structure's file", path=path
+        f"is not a PDB or mmCIF file (it looks like {kind}); give the structure's file", path=path
     )
 
 

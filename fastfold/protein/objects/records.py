@@ -54,12 +54,12 @@ def object_records(source: Any) -> FileRecords:
             "expected a structure: a PDB or mmCIF file, or an object of Biotite, Biopython or MDAnalysis; found "
             f"{type(source).__name__}"
         )
-    found = FileRecords()
-    for row in _ROWS[library](source, found.warnings):
+    records = FileRecords()
+    for row in _ROWS[library](source, records.warnings):
         chain_id, number, insertion, is_hetero, residue, alternate, name, occupancy, (x, y, z), b_factor = row
         residue, name, insertion = residue.strip(), name.strip(), insertion.strip()
         if residue in WATERS:
-            found.waters += 1
+            records.waters += 1
             continue
         if is_hydrogen(name):
             continue
@@ -70,10 +70,10 @@ def object_records(source: Any) -> FileRecords:
             )
         alternate = "" if alternate in _NO_ALTERNATE else alternate.strip()
         atom = AtomRecord(residue, alternate, name, occupancy, x, y, z, b_factor)
-        problem = found.chain(chain_id.strip()).add_atom(atom, number, insertion, hetero=is_hetero)
+        problem = records.chain(chain_id.strip()).add_atom(atom, number, insertion, hetero=is_hetero)
         if problem:
             raise InputError(f"{object_name(source)}: {problem}")
-    return found
+    return records
 
 
 def _biotite_rows(source: Any, warnings: list[str]) -> Iterator[_Row]:

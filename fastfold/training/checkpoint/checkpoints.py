@@ -149,17 +149,17 @@ class Checkpoints:
 
     def _together(self, action: Callable[[], T]) -> list[T]:
         """Run an action on all processes of the background group, and return all results; raise on all if one fails."""
-        found: T | None = None
+        result: T | None = None
         problem: BaseException | None = None
         try:
-            found = action()
+            result = action()
         except (Exception, CheckpointException) as error:
             problem = error
         if self._group is None:
             if problem is not None:
                 raise problem
-            return [found]  # type: ignore[list-item]
-        own = (found, None if problem is None else _reason(problem))
+            return [result]  # type: ignore[list-item]
+        own = (result, None if problem is None else _reason(problem))
         of_all = [own] * self._context.size
         dist.all_gather_object(of_all, own, group=self._group)
         reasons = [reason for _, reason in of_all if reason is not None]
@@ -255,19 +255,19 @@ class Checkpoints:
 
     def _on_first(self, action: Callable[[], T]) -> T:
         """Run an action on the first process; return its result, or raise its error, on all."""
-        found: T | None = None
+        result: T | None = None
         problem: FastFoldError | None = None
         if self._context.is_rank_zero:
             try:
-                found = action()
+                result = action()
             except FastFoldError as error:
                 problem = error
             except Exception as error:  # errors of drivers lack a common base and may not be picklable
                 problem = ConfigError(f"it cannot be read: {first_line(error)}")
-        found, problem = self._context.gather((found, problem))[0]
+        result, problem = self._context.gather((result, problem))[0]
         if problem is not None:
             raise problem
-        return found  # type: ignore[return-value]
+        return result  # type: ignore[return-value]
 
     def state(self, path: str) -> Json:
         """Return the JSON state of a checkpoint from :meth:`find`."""

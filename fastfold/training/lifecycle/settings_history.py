@@ -109,7 +109,7 @@ def settings_of(config: TrainConfig | DictConfig) -> dict[str, Any]:
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
     if not isinstance(tree, Mapping) or not tree:
         return {name: tree}
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= _flat(value, f"{name}.{key}" if name else str(key))
-    return found
+        settings |= _flat(value, f"{name}.{key}" if name else str(key))
+    return settings

@@ -166,7 +166,7 @@ class TensorBoardLogger(Logger):
     def resume_from(self, step: int) -> None:
         for path in sorted(self._directory.glob("events.out.tfevents.*")):
             data = _contents(path)
-            kept = next(offset for offset, found in read_steps(data) if found < 0 or found >= step)
+            kept = next(offset for offset, logged in read_steps(data) if logged < 0 or logged >= step)
             _cut(path, kept, len(data))
 
 

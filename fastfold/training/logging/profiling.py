@@ -69,9 +69,9 @@ class FlopCounter:
 
     def take(self) -> tuple[float, int]:
         """Return operations and residues of the samples with known shapes since the last call."""
-        found = self._flops, self._residues
+        counted = self._flops, self._residues
         self._flops, self._residues = 0.0, 0
-        return found
+        return counted
 
 
 def flop_rates(flops: float, counted: float, seconds: float, devices: int) -> dict[str, float]:

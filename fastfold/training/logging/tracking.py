@@ -72,8 +72,8 @@ class MlflowLogger(Logger):
             write_atomic(identity, f"{self._run}\n")
 
     def _begin(self, experiment: str, settings: Mapping[str, Any]) -> str:
-        found = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        tracked = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if tracked is None else tracked.experiment_id
         run: str = self._client.create_run(number).info.run_id
         for name, value in settings.items():
             self._client.log_param(run, name, value)

@@ -145,9 +145,13 @@ def calibration_png(calibration: Calibration, *, title: str = "") -> bytes:
     figure.suptitle(title, fontsize=10, parse_math=False)
     curve, histogram = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     curve.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--", label="honest")
-    found = calibration.counts > 0
+    has_counts = calibration.counts > 0
     curve.plot(
-        calibration.predicted[found], calibration.true[found], marker="o", markersize=4, label="network"
+        calibration.predicted[has_counts],
+        calibration.true[has_counts],
+        marker="o",
+        markersize=4,
+        label="network",
     )
     curve.set(ylabel="true lDDT-CA, mean of the bin", xlim=(0, 1), ylim=(0, 1))
     curve.set_title(

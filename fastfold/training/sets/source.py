@@ -84,13 +84,13 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
     if config.index is None:
         return _scan(config, validate_chains, complexes)
     settings = {name: value for name, value in vars(config).items() if name not in _NOT_SCANNED}
-    found = indexed(
+    scanned = indexed(
         config.index,
         (settings, validate_chains, complexes),
         _scanned_sources(config),
         lambda: to_scanned(_scan(config, validate_chains, complexes)),
     )
-    return _of_scanned(found)
+    return _of_scanned(scanned)
 
 
 def fixed_settings(config: DataConfig, validate_chains: int, complexes: bool) -> dict[str, Any]:
@@ -153,18 +153,24 @@ def to_scanned(source: SampleSource) -> Scanned:
     filtered = {"train": source.train}
     if source.distillation is not None:
         filtered["distillation"] = source.distillation
-    meta = {name: {"taken": found.taken, "unreadable": found.unreadable} for name, found in filtered.items()}
-    sets = {name: found.entries for name, found in filtered.items()} | {"valid": source.valid}
+    meta = {
+        name: {"taken": entries.removed, "unreadable": entries.unreadable}
+        for name, entries in filtered.items()
+    }
+    sets = {name: entries.entries for name, entries in filtered.items()} | {"valid": source.valid}
     return Scanned(sets, {"filtered": meta, "unreadable": source.unreadable})
 
 
-def _of_scanned(found: Scanned) -> SampleSource:
+def _of_scanned(scanned: Scanned) -> SampleSource:
     filtered = {
-        name: Filtered(found.sets[name], meta["taken"], _pairs(meta["unreadable"]))
-        for name, meta in found.meta["filtered"].items()
+        name: Filtered(scanned.sets[name], meta["taken"], _pairs(meta["unreadable"]))
+        for name, meta in scanned.meta["filtered"].items()
     }
     return SampleSource(
-        filtered["train"], filtered.get("distillation"), found.sets["valid"], _pairs(found.meta["unreadable"])
+        filtered["train"],
+        filtered.get("distillation"),
+        scanned.sets["valid"],
+        _pairs(scanned.meta["unreadable"]),
     )
 
 
@@ -179,7 +185,7 @@ def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSo
     def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         return group_complexes(entries) if complexes else entries
 
-    def found(
+    def scan(
         directory: str, source: str, oversample: dict[str, float], alignments: str | None
     ) -> tuple[Filtered, Any]:
         everything = open_dataset(
@@ -196,11 +202,11 @@ def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSo
         bounds = replace(filters, **of_predicted) if source == DISTILLATION else filters
         return apply_filters(entries, bounds, resolved=_resolved), everything.unreadable
 
-    train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample, config.alignments)
+    train, unreadable = scan(config.directory, EXPERIMENTAL, config.oversample, config.alignments)
     distillation = None
     if config.distillation is not None:
         try:
-            distillation, more = found(config.distillation, DISTILLATION, {}, config.distillation_alignments)
+            distillation, more = scan(config.distillation, DISTILLATION, {}, config.distillation_alignments)
         except ConfigError as error:
             raise ConfigError(
                 f"data.distillation: {error}. Its own filters are data.distillation_min_length, "

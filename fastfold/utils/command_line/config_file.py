@@ -40,7 +40,7 @@ def expand_config(
     Raises:
         ConfigError: The file cannot be read, is not YAML, or has an unknown option or a value that no option takes.
     """
-    given = {text.partition("=")[0] for text in arguments}
+    options = {text.partition("=")[0] for text in arguments}
     path = _config_path(arguments)
     if path is None:
         return list(arguments)
@@ -55,7 +55,7 @@ def expand_config(
             raise ConfigError(f"{path}: no option {shown(key)}; {hint}")
         if not action.option_strings:
             inputs += _texts(value, path, name)
-        elif not given & set(action.option_strings) and value is not None and value is not False:
+        elif not options & set(action.option_strings) and value is not None and value is not False:
             more += [action.option_strings[0]]
             if value is not True:
                 if action.nargs == 0:

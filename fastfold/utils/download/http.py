@@ -124,10 +124,10 @@ def _explanation(error: urllib.error.HTTPError) -> str:
 def _seconds(text: str | None) -> float | None:
     """Return the seconds of a ``Retry-After``; a date, which few servers send, is ignored."""
     try:
-        found = float(text or "")
+        seconds = float(text or "")
     except ValueError:
         return None
-    return min(found, _MAX_WAIT) if math.isfinite(found) and found >= 0 else None
+    return min(seconds, _MAX_WAIT) if math.isfinite(seconds) and seconds >= 0 else None
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -194,14 +194,14 @@ class RemoteFile(io.RawIOBase):
                 f"{self.url}: the server compresses the file without being asked; use another mirror"
             )
         if response.status == 206:
-            given = response.headers.get("Content-Range", "")
-            found = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", given)
-            if found is None or int(found[1]) != wanted or not wanted <= int(found[2]) < int(found[3]):
+            content_range = response.headers.get("Content-Range", "")
+            match = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", content_range)
+            if match is None or int(match[1]) != wanted or not wanted <= int(match[2]) < int(match[3]):
                 raise NetworkError(
-                    f"{self.url}: expected bytes from {wanted:,} on, found {given[:60]!r}; download the file from "
-                    "another server"
+                    f"{self.url}: expected bytes from {wanted:,} on, found {content_range[:60]!r}; download the file "
+                    "from another server"
                 )
-            return wanted, int(found[2]) + 1, int(found[3])
+            return wanted, int(match[2]) + 1, int(match[3])
         if response.status != 200:
             raise NetworkError(f"{self.url}: the server answers {response.status}, without the file")
         size = stated_length(self.url, response.headers)

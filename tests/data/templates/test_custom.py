@@ -143,7 +143,7 @@ def test_the_best_chain_of_each_structure_comes_first(tmp_path: Path) -> None:
         "two_A": "used",
         "odd_A": "other sequence",
     }
-    assert found.found == 5
+    assert found.examined == 5
 
 
 def test_a_peptide_that_no_profile_finds_is_aligned_if_it_is_alike(tmp_path: Path) -> None:

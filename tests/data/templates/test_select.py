@@ -86,7 +86,7 @@ def test_every_hit_that_is_left_out_has_its_reason(entries: MmcifFolder) -> None
     assert [outcome.reason for outcome in found.outcomes] == [reason for _, reason, _ in cases.values()]
     for outcome, (_, _, message) in zip(found.outcomes, cases.values(), strict=True):
         assert message in outcome.message
-    assert found.found == len(cases)
+    assert found.examined == len(cases)
     report = found.report()
     assert [one["name"] for one in report["used"]] == ["1abc_A"]
     assert len(report["left_out"]) == len(cases) - 1
@@ -123,10 +123,10 @@ def test_hhsearch_hits_are_taken_by_their_probabilities(entries: MmcifFolder) ->
     np.testing.assert_array_equal(found.features()["template_sum_probs"], [[35.0], [20.0], [20.0]])
     one = choose_templates(parse_hhr(hhr(hits), QUERY), QUERY, entries, max_templates=1)
     assert len(one.templates) == len(one.outcomes) == 1
-    more = choose_templates(parse_hhr(hhr(hits), QUERY), QUERY, entries, taken=one.templates)
+    more = choose_templates(parse_hhr(hhr(hits), QUERY), QUERY, entries, earlier=one.templates)
     assert {outcome.reason for outcome in more.outcomes} == {"repeated"}
     both = one + more
-    assert (len(both.templates), both.found) == (1, 6)
+    assert (len(both.templates), both.examined) == (1, 6)
 
 
 def test_a_listed_date_spares_reading_the_entry(entries: MmcifFolder) -> None:

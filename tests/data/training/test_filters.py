@@ -61,7 +61,7 @@ def test_unresolved_chains_are_taken_and_structures_read_only_if_needed(tmp_path
     assert [name for name, _ in filtered.unreadable] == ["gone"]
     filtered = apply_filters([half, known], Filters(min_resolved=0.51))
     assert [kept.id for kept in filtered.entries] == ["known"]
-    assert filtered.taken["resolved residues >= 0.51"] == 1
+    assert filtered.removed["resolved residues >= 0.51"] == 1
 
 
 def test_alignment_rows_are_those_of_the_table_or_counted(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_alignment_rows_are_those_of_the_table_or_counted(tmp_path: Path) -> Non
     shallow, deep = replace(entry("shallow"), msa_rows=2), replace(entry("deep"), msa_rows=3)
     filtered = apply_filters([counted, bad, shallow, deep], Filters(min_rows=3))
     assert [kept.id for kept in filtered.entries] == ["counted", "deep"]
-    assert filtered.taken["alignment rows >= 3"] == 1
+    assert filtered.removed["alignment rows >= 3"] == 1
     assert [name for name, _ in filtered.unreadable] == ["bad"]
     whole = group_complexes(
         [replace(deep, structure=Path("a.pdb")), replace(shallow, structure=Path("a.pdb"))]
@@ -95,7 +95,7 @@ def test_each_filter_counts_what_it_took() -> None:
     assert filtered.summary() == (
         "1 chains are left (resolution <= 9 Å took 1, single residue type <= 0.8 took 2, length >= 5 took 1)"
     )
-    assert filtered.taken["length <= 100"] == 0
+    assert filtered.removed["length <= 100"] == 0
 
 
 def test_nothing_left_is_an_error_that_counts() -> None:

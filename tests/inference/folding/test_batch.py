@@ -208,7 +208,7 @@ def test_kinds_of_runs_that_fold_targets_one_by_one(mini: AlphaFold, setting: st
     (one,) = predictors(mini, PEPTIDES[:1])
     assert not one.reason_alone(mini)
     if setting == "given":
-        one.target = replace(one.target, given=GivenStructure(Path("a.pdb"), "initial_guess"))
+        one.target = replace(one.target, scored_structure=GivenStructure(Path("a.pdb"), "initial_guess"))
     else:
         value = fastfold.Sampling("columns") if setting == "sample" else EmbedConfig()
         one.config = replace(one.config, **{setting: value})

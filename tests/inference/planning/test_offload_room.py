@@ -15,9 +15,7 @@ def test_shares_fit_into_the_room_and_one_of_them_fills_it(host: int, disk: int)
     assert all(away.nbytes == 10 * away.rows <= room.total for away in choices)
     assert choices[-1].rows == min(17, room.total // 10)
     assert min(17, host // 10) in [away.rows for away in choices]  # as much as needs no disk
-    assert [away.rows for away in room.choices(17, 10, taken=20)][-1] == min(
-        17, max(0, room.total - 20) // 10
-    )
+    assert [away.rows for away in room.choices(17, 10, used=20)][-1] == min(17, max(0, room.total - 20) // 10)
     for away in choices:
         assert away.kept + away.share == pytest.approx(1.0)
         on_host, on_disk = room.split(away.nbytes)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scik
 
 def test_states_are_clusters_and_the_first_component(two_states: Path):
     (ensemble,) = read_ensembles(two_states)
-    reference = ensemble.members[FAR[0]].found.files[".cif"]
+    reference = ensemble.members[FAR[0]].prediction.files[".cif"]
     found = analyse(ensemble, references=[reference])
     assert found.clusters.tolist() == [2 if k in FAR else 1 for k in range(7)]
     assert found.representatives[1] in FAR

@@ -98,12 +98,12 @@ def _weights_download(options: argparse.Namespace) -> int:
 
     networks: dict[str, None] = {}
     for name in options.names:
-        found = published_networks(name)
-        if not found:
+        published = published_networks(name)
+        if not published:
             raise ConfigError(
                 f"{name!r} is not published: give {', '.join(_SETS)}, or a network such as model_1_multimer_v3"
             )
-        networks |= dict.fromkeys(found)
+        networks |= dict.fromkeys(published)
 
     say = partial(print_line, quiet=options.quiet)
     say(LICENCE)

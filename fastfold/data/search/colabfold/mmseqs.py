@@ -98,8 +98,8 @@ def find_mmseqs() -> Path:
     Raises:
         ConfigError: The program is missing.
     """
-    if found := find_program("mmseqs"):
-        return Path(found)
+    if path := find_program("mmseqs"):
+        return Path(path)
     raise ConfigError(
         "`engine=mmseqs` needs the program mmseqs, which is not on PATH: install MMseqs2, or pip install "
         "'fastfold[mmseqs]'"
@@ -238,9 +238,9 @@ class MmseqsSource(ColabFoldSource):
         program.run("createdb", place / "query.fasta", place / "query", *flags, threaded=False)
         return program
 
-    def _find(self, program: Mmseqs, query: Path, database: _Database, found: Path, temporary: Path) -> None:
+    def _find(self, program: Mmseqs, query: Path, database: _Database, hits: Path, temporary: Path) -> None:
         search = f"{_SEARCH} {self._prefilter} --db-load-mode {database.load}"
-        program.run("search", query, database.main, found, temporary, *search.split())
+        program.run("search", query, database.main, hits, temporary, *search.split())
 
     def _search(self, place: Path, sequences: Sequence[str]) -> list[str]:
         program = self._program(place, sequences)
@@ -252,8 +252,10 @@ class MmseqsSource(ColabFoldSource):
         if self._environment is not None:
             self._find(program, place / "profile", self._environment, place / "found", place / "tmp_env")
             profile = place / "tmp_env/latest/profile_1"
-            found = self._align(program, place, self._environment, place / "profile", profile, sequences)
-            texts = [text + more for text, more in zip(texts, found, strict=True)]
+            environmental = self._align(
+                program, place, self._environment, place / "profile", profile, sequences
+            )
+            texts = [text + more for text, more in zip(texts, environmental, strict=True)]
         return texts
 
     def _align(
@@ -271,8 +273,8 @@ class MmseqsSource(ColabFoldSource):
         # As in ColabFold, clusters are filtered if the query is a sequence, and not if it is a profile.
         expand = f"{_EXPAND} {_DISTINCT} 1" if query == own else _EXPAND
         names = ("found", "expanded", "aligned", "chosen", "msa")
-        found, expanded, aligned, chosen, msa = (place / name for name in names)
-        program.run("expandaln", query, members, found, database.clusters, expanded, *load, *expand.split())
+        hits, expanded, aligned, chosen, msa = (place / name for name in names)
+        program.run("expandaln", query, members, hits, database.clusters, expanded, *load, *expand.split())
         program.run("align", profile, members, expanded, aligned, *load, *_ALIGN.split())
         program.run("filterresult", own, members, aligned, chosen, *load, *_CHOOSE.split())
         program.run(
@@ -290,12 +292,12 @@ class MmseqsSource(ColabFoldSource):
         lines = [f"{i}\t{FIRST_QUERY + i}\t{group}\n" for i, group in enumerate(groups)]
         (place / "query.lookup").write_text("".join(lines), "ascii")
         names = ("query", "found", "expanded", "aligned", "together", "traced", "final", "msa")
-        query, found, expanded, aligned, together, traced, final, msa = (place / name for name in names)
+        query, hits, expanded, aligned, together, traced, final, msa = (place / name for name in names)
         database, load = self._uniref, ("--db-load-mode", self._uniref.load)
         members = database.members
-        self._find(program, query, database, found, place / "tmp")
+        self._find(program, query, database, hits, place / "tmp")
         expand = f"{_EXPAND} {_DISTINCT} 0"
-        program.run("expandaln", query, members, found, database.clusters, expanded, *load, *expand.split())
+        program.run("expandaln", query, members, hits, database.clusters, expanded, *load, *expand.split())
         near = "-e 0.001 --max-accept 1000000 -c 0.5 --cov-mode 1"
         program.run("align", query, members, expanded, aligned, *load, *near.split())
         strategy = "1" if self.modes.pair_strategy == "complete" else "0"

@@ -151,10 +151,10 @@ class TicketServer:
 
     def _ticket(self, answer: dict[str, Any], before: str | None) -> str:
         """Return the number of a ticket, which becomes a part of an address."""
-        found = answer.get("id", before)
-        if not isinstance(found, str) or re.fullmatch(r"[A-Za-z0-9_-]{1,200}", found) is None:
-            raise NetworkError(f"{self.url}: expected a ticket from the server, found {str(found)[:40]!r}")
-        return found
+        ticket = answer.get("id", before)
+        if not isinstance(ticket, str) or re.fullmatch(r"[A-Za-z0-9_-]{1,200}", ticket) is None:
+            raise NetworkError(f"{self.url}: expected a ticket from the server, found {str(ticket)[:40]!r}")
+        return ticket
 
     def _ask(self, path: str, form: bytes | None) -> dict[str, Any]:
         """Send a request whose answer is a ticket."""

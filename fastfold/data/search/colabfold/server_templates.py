@@ -93,7 +93,7 @@ def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[st
         InputError: The data are not such an archive, are damaged or truncated, decompress to too much, or contain
             links, devices, names that lead out of it, or two files of one name.
     """
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     try:
         content = _unpack(data, origin)
         for number, member in enumerate(tar_members(io.BytesIO(content), size=len(content))):
@@ -106,14 +106,14 @@ def read_archive(data: bytes, wanted: Container[str], *, origin: str) -> dict[st
                 raise _harmful(origin, f"has a member {name[:60]!r} that is not a plain file")
             if name not in wanted or member.is_folder:
                 continue
-            if name in found:
+            if name in files:
                 raise _harmful(origin, f"has two members {name!r}")
-            found[name] = content[member.offset : member.offset + member.size]
+            files[name] = content[member.offset : member.offset + member.size]
     except _DAMAGE as error:
         raise InputError(
             f"the result is damaged or truncated ({error}); run the same command again", path=origin
         ) from None
-    return found
+    return files
 
 
 def _harmful(origin: str, what: str) -> InputError:

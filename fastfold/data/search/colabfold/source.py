@@ -102,11 +102,13 @@ def search_colabfold(
     if to_search or to_pair:
         source.announce(to_search, to_pair, say)
     failed: dict[str | Chains, str] = {}
-    for sequence, found in source.unpaired(to_search) if to_search else ():
-        if isinstance(found, FastFoldError):
-            failed[sequence] = str(found)
+    for sequence, files_of_chain in source.unpaired(to_search) if to_search else ():
+        if isinstance(files_of_chain, FastFoldError):
+            failed[sequence] = str(files_of_chain)
             continue
-        store.add(sequence, keys["unpaired"], found, facts={"rows": found[FILE].count(b">")})
+        store.add(
+            sequence, keys["unpaired"], files_of_chain, facts={"rows": files_of_chain[FILE].count(b">")}
+        )
         waiting = [job for job in waiting if not _publish(job, store, keys, out)]
     to_pair = [chains for chains in to_pair if not set(chains) & set(failed)]
     for chains, texts in source.paired(to_pair) if to_pair else ():
@@ -126,7 +128,7 @@ def search_colabfold(
             raise InputError(
                 "the search returned no alignment of its chains; run the same command again", record=record
             )
-        failures.append((job.given, InputError(reason, record=record)))
+        failures.append((job.original, InputError(reason, record=record)))
     return failures
 
 
@@ -142,7 +144,7 @@ def _chains(target: Target) -> Chains:
 class _SourceJob(NamedTuple):
     """Searches that a target needs."""
 
-    given: Target  #: The target
+    original: Target  #: The target
     target: Target  #: The same with all residues of its proteins, which are searched for
     alone: Chains  #: Its chains that need an alignment of their own
     together: Chains  #: Its chains that are paired; empty for none
@@ -180,23 +182,23 @@ def _publish(job: _SourceJob, store: SearchStore, keys: Mapping[str, SearchKey],
     target, chains, letters = job.target, _chains(job.target), _letters(job.target)
     parts = {sequence: store.find(sequence, keys["unpaired"]) for sequence in job.alone}
     paired = store.find(":".join(job.together), keys["paired"]) if job.together else {}
-    found = {sequence: part for sequence, part in parts.items() if part is not None}
-    if len(found) < len(parts) or paired is None:
+    alone = {sequence: part for sequence, part in parts.items() if part is not None}
+    if len(alone) < len(parts) or paired is None:
         return False
     templates = {
-        template_file(chain): found[sequence][TEMPLATES]
+        template_file(chain): alone[sequence][TEMPLATES]
         for chain, sequence in zip(target.chains, letters, strict=True)
-        if TEMPLATES in found.get(sequence, ())
+        if TEMPLATES in alone.get(sequence, ())
     }
     place, whole = out / target.name, ":".join(letters)
     if not target.is_complex:
-        publish(place, keys["unpaired"], {FILE: found[chains[0]][FILE], **templates})
+        publish(place, keys["unpaired"], {FILE: alone[chains[0]][FILE], **templates})
         return True
     for sequence, folder in chain_places(target).items():
         if job.is_joined or sequence not in job.alone:
             withdraw(out / folder, NAME)
         else:
-            publish(out / folder, keys["unpaired"], {FILE: found[sequence][FILE]})
+            publish(out / folder, keys["unpaired"], {FILE: alone[sequence][FILE]})
     copies = [letters.count(sequence) for sequence in chains]
     paired_texts = (
         [paired[f"{number}.a3m"].read_text("ascii") for number in range(len(chains))] if paired else None
@@ -218,7 +220,7 @@ def _publish(job: _SourceJob, store: SearchStore, keys: Mapping[str, SearchKey],
         text = join_complex(
             chains,
             copies,
-            [found[sequence][FILE].read_text("ascii") for sequence in job.alone],
+            [alone[sequence][FILE].read_text("ascii") for sequence in job.alone],
             paired_texts,
         )
         files = store.add(whole, keys["joined"], {FILE: text.encode("ascii")})

@@ -91,11 +91,11 @@ def complex_templates(
     ``overlap``, those whose van der Waals spheres overlap by this in Å instead (:func:`overlapping_residues`).
     """
     replacing = _assign(sequences, profiles, chains)
-    found = [ChainTemplates() for _ in sequences]
+    templates = [ChainTemplates() for _ in sequences]
     used = {id(placed.one) for placed in replacing.values()}
     for one in chains:
         if id(one) not in used:
-            found[0] += _left_out(
+            templates[0] += _left_out(
                 one.name, "it aligns with no chain of the target that another one does not replace"
             )
     for frame, structure in enumerate(complexes, start=1):
@@ -108,12 +108,12 @@ def complex_templates(
             if index in placed:
                 placed[index] = _superposed(other, placed[index])
             else:
-                found[index] += _left_out(other.one.name, f"{name} lacks the chain to superpose it on")
+                templates[index] += _left_out(other.one.name, f"{name} lacks the chain to superpose it on")
         if not keep_clashes:
             placed = _without_clashes(placed, overlap)
         for index, sequence in enumerate(sequences):
-            found[index] += _template(placed.get(index), len(sequence), frame, name)
-    return found
+            templates[index] += _template(placed.get(index), len(sequence), frame, name)
+    return templates
 
 
 def _assign(
@@ -146,12 +146,15 @@ def _assign(
 
 
 def _assign_as_given(
-    sequences: Sequence[str], profiles: Sequence[Msa], chains: Sequence[CustomChain], given: Mapping[int, str]
+    sequences: Sequence[str],
+    profiles: Sequence[Msa],
+    chains: Sequence[CustomChain],
+    chain_ids: Mapping[int, str],
 ) -> dict[int, _Placed]:
     """Assign the chains that a user names; unlike sequences are aligned by Kalign."""
     by_id = {one.chain_id: one for one in chains}
     assigned = {}
-    for index, chain_id in given.items():
+    for index, chain_id in chain_ids.items():
         one = by_id[chain_id]
         (places,) = align_to_profile(profiles[index], [one.chain.sequence])
         if not places:
@@ -196,7 +199,7 @@ def _without_clashes(placed: Mapping[int, _Placed], overlap: float | None) -> di
     order = sorted(placed)
     chains = [placed[index].one.chain for index in order]
     free = clashing_residues(chains) if overlap is None else overlapping_residues(chains, overlap)
-    found = {}
+    cleared = {}
     for index, clashes in zip(order, free, strict=True):
         one = placed[index]
         places = {mine: theirs for mine, theirs in one.places.items() if not clashes[theirs]}
@@ -204,8 +207,8 @@ def _without_clashes(placed: Mapping[int, _Placed], overlap: float | None) -> di
         remark = "; ".join(
             filter(None, [one.remark, f"{count} clashing residues left free" if count else ""])
         )
-        found[index] = replace(one, places=places, remark=remark)
-    return found
+        cleared[index] = replace(one, places=places, remark=remark)
+    return cleared
 
 
 def _template(placed: _Placed | None, length: int, frame: int, name: str) -> ChainTemplates:
@@ -339,21 +342,21 @@ class ChainMap:
         Raises:
             InputError: A row names none of the chains, or more rows of a file than copies name one.
         """
-        found: dict[str, dict[int, str]] = {}
+        mapping: dict[str, dict[int, str]] = {}
         for row in self._rows:
             named = [i for i, one in enumerate(chains) if one.record == row.name]
             named = named or [i for i, one in enumerate(chains) if one.id == row.name]
             if not named:
                 names = ", ".join(f"{one.record or one.id}" for one in chains)
                 raise self._error(row, f"{row.name} is not a chain of the target; its chains are {names}")
-            here = found.setdefault(row.file, {})
+            here = mapping.setdefault(row.file, {})
             free = [i for i in named if i not in here]
             if not free:
                 raise self._error(
                     row, f"{row.name} has {len(named)} chains, and this row of {row.file} is one more"
                 )
             here[free[0]] = row.chain
-        return found
+        return mapping
 
     def _error(self, row: _ComplexRow, problem: str) -> InputError:
         return InputError(problem, path=self.path, line=row.line)

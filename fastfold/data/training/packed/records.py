@@ -200,7 +200,7 @@ def weights_of(entries: Sequence[Entry]) -> np.ndarray:
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
     """Return the attributes of an entry that differ from the default, in JSON's types."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in fields(entry):
         value = getattr(entry, field.name)
         if field.default is not MISSING and value == field.default:
@@ -211,21 +211,21 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
             value = [[str(file.container), file.name, file.start, file.size] for file in value]
         elif field.name == "members":
             value = [entry_fields(member) for member in value]
-        found[field.name] = value
-    return found
+        values[field.name] = value
+    return values
 
 
-def entry_of(found: dict[str, Any]) -> Entry:
+def entry_of(values: dict[str, Any]) -> Entry:
     """Build an entry from its fields; inverse of :func:`entry_fields`."""
     for name in _PATHS:
-        if name in found:
-            found[name] = Path(found[name])
-    if "alignment_files" in found:
-        found["alignment_files"] = tuple(
+        if name in values:
+            values[name] = Path(values[name])
+    if "alignment_files" in values:
+        values["alignment_files"] = tuple(
             FileSlice(Path(container), name, start, size)
-            for container, name, start, size in found["alignment_files"]
+            for container, name, start, size in values["alignment_files"]
         )
-    if "members" in found:
-        found["members"] = tuple(entry_of(member) for member in found["members"])
-        return ComplexEntry(**found)
-    return Entry(**found)
+    if "members" in values:
+        values["members"] = tuple(entry_of(member) for member in values["members"])
+        return ComplexEntry(**values)
+    return Entry(**values)

@@ -186,14 +186,14 @@ def indexed(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with held(FileLock(path.with_suffix(".lock"))):
-            if (found := _read_index(path)) is None:
+            if (scanned := _read_index(path)) is None:
                 _write_index(path, scan())
-                found = _read_index(path)
+                scanned = _read_index(path)
     except (OutputError, OSError) as error:
         _log.warning("the index of the training set cannot be written: %s", error)
         return scan()
-    assert found is not None, "the index was just written"
-    return found
+    assert scanned is not None, "the index was just written"
+    return scanned
 
 
 def _read_index(path: Path) -> Scanned | None:
@@ -207,11 +207,11 @@ def _read_index(path: Path) -> Scanned | None:
     return Scanned({name: EntryList(file, name) for name in file.meta["sets"]}, file.meta["more"])
 
 
-def _write_index(path: Path, found: Scanned) -> None:
+def _write_index(path: Path, scanned: Scanned) -> None:
     with writing_records(path) as writer:
-        for name, entries in found.sets.items():
+        for name, entries in scanned.sets.items():
             add_entries(writer, name, entries)
-        writer.set_meta({"sets": list(found.sets), "more": dict(found.meta)})
+        writer.set_meta({"sets": list(scanned.sets), "more": dict(scanned.meta)})
 
 
 @functools.cache

@@ -84,14 +84,14 @@ def run_submit(options: argparse.Namespace) -> int:
     settings = parse_settings(options.settings)
     templates = read_templates(options.templates)
     jobs, failed = [client.job(job) for job in options.job], 0
-    for given in _inputs(options):
+    for submission in _inputs(options):
         try:
             jobs.append(
-                client.submit(**given, templates=templates, settings=settings, priority=options.priority)
+                client.submit(**submission, templates=templates, settings=settings, priority=options.priority)
             )
         except RefusedError as error:
             failed += 1
-            print_line(f"error: {given.get('name') or 'the sequence'}: {error}")
+            print_line(f"error: {submission.get('name') or 'the sequence'}: {error}")
     if options.no_wait:
         for job in jobs:
             print(f"{job['id']}\t{job['name']}")
@@ -108,36 +108,36 @@ def _fetch(client: Client, job: Job, options: argparse.Namespace) -> bool:
     show = partial(print_line, quiet=options.quiet)
     if job["state"] == "queued" and job["position"]:
         show(f"{job['name']}: {job['position']} jobs precede it")
-    found = client.wait(job["id"], show)
-    if found["state"] != "done":
-        print_line(f"error: {found['text']}")
+    answered = client.wait(job["id"], show)
+    if answered["state"] != "done":
+        print_line(f"error: {answered['text']}")
         return False
-    folder = options.out / f"{safe_stem(found['name'])}_{found['id'][:8]}"
-    client.download(found, folder)
-    print(f"{found['name']}: {found['text']}; results in {folder}")
+    folder = options.out / f"{safe_stem(answered['name'])}_{answered['id'][:8]}"
+    client.download(answered, folder)
+    print(f"{answered['name']}: {answered['text']}; results in {folder}")
     return True
 
 
 def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the arguments of a submission for each target, or raise InputError."""
-    found: list[dict[str, Any]] = [{"sequence": options.sequence}] if options.sequence else []
+    submissions: list[dict[str, Any]] = [{"sequence": options.sequence}] if options.sequence else []
     if not options.inputs:
-        return found
+        return submissions
     from fastfold.data.queries.read import read_targets
     from fastfold.utils.text_files import read_text_bytes
 
     alignments = [path for path in options.inputs if path.name.removesuffix(".gz").endswith(".a3m")]
     for path in alignments:
         text = read_text_bytes(path, limit=1 << 30).decode("utf-8", "replace")
-        found.append({"a3m": text, "name": path.name.removesuffix(".gz").removesuffix(".a3m")})
+        submissions.append({"a3m": text, "name": path.name.removesuffix(".gz").removesuffix(".a3m")})
     others = [path for path in options.inputs if path not in alignments]
     targets, errors = read_targets(others, complex_=options.complex, allow_download=options.allow_download)
     if errors:
         raise errors[0]
     for target in targets:
         letters = ":".join(chain.letters or chain.sequence for chain in target.chains)
-        found.append({"sequence": letters, "name": target.record})
-    return found
+        submissions.append({"sequence": letters, "name": target.record})
+    return submissions
 
 
 def parse_settings(texts: list[str]) -> dict[str, Any]:
@@ -145,18 +145,18 @@ def parse_settings(texts: list[str]) -> dict[str, Any]:
     from fastfold.inference.setting_values import parse_max_msa, parse_seeds
     from fastfold.utils.foreign_text import parse_json
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not name.isidentifier():
             raise ConfigError(f"--set {text[:60]}: expected NAME=VALUE, for example num_recycles=6")
         if name == "seeds":
-            found[name] = list(parse_seeds(value))
+            settings[name] = list(parse_seeds(value))
         elif name == "max_msa":
-            found[name] = list(parse_max_msa(value))
+            settings[name] = list(parse_max_msa(value))
         else:
             try:
-                found[name] = parse_json(value, "--set")
+                settings[name] = parse_json(value, "--set")
             except InputError:
-                found[name] = value
-    return found
+                settings[name] = value
+    return settings

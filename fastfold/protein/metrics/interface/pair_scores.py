@@ -103,14 +103,14 @@ def interface_contacts(
         >>> contacts.first.tolist(), contacts.second.tolist()
         ([0], [0])
     """
-    found = [np.empty((0, 2), np.intp)]
+    blocks = [np.empty((0, 2), np.intp)]
     step = max(1, _BLOCK // max(1, len(second)))
     for start in range(0, len(first), step):
         difference = first[start : start + step, None, :] - second[None, :, :]
         with np.errstate(invalid="ignore"):
             near = np.sqrt(np.square(difference).sum(-1)) <= distance
-        found.append(np.argwhere(near) + np.array([start, 0]))
-    pairs = np.concatenate(found)
+        blocks.append(np.argwhere(near) + np.array([start, 0]))
+    pairs = np.concatenate(blocks)
     return InterfaceContacts(pairs[:, 0], pairs[:, 1])
 
 

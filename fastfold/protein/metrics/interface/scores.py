@@ -114,8 +114,8 @@ def interface_scores(
     """
     n = len(chain_index)
     shapes = {"atom_positions": (n, 37, 3), "atom_mask": (n, 37), "plddt": (n,), "pae": (n, n)}
-    given = {"atom_positions": atom_positions, "atom_mask": atom_mask, "plddt": plddt, "pae": pae}
-    for name, value in given.items():
+    arrays = {"atom_positions": atom_positions, "atom_mask": atom_mask, "plddt": plddt, "pae": pae}
+    for name, value in arrays.items():
         check_shape(name, value, shapes[name])
     borders = [0, *(np.flatnonzero(np.diff(chain_index)) + 1).tolist(), n]
     rows = [slice(start, stop) for start, stop in itertools.pairwise(borders)]
@@ -134,10 +134,10 @@ def interface_scores(
         for number, (name, part) in enumerate(zip(names, rows, strict=True))
     }
     clashes = None
-    found: dict[str, Any] = {"clashes": None, "has_clash": None}
+    overlaps: dict[str, Any] = {"clashes": None, "has_clash": None}
     if len(rows) > 1:
         clashes, clashing_atoms, has_clash = _count_clashes(chain_index, atom_positions, atom_mask)
-        found = {"clashes": int(clashes.sum()) // 2, "has_clash": has_clash}
+        overlaps = {"clashes": int(clashes.sum()) // 2, "has_clash": has_clash}
         for chain, atoms in zip(chains.values(), clashing_atoms.tolist(), strict=True):
             chain["clashing_atoms"] = atoms
     points = contact_points(atom_positions, atom_mask)
@@ -165,13 +165,13 @@ def interface_scores(
             name: max((pair[key] for pair in pairs.values() if pair[key] is not None), default=None)
             for name, key in LARGEST_OF_PAIRS.items()
         },
-        **found,
+        **overlaps,
         "chains": chains,
         "pairs": pairs,
     }
 
 
-def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
+def without_scores(scores: dict[str, Any], reason: str) -> dict[str, Any]:
     """Return :func:`interface_scores` with None for every score of a pair of chains; clashes stay.
 
     The reason says why the scores would be wrong.
@@ -190,9 +190,9 @@ def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
     def empty(tree: dict[str, Any]) -> dict[str, Any]:
         return {key: empty(value) if isinstance(value, dict) else None for key, value in tree.items()}
 
-    pairs = {name: empty(pair) | {"clashes": pair["clashes"]} for name, pair in found["pairs"].items()}
+    pairs = {name: empty(pair) | {"clashes": pair["clashes"]} for name, pair in scores["pairs"].items()}
     whole = dict.fromkeys(("actifptm", *LARGEST_OF_PAIRS))
-    return found | {"reason": reason} | whole | {"pairs": pairs}
+    return scores | {"reason": reason} | whole | {"pairs": pairs}
 
 
 def _count_clashes(
@@ -211,8 +211,8 @@ def _count_clashes(
     numbers = np.cumsum(np.diff(chain_index, prepend=chain_index[0]) != 0)
     mask = np.asarray(atom_mask, np.float32)
     positions = np.round(np.asarray(atom_positions, np.float64), 3)
-    found = chain_clashes(*map(torch.from_numpy, (positions, mask, numbers)))
-    pairs, atoms = (counts.numpy() for counts in found)
+    counted = chain_clashes(*map(torch.from_numpy, (positions, mask, numbers)))
+    pairs, atoms = (counts.numpy() for counts in counted)
     sizes = np.bincount(numbers, weights=(mask > 0.5).sum(1))
     too_many = (atoms > MAX_CLASHING_ATOMS) | (atoms > MAX_CLASHING_SHARE * sizes)
     return pairs, atoms, bool(too_many.any())
@@ -228,14 +228,14 @@ def _pair(
 ) -> dict[str, Any]:
     """Compute the scores of two chains that do not need logits, from arrays of both; ``pae`` has both directions."""
     contacts = interface_contacts(*points)
-    found: dict[str, Any] = {
+    pair_scores: dict[str, Any] = {
         "contacts": len(contacts),
         "interface_residues": [len(np.unique(contacts.first)), len(np.unique(contacts.second))],
         "interface_plddt": contacts.interface_plddt(*plddt),
         "pdockq": contacts.pdockq(*plddt),
     }
     if pae is None:
-        return found | dict.fromkeys((*_LARGER, *_MEAN)) | {"directions": None}
+        return pair_scores | dict.fromkeys((*_LARGER, *_MEAN)) | {"directions": None}
     near = interface_contacts(*points, distance=math.nextafter(cutoffs[1], 0.0))
     directions: dict[str, dict[str, Any]] = {}
     for errors, touching, close, turn in (
@@ -265,7 +265,7 @@ def _pair(
             "interface_pae": touching.interface_pae(errors),
         }
     there, back = directions.values()
-    found |= {key: max(there[key], back[key]) for key in _LARGER}
+    pair_scores |= {key: max(there[key], back[key]) for key in _LARGER}
     for key in _MEAN:
-        found[key] = None if there[key] is None else (there[key] + back[key]) / 2.0
-    return found | {"directions": directions}
+        pair_scores[key] = None if there[key] is None else (there[key] + back[key]) / 2.0
+    return pair_scores | {"directions": directions}
