@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,20 +18,24 @@ from torch import Tensor
 from fastfold.data.features.pipeline import FeatureSampler, sampler_from_merged, sampler_from_raw
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.features.transforms import pseudo_beta
+from fastfold.data.loading.loader import retry_io
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training.entry import EntryData
+from fastfold.data.training.entry import Entry, EntryData
 from fastfold.data.training.labels import structure_labels
 from fastfold.data.training.sample import copies_of_residues, in_feature_order, merged_features
+from fastfold.errors import InputError
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import rows_of
 from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel import DistributedContext
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.contacts import DistogramScore, score_distogram
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
+from fastfold.training.data import EntryReader
 
 DEEP_ROWS = 200  #: Minimum number of rows of a deep alignment, from which coevolution can be seen
 
@@ -93,6 +98,38 @@ def mean_figures(scores: Sequence[ChainScore]) -> dict[str, float]:
 
 
 Templates = Mapping[str, Mapping[str, np.ndarray]]  #: Raw template features by sequence
+
+
+def score_entries(
+    model: AlphaFold,
+    entries: Sequence[Entry],
+    reader: EntryReader,
+    tree: ConfigDict,
+    recycles: int,
+    context: DistributedContext,
+) -> tuple[list[ChainScore], list[str]]:
+    """Fold a share of the entries on each process; return all scores by name (a collective).
+
+    The second list has the reasons of entries that cannot be read.
+    """
+    own: list[ChainScore] = []
+    failed: list[str] = []
+
+    def read(entry: Entry) -> tuple[EntryData, Templates]:
+        data = reader(entry)
+        candidates = reader.candidates(entry, data)
+        return data, {sequence: chosen.best() for sequence, chosen in candidates.items()}
+
+    for entry in entries[context.dp_rank :: context.dp_size]:
+        try:
+            data, templates = retry_io(partial(read, entry))
+        except (InputError, OSError) as error:
+            failed.append(f"{entry.id}: {error}")
+            continue
+        own.append(score_entry(model, entry.id, data, tree, recycles, templates=templates))
+    gathered = context.leaders(context.gather((own, failed)))
+    scores = sorted((score for part, _ in gathered for score in part), key=lambda score: score.id)
+    return scores, [reason for _, part in gathered for reason in part]
 
 
 def score_entry(

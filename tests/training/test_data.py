@@ -204,7 +204,7 @@ def test_a_run_trains_and_validates_with_templates(
         folded.append(options["templates"])
         return score_entry(*arguments, **options)
 
-    monkeypatch.setattr("fastfold.training.run.score_entry", score)
+    monkeypatch.setattr("fastfold.training.validation.score_entry", score)
     monkeypatch.setattr("fastfold.training.run._LONG_SCAN_S", 0.0)
     settings = [f"data.directory={folder / 'data'}", f"data.template_mmcif_dir={folder / 'mmcif'}"]
     settings += ["data.crop_size=16", "data.valid_split=train", "data.max_recycles=0", "trainer.steps=1"]

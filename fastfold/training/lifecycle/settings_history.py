@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fastfold.errors import ConfigError
+from fastfold.parallel import DistributedContext
 from fastfold.training.compose import to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.utils.atomic_files import write_atomic
@@ -22,6 +24,25 @@ _DECISIVE = ("trainer.seed", "data.", "model.")  #: Prefixes of settings whose c
 _HARMLESS = ("data.workers", "data.prefetch", "data.cache", "data.index", "data.order", "model.name")
 """Exceptions: samples and network do not depend on these settings."""
 _NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")
+
+
+def agreed_settings(config: TrainConfig, context: DistributedContext) -> DictConfig:
+    """Return the settings of a run, which are the same on all processes.
+
+    Raises:
+        ConfigError: They differ between processes, which would then wait for each other forever.
+    """
+    of_all = context.gather(config)
+    settings = OmegaConf.structured(config)  # refuses values of wrong types, before the folder is touched
+    texts = [to_yaml(each).splitlines() for each in of_all] if len({*map(repr, of_all)}) > 1 else []
+    for other, lines in enumerate(texts):
+        for first, its in itertools.zip_longest(texts[0], lines, fillvalue="less"):
+            if first != its:
+                raise ConfigError(
+                    f"the processes were started with different settings: {first.strip()} on rank 0, {its.strip()} on "
+                    f"rank {other}"
+                )
+    return settings
 
 
 class Change(NamedTuple):
