@@ -260,11 +260,11 @@ class DistributedFolder:
         for one in memories:
             if isinstance(one, ConfigError):
                 raise one
-        least = FoldMemory(
+        smallest = FoldMemory(
             *(min(getattr(one, name) for one in memories) for name in ("free", "host", "disk"))
         )
-        self._host = offload_buffers(least.host, offload_dir)
-        return least
+        self._host = offload_buffers(smallest.host, offload_dir)
+        return smallest
 
     def _features(self, cycle: int, member: int) -> Mapping[str, Tensor]:
         message, content = self._receive()

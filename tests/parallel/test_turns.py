@@ -22,6 +22,21 @@ def test_one_process_takes_no_turns() -> None:
     assert turns._current is None
 
 
+class _Four(dist.ProcessGroup):
+    def size(self) -> int:
+        return 4
+
+
+def test_a_group_of_all_ranks_is_told_by_its_size() -> None:
+    one = object.__new__(turns.Turns)
+    one._size = 4
+    assert one._has_all_ranks(None)
+    assert one._has_all_ranks(_Four(0, 4))
+    assert not one._has_all_ranks("group")
+    one._size = 8
+    assert not one._has_all_ranks(_Four(0, 4))
+
+
 def _leaves(how: str, zero: int) -> tuple[str, float]:
     """Return the message of rank 0, whose loop has one batch more, and its wait in seconds."""
     rank, parallel = dist.get_rank(), parallelize(nn.Linear(3, 2), {"dp": 2, "zero": zero})

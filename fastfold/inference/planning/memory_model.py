@@ -75,11 +75,14 @@ class OffloadRoom:
         return self.host + self.disk
 
     def choices(self, rows: int, row_bytes: int, *, used: int = 0) -> Iterator[Away]:
-        """Yield offloaded shares of a tensor's rows, from nothing to all or the capacity without ``taken`` bytes."""
-        most = [max(0, room - used) // max(1, row_bytes) for room in (self.host, self.total)]
-        counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {min(rows, room) for room in most}
+        """Yield offloaded shares of a tensor's rows, from nothing to all or the capacity without ``used`` bytes."""
+        on_host, in_all = (max(0, room - used) // max(1, row_bytes) for room in (self.host, self.total))
+        counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {
+            min(rows, on_host),
+            min(rows, in_all),
+        }
         for count in sorted(counts):
-            if count <= most[1]:
+            if count <= in_all:
                 yield Away(count, rows, count * row_bytes)
 
     def split(self, nbytes: int, piece: int = 0) -> tuple[int, int]:

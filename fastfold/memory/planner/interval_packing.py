@@ -99,14 +99,14 @@ class IntervalPacking:
 
     def _tightest(self, index: int) -> tuple[int, int]:
         """Return the smallest free room over an interval's accesses, and its access."""
-        least, where = 1 << 62, -1
+        smallest, access = 1 << 62, -1
         for span in self._spans(index):
             part = self._slack[span]
             if len(part):
                 lowest = int(part.argmin())
-                if part[lowest] < least:
-                    least, where = int(part[lowest]), span.start + lowest
-        return least, where
+                if part[lowest] < smallest:
+                    smallest, access = int(part[lowest]), span.start + lowest
+        return smallest, access
 
     def fill(self, order: Iterable[int]) -> list[int]:
         """Keep each further interval that fits, in this order; return the added ones."""

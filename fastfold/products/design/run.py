@@ -114,7 +114,7 @@ class DesignRequest:
     )
     redesign: Redesign | None = None  #: Another program, whose sequences are folded as well; None for none
     overwrite: bool = False  #: True to start again where the folder has designs with other settings
-    where: str | None = None  #: Condition on the table's columns that designs have to meet; None for none
+    condition: str | None = None  #: Condition on the table's columns that designs have to meet; None for none
 
 
 def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -> list[Design]:
@@ -145,8 +145,8 @@ def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -
     """
     task, config, infer = request.task, request.config, request.infer
     device = choose_device(infer.device)
-    if request.where is not None:
-        parse_condition(request.where, COLUMNS)  # refused before anything is computed
+    if request.condition is not None:
+        parse_condition(request.condition, COLUMNS)  # refused before anything is computed
     with distributed_folder(infer.ranks, device) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
@@ -176,7 +176,7 @@ def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -
                 run.say(_TRIAL)
         designs = run.design_all(tasks, request.seeds, networks, request.redesign)
         del networks  # those that do not fold are freed
-        return run.finish(designs, folding, chosen, request.where)
+        return run.finish(designs, folding, chosen, request.condition)
 
 
 @dataclass

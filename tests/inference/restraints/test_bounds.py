@@ -100,6 +100,16 @@ def test_extreme_limits_are_kept(one: Restraint) -> None:
     check(one)
 
 
+@pytest.mark.parametrize("kind", ATOMS)
+def test_limits_at_the_possible_ones_are_kept_and_those_beyond_refused(kind: str) -> None:
+    smallest, largest = possible_distances(Restraint(0, 4, 0, 9, atoms=kind), RESIDUES)
+    check(Restraint(0, 4, largest, math.inf, atoms=kind))
+    check(Restraint(0, 4, 0, smallest, atoms=kind))
+    for low, high in ((math.nextafter(largest, math.inf), math.inf), (0.0, math.nextafter(smallest, 0.0))):
+        with pytest.raises(InputError, match="that no structure meets"):
+            check(Restraint(0, 4, low, high, atoms=kind))
+
+
 def near(first: int, second: int, high: float, line: int, **more: str) -> Restraint:
     return Restraint(first, second, 0.0, high, line=f"line {line}", **more)
 

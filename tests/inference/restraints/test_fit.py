@@ -19,6 +19,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.losses.design import Outputs
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.gradients import GradientPolicy, GradientRun
+from fastfold.inference.restraints import fit as fit_module
 from fastfold.inference.restraints.distances import atom_reach, restraint_distances
 from fastfold.inference.restraints.fit import PATIENCE, RECYCLES, Figures, _Fit, _Loss, fit_restraints
 from fastfold.inference.restraints.restraint import Restraint, grouped, satisfied
@@ -236,6 +237,45 @@ def test_a_fit_ends_early_and_keeps_the_best_step(
     # Each step of Adam adds its rate to the bias, because the gradient is always -1.
     assert fit.bias["msa_feat"].tolist() == pytest.approx([0.03 * best], rel=1e-3)
     assert figures.distances[0] == distances[best]
+
+
+def test_near_residues_are_eight_on_each_side_of_the_same_chain() -> None:
+    index = torch.tensor([*range(12), 30, 31])
+    features = {"residue_index": index, "asym_id": (index >= 11).long(), "msa_feat": torch.zeros(1)}
+    columns, near = fit_module._near_residues(features)
+    assert columns.shape == near.shape == (14, 2 * 8)
+    for i, (others, marks) in enumerate(zip(columns.tolist(), near.tolist(), strict=True)):
+        expected = [
+            j
+            for j in range(14)
+            if j != i and abs(j - i) <= 8 and (i >= 11) == (j >= 11) and abs(int(index[i] - index[j])) <= 8
+        ]
+        assert [j for j, mark in zip(others, marks, strict=True) if mark] == expected
+
+
+def test_the_loss_of_a_fit_is_the_sum_of_its_terms() -> None:
+    """The local term is the divergence of the distogram from that before the fit, of near residues alone."""
+    fit = object.__new__(_Fit)
+    generator = torch.Generator().manual_seed(0)
+    before, after = (torch.randn(6, 6, 64, generator=generator, dtype=torch.float64) for _ in range(2))
+    fit._everyone, fit.residues = torch.ones(6, dtype=torch.float64), 6
+    fit.bias = {"msa_feat": torch.full((2, 3), 0.5)}
+    fit._neighbours = torch.tensor([[1], [0], [1], [2], [3], [4]])
+    fit._near = torch.tensor([[1.0], [1.0], [0.0], [0.0], [0.0], [0.0]], dtype=torch.float64)
+    fit._start = torch.stack([before[i, j] for i, j in enumerate(fit._neighbours[:, 0])])[
+        :, None
+    ].log_softmax(-1)
+    divergences = [
+        torch.distributions.kl_divergence(
+            torch.distributions.Categorical(logits=before[i, j]),
+            torch.distributions.Categorical(logits=after[i, j]),
+        )
+        for i, j in ((0, 1), (1, 0))
+    ]
+    # The mean pLDDT of equal probabilities is 0.5; the bias has six numbers of 0.5.
+    expected = 7.0 + 0.3 * 0.5 + 2.0 * sum(divergences) / 2 + 0.1 * 6 * 0.25 / 6
+    total = fit._total(lambda _: torch.tensor(7.0), outputs(line(4.0), after))  # type: ignore[arg-type]
+    assert float(total) == pytest.approx(float(expected), rel=1e-6)
 
 
 def ends_in_the_structure_module() -> fastfold.AlphaFold:

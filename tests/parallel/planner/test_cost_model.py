@@ -20,6 +20,7 @@ from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner import cost_model
 from fastfold.parallel.planner.cost_model import compute_seconds, exchange_seconds, step_cost
 from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.hardware import TRAINING, Rates, accelerator, rates
@@ -176,6 +177,15 @@ def test_formula_of_a_fused_operator_counts_what_its_definition_multiplies(
     assert forward == pytest.approx(counted, rel=0.07 if plain is reference.outer_product_mean else 1e-12)
     # Twice the forward pass for the gradients, and most of it again to recompute what was not kept.
     assert 2 * counted * 0.93 <= backward <= 3.2 * counted
+
+
+@pytest.mark.parametrize(("is_causal", "share"), [(False, 1.0), (True, 0.5)])
+def test_attention_of_pytorch_multiplies_with_keys_and_values(is_causal: bool, share: float) -> None:
+    """Two products forward; five backward, one of them again. Half of the scores if it is causal."""
+    q, k, v = _random(2, 4, 12, 8), _random(2, 4, 10, 8), _random(2, 4, 10, 8)
+    product = 2 * 2 * 4 * 12 * 10 * 8
+    flops = _formula(nn.functional.scaled_dot_product_attention, q, k, v, is_causal=is_causal)
+    assert flops == (share * 2 * product, share * 5 * product)
 
 
 def test_every_operator_of_ours_has_a_formula() -> None:
@@ -402,6 +412,31 @@ def test_exchanges_of_a_step_overlap_with_its_last_pass_alone() -> None:
         whole = one.synchronisation + 0.5 * of_pass
         assert one.synchronisation > 0
         assert eight.synchronisation == pytest.approx(times * whole - 0.5 * of_pass * times, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("of_pass", "of_step", "seconds"),
+    [(1.0, 2.0, 2.0 - 0.5), (2.0, 3.0, 4 * 0.5 + 3.0), (0.5, 0.75, 0.0), (1.5, 0.0, 0.0)],
+)
+def test_a_step_is_hidden_by_what_its_last_pass_leaves(
+    of_pass: float, of_step: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a pass of three seconds hides exchanges: first its own, then those of the step."""
+    monkeypatch.setattr(cost_model, "synchronisation_seconds", lambda *_: (of_pass, of_step))
+    exposed = cost_model._exposed_synchronisation(
+        _workload(), ParallelPlan(dp=8), _rates(hidden_synchronisation=0.5), 1000, 4, 3.0
+    )
+    assert exposed == seconds
+
+
+@pytest.mark.parametrize(("zero", "share"), [(0, 1), (1, 4)])
+def test_an_optimizer_reads_and_writes_parameters_and_moments_once(zero: int, share: int) -> None:
+    """Three passes over a parameter, its gradient included, and two over moments and copies."""
+    moved = _workload(parameter_bytes=4, sharded_bytes=8, copied_bytes=1)
+    plan, speeds = ParallelPlan(dp=4, zero=zero), _rates()
+    seconds = cost_model._optimizer_seconds(moved, plan, speeds, 1000)
+    assert seconds * speeds.bandwidth == pytest.approx((3 * 4 + 2 * 8) * 1000 / share + 2 * 1 * 1000)
+    assert cost_model._optimizer_seconds(replace(moved, frozen=True), plan, speeds, 1000) == 0.0
 
 
 def test_exchanged_bytes_have_the_size_of_parameters() -> None:

@@ -26,6 +26,7 @@ from fastfold.protein import residue_constants as rc
 
 def test_limits_are_read() -> None:
     assert parse_shares("KE<=0.3, W>=0.02,") == (Share("KE", high=0.3), Share("W", low=0.02))
+    assert list(map(str, parse_shares("KE<=0.3,W>=0.02"))) == ["KE<=0.3", "W>=0.02"]
     for wrong in ("K<0.3", "K<=2", "B<=0.1", "k<=0.1", "<=0.1"):
         with pytest.raises(ConfigError, match="expected a limit such as"):
             parse_shares(wrong)

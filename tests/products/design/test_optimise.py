@@ -107,6 +107,14 @@ def test_hopeless_designs_end_after_the_first_stage(monomer: AlphaFold) -> None:
     assert optimise(made, config, 0, state).step == 2
 
 
+def test_a_start_adds_gumbels_numbers_to_small_normal_ones(monomer: AlphaFold) -> None:
+    """As ColabDesign's, which divides them by 2, the scale of the logits."""
+    rng = np.random.default_rng([3, 0])
+    expected = 0.01 * rng.normal(size=(10, 20)) + rng.gumbel(size=(10, 20)) / 2.0
+    first = first_state(evaluator(monomer), DesignConfig(start="gumbel"), 3).parameters
+    np.testing.assert_allclose(first.numpy(), expected, atol=1e-6)
+
+
 def test_starts_differ_and_follow_the_seed(monomer: AlphaFold, backbone: Path) -> None:
     made = evaluator(monomer)
     first, same, other = (first_state(made, SHORT, seed).parameters for seed in (0, 0, 1))

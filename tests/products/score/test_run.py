@@ -151,7 +151,7 @@ def test_targets_of_files(tmp_path: Path):
     targets, errors = structure_targets([tmp_path / "one", tmp_path / "two", tmp_path / "bad.pdb"])
     assert [target.name for target in targets] == ["one_x", "two_x"]
     assert len(errors) == 1
-    assert isinstance(targets[0].given, GivenStructure)
+    assert isinstance(targets[0].scored_structure, GivenStructure)
     assert targets[0].alignments == (([], []),)
     _, errors = structure_targets([tmp_path / "one"], "initial_guess", shows_targets=True)
     assert "has one chain" in str(errors[0])

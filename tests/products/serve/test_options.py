@@ -44,3 +44,9 @@ def test_other_names_than_addresses_are_refused(host: str):
 def test_numbers_out_of_range_are_refused_by_name(name: str):
     with pytest.raises(ConfigError, match=f"{name} must be from"):
         ServeOptions(Path("x"), **{name: -1})  # type: ignore[arg-type]
+
+
+def test_one_connection_is_the_fewest():
+    assert ServeOptions(Path("x"), max_connections=1).max_connections == 1
+    with pytest.raises(ConfigError, match="max_connections must be from 1 to 100000, found 0"):
+        ServeOptions(Path("x"), max_connections=0)
