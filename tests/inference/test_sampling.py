@@ -271,10 +271,22 @@ class TestSettingsOfTheNetwork:
         assert torch.equal(ring_offset(offset, {"ring_length": length * 0}, slice(0, 6)), offset)
         assert ring_offset(offset, {}, slice(0, 6)) is offset
 
-    def test_rings_in_a_complex_need_a_multimer_network(self, model, multimer):
-        with pytest.raises(ConfigError, match="rings in a complex need a multimer network"):
-            positions(model, f"{SEQUENCE}:{OTHER}", cyclic=True)
+    def test_rings_of_joined_chains_do_not_reach_other_chains(self):
+        index = torch.cat([torch.arange(6), 206 + torch.arange(5)])
+        length = torch.tensor([6] * 6 + [0] * 5)
+        offset = index[:, None] - index
+        found = ring_offset(offset, {"ring_length": length}, slice(0, 11))
+        assert torch.equal(found[:6, 6:], offset[:6, 6:])
+        assert torch.equal(found[6:], offset[6:])
+        assert found[0, :6].tolist() == [0, -1, -2, -3, 2, 1]
+
+    def test_rings_in_a_complex(self, model, multimer):
         pair = f"{SEQUENCE}:{OTHER}"
+        joined = [positions(model, pair, rings=names) for names in (None, "A", "B")]
+        assert not np.array_equal(joined[0], joined[1])
+        assert not np.array_equal(joined[1], joined[2])
+        with pytest.raises(ConfigError, match="holds rings up to 200 residues, and chain A has 201"):
+            positions(model, f"{'A' * 201}:{OTHER}", cyclic=True)
         rings = [positions(multimer, pair), positions(multimer, pair, cyclic=True)]
         rings += [positions(multimer, pair, rings=names) for names in ("B", "A,B")]
         assert not np.array_equal(rings[0], rings[1])

@@ -17,14 +17,15 @@ def ring_offset(offset: Tensor, features: dict[str, Tensor], rows: slice) -> Ten
 
     Args:
         offset: ``[*, rows, N]`` integers.
-        features: ``ring_length [*, N]`` (optional), the size of each residue's ring, 0 in open chains. Only pairs
-            within a chain have a meaning.
+        features: ``ring_length [*, N]`` (optional), the size of each residue's ring, 0 in open chains. Residues that
+            differ by the size of the ring or more are in different chains.
         rows: Residues of the rows of ``offset``.
     """
     if "ring_length" not in features:
         return offset
     length = features["ring_length"].long()[..., rows, None]
-    return torch.where(2 * offset.abs() > length, offset - length * offset.sign(), offset)
+    is_longer_way = (2 * offset.abs() > length) & (offset.abs() < length)
+    return torch.where(is_longer_way, offset - length * offset.sign(), offset)
 
 
 class RelativePosition(nn.Module):

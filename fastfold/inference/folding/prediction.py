@@ -65,9 +65,17 @@ def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
     return {names.index(name) for name in chosen}
 
 
-def check_rings(target: Target, cyclic: bool | str) -> None:
-    """Raise ConfigError if a ring is a part of a protein, or lacks residues; or see :func:`ring_chains`."""
+def check_rings(target: Target, cyclic: bool | str, *, is_joined: bool) -> None:
+    """Raise ConfigError if a ring is a part of a protein, or lacks residues; or see :func:`ring_chains`.
+
+    ``is_joined`` is True if a monomer network sees the chains as one, which limits the size of rings.
+    """
     for chain in (target.chains[number] for number in sorted(ring_chains(target, cyclic))):
+        if is_joined and len(chain.sequence) > CHAIN_GAP:
+            raise ConfigError(
+                f"{target.name}: `cyclic`: a monomer network joins the chains of a complex, which holds rings up to "
+                f"{CHAIN_GAP} residues, and chain {chain.id} has {len(chain.sequence)}; use a multimer network"
+            )
         if chain.regions or chain.has_gap:
             raise ConfigError(
                 f"{target.name}: `cyclic` closes whole chains, and chain {chain.id} lacks residues; leave out one of "

@@ -96,11 +96,8 @@ class TargetPredictor:
                 self._rings = ",".join(self.target.chains[number].id for number in numbers)
         if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
             raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
-        if config.ring_names and target.is_complex and not all(model.multimer for model in models):
-            raise ConfigError(
-                f"{target.name}: rings in a complex need a multimer network, because a monomer network joins its chains"
-            )
-        check_rings(self.target, self._rings)
+        is_joined = target.is_complex and not all(model.multimer for model in models)
+        check_rings(self.target, self._rings, is_joined=is_joined)
         self._restraints: Sequence[Restraint] = ()
         if config.restraints is not None:
             from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import InputError
 from fastfold.evoformer.precision import element_size
+from fastfold.inference.folding.prediction import check_rings
 from fastfold.inference.models import (
     Network,
     check_settings,
@@ -57,8 +58,8 @@ class Admission:
             check_installed()
         networks = suitable(limit_networks(self.networks, options.num_models), target)
         check_settings(config, [network.info.config for network in networks])
-        if config.cyclic and target.is_complex and not all(n.info.multimer for n in networks):
-            raise ConfigError("rings in a complex need a multimer network; leave out cyclic")
+        is_joined = target.is_complex and not all(network.info.multimer for network in networks)
+        check_rings(target, config.ring_names, is_joined=is_joined)
         shown = 0
         check_takers(options.templates, networks)
         if open_templates(options.templates) is not None:  # refuses invalid structures

@@ -56,7 +56,8 @@ def test_settings_and_inputs_that_contradict_the_networks_are_refused(admission:
     with pytest.raises(InputError, match="complex of 2 chains"):
         check(admission, tmp_path, "MKV:MKV")
     chosen = replace(admission, request=request([Path(MINI)]))
-    with pytest.raises(ConfigError, match="rings in a complex need a multimer network"):
-        check(chosen, tmp_path, "MKV:MKV", settings={"cyclic": True})
+    check(chosen, tmp_path, "MKV:MKV", settings={"cyclic": True})
+    with pytest.raises(ConfigError, match="holds rings up to 200 residues, and chain A has 201"):
+        check(chosen, tmp_path, f"{'M' * 201}:MKV", settings={"cyclic": True})
     with pytest.raises(ConfigError, match="mini does not use any"):
         check(admission, tmp_path, "MKV", templates={"1abc": "data_1ABC"})
