@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.exact_gradients import exact_gradients
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """A GPU, or the CPU under Triton's interpreter (see conftest.py)."""
 
@@ -43,7 +45,8 @@ def output_and_gradients(
     }
     out = function(**(inputs | leaves))
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out.backward(weight.to(torch.bfloat16).to(out))  # the same numbers in every dtype
+    with exact_gradients():
+        out.backward(weight.to(torch.bfloat16).to(out))  # the same numbers in every dtype
     return {"output": out.detach()} | {k: x.grad for k, x in leaves.items() if x.grad is not None}
 
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from fastfold import kernels
 from fastfold.kernels import reference
 from tests.helpers import named_operators
+from tests.helpers.exact_gradients import exact_gradients
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return {k: v.to(dtype) if isinstance(v, Tensor) else v for k, v in inputs.items()}
 
 
-def _gradients(
+def gradients_of(
     function: Callable[..., Tensor], case: Case, dtype: torch.dtype, rounded: torch.dtype | None = None
 ) -> dict[str, Tensor]:
     """Output and gradients of a weighted sum of it, by name; inputs and weights are rounded to ``rounded`` first."""
@@ -163,8 +164,9 @@ def test_output_and_gradients_equal_the_definition(
 ) -> None:
     case = case_of(name, n)
     # The inputs are rounded for both: what is compared is the arithmetic.
-    exact = _gradients(case.definition, case, torch.float64, dtype)
-    found = _gradients(case.operator, case, dtype)
+    exact = gradients_of(case.definition, case, torch.float64, dtype)
+    with exact_gradients():
+        found = gradients_of(case.operator, case, dtype)
     if dtype is torch.float32:
         # Gradients of weights are sums over up to n · (n + 2) positions. Some processors add them one after another,
         # and the error of such a sum grows with the root of their number.
@@ -241,8 +243,8 @@ def test_operators_work_under_activation_checkpointing(name: str, reentrant: boo
 
         return checkpoint(positional, *(inputs[k] for k in keys), use_reentrant=reentrant)
 
-    plain = _gradients(case.operator, case, torch.float64)
-    found = _gradients(recomputed, case, torch.float64)
+    plain = gradients_of(case.operator, case, torch.float64)
+    found = gradients_of(recomputed, case, torch.float64)
     assert found.keys() == plain.keys()
     for key, value in found.items():
         torch.testing.assert_close(value, plain[key], msg=key)

@@ -184,11 +184,13 @@ def normalise_backward(
 ) -> Tensor:
     """Return the gradient of :func:`normalise` for ``x``; add the parameters' gradients to totals that are not None."""
     wanted = [True, grad_weight is not None, grad_bias is not None]
+    # In bfloat16, PyTorch's kernel would sum the parameters' gradients in this dtype, and take longer.
+    exact = accumulation_dtype(x)
     grad_x, block_weight, block_bias = torch.ops.aten.native_layer_norm_backward(
-        grad, x, x.shape[-1:], *statistics, weight, bias, wanted
+        grad.to(exact), x.to(exact), x.shape[-1:], *statistics, weight, bias, wanted
     )
     if grad_weight is not None:
         grad_weight += block_weight
     if grad_bias is not None:
         grad_bias += block_bias
-    return grad_x
+    return grad_x.to(x.dtype)

@@ -27,6 +27,7 @@ from fastfold.kernels.common.backend import is_traced
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
+    accumulation_dtype,
     block_positions,
     finish,
     normalise,
@@ -93,18 +94,38 @@ def multiplies_units(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and x.device.type == "cpu" and multiplies_bfloat16()
 
 
+def gradient_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of data and products of a backward pass for data like ``x``; sums are exact.
+
+    It is bfloat16 for bfloat16 on a processor with units for it, as in the forward pass; otherwise an exact dtype.
+    """
+    return x.dtype if multiplies_units(x) else accumulation_dtype(x)
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch, data: Tensor) -> None:
     """Add the product of two matrices to ``total``, the gradient of a weight that is summed over blocks.
 
-    The matrices are rounded to bfloat16 if the operator's ``data`` are, on a processor with units for it. Other
-    gradients are not, because those computed from them would be too coarse.
+    The matrices are rounded to bfloat16 if the operator's ``data`` are, on a processor with units for it.
     """
     out = scratch.of(total)("product of a block", *total.shape)
     # addmm_ may add each summand of a small matrix to the total, whose errors then grow with all positions.
-    if data.dtype == torch.bfloat16 and data.device.type == "cpu" and multiplies_bfloat16():
+    if multiplies_units(data):
         total.add_(out.copy_(torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16))))
     else:
         total.add_(torch.mm(a, b, out=out))
+
+
+def add_products(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch) -> None:
+    """Add the product of matrices, or of batches ``[B, M, K]`` and ``[B, K, N]``, to ``total`` in an exact dtype.
+
+    ``scratch`` has the dtype of the matrices.
+    """
+    if a.dtype != total.dtype:
+        total.add_(torch.matmul(a, b, out=scratch("products of a block", *total.shape)))
+    elif total.dim() == 2:
+        total.addmm_(a, b)
+    else:
+        total.baddbmm_(a, b)
 
 
 def by_onednn(x: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold.kernels.common.layout import MASKED_LOGIT
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
+from fastfold.kernels.cpu.linear import add_products
 
 
 class Operands(NamedTuple):
@@ -107,7 +108,7 @@ def attend_backward(
     """Fill ``grads`` with the gradients of one batch element, from that of the output ``[R, Nq, H, D]``.
 
     The operands ``[R, N, H, D]`` are those of :func:`attend`. The bias's gradient is added to, and may be None. The
-    buffers have an exact dtype. ``out [R, Nq, H, D]`` is filled with the output, which is recomputed anyway.
+    buffers have the dtype of the products. ``out [R, Nq, H, D]`` is filled with the output, which is recomputed anyway.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
@@ -160,7 +161,9 @@ def attend_backward(
                     # A matrix product is the fastest way to sum over rows.
                     h_grad_bias = grads.bias[head, query].flatten(1)[:, None]
                     summed = h_grad_scores.view(len(by_head), len(b_q[0]), -1)
-                    h_grad_bias.baddbmm_(ones[..., : len(b_q[0])].expand(len(by_head), -1, -1), summed)
+                    add_products(
+                        h_grad_bias, ones[..., : len(b_q[0])].expand(len(by_head), -1, -1), summed, scratch
+                    )
             grads.q[row, query] = _by_row(b_grad_q)
             if grads.gate is not None:
                 b_grad_gate = b_grad.mul_(b_out)

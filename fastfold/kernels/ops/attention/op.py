@@ -16,6 +16,7 @@ from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MASKED_LOGIT, batched, innermost
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
+from fastfold.kernels.cpu.linear import gradient_dtype
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
 
 
@@ -127,9 +128,9 @@ def _compute_gradients(
         grad_bias = attend_backward_triton(grad, operands, batched(out[0]), out[1], targets, scale, need_bias)
     else:
         given = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
-        scratch = Scratch().of(q, accumulation_dtype(q))
+        scratch = Scratch().of(q, gradient_dtype(q))
         if bias is not None and need_bias:
-            grad_bias = bias.new_zeros(bias.shape, dtype=scratch.dtype)
+            grad_bias = bias.new_zeros(bias.shape, dtype=accumulation_dtype(q))
         grads = Operands(grad_q, grad_k, grad_v, grad_bias, None, grad_gate)
         for i in itertools.product(*map(range, q.shape[:-4])):
             attend_backward(grad[i], given.batch(i), grads.batch(i), scale, scratch)

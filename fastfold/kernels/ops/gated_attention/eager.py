@@ -21,6 +21,7 @@ from fastfold.kernels.cpu.linear import (
     Linear,
     add_product,
     centred,
+    gradient_dtype,
     mean_of,
     product_dtype,
     reduced,
@@ -34,7 +35,7 @@ EPS = 1e-5
 # Positions whose projections are made at once: enough for the full rate of the matrix product.
 POSITIONS = 1024
 
-backward_dtype = accumulation_dtype  #: Dtype of the products of the backward pass
+backward_dtype = gradient_dtype  #: Dtype of the products of the backward pass
 
 
 class GatedAttentionParams(NamedTuple):
@@ -209,9 +210,10 @@ class Forward:
         )
 
 
-def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of results of :meth:`Backward.begin` before the projections."""
-    return [x.shape, *[(*x.shape[:-1], 1)] * 2]
+def empty_normalised(x: Tensor) -> list[Tensor]:
+    """Return uninitialised results of :meth:`Backward.begin` before the projections."""
+    statistics = [x.new_empty(*x.shape[:-1], 1, dtype=accumulation_dtype(x)) for _ in range(2)]
+    return [x.new_empty(x.shape, dtype=backward_dtype(x)), *statistics]
 
 
 class Backward:

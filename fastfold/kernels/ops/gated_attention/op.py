@@ -259,8 +259,8 @@ def _begin_fake(
         dtype = blocks.backward_dtype(x) if backward else x.dtype
         width = len(given.query_weight) // heads
         projected = (*first.shape[:2], 3 if given.gate_weight is None else 4, heads, width)
-        shapes = [*(blocks.normalised_shapes(first) if backward else []), projected]
-        return [x.new_empty(shape, dtype=dtype) for shape in shapes]
+        normalised = blocks.empty_normalised(first) if backward else []
+        return [*normalised, x.new_empty(projected, dtype=dtype)]
     return []
 
 

@@ -82,9 +82,10 @@ def _attend(
     return attended, lse, operands
 
 
-def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of results of :meth:`Backward.begin` before the projections."""
-    return [(*x.shape[:-1], x.shape[-1] * (1 if x.dtype == torch.float32 else 2))]
+def empty_normalised(x: Tensor) -> list[Tensor]:
+    """Return uninitialised results of :meth:`Backward.begin` before the projections."""
+    width = x.shape[-1] * (1 if x.dtype == torch.float32 else 2)
+    return [x.new_empty(*x.shape[:-1], width, dtype=backward_dtype(x))]
 
 
 class Backward(eager.Backward):

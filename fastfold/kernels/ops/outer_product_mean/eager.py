@@ -18,7 +18,14 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
-from fastfold.kernels.cpu.linear import Linear, add_product, by_onednn, product_dtype
+from fastfold.kernels.cpu.linear import (
+    Linear,
+    add_product,
+    add_products,
+    by_onednn,
+    gradient_dtype,
+    product_dtype,
+)
 from fastfold.kernels.cpu.products import onednn_linear
 
 DEEP = 512
@@ -126,14 +133,14 @@ class ProductRows:
 
 @without_autocast
 def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
-    """Compute gradients in an exact dtype; products exist for one tile of pairs at a time."""
+    """Compute gradients; products exist for one tile of pairs at a time."""
     left, right, left_mask, right_mask, weight, bias = inputs
     need_left, need_right = "left" in needed, "right" in needed
-    exact = accumulation_dtype(left)
+    exact, dtype = accumulation_dtype(left), gradient_dtype(left)
     c = left.shape[-1]
-    weight = weight.to(exact).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
+    weight = weight.to(dtype).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
     grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
-    grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias, dtype=exact)
+    grad_weight, grad_bias = torch.zeros_like(weight, dtype=exact), torch.zeros_like(bias, dtype=exact)
 
     def block(
         scratch: Scratch,
@@ -154,18 +161,22 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
             return
         b_products = torch.mm(b_grad, weight, out=scratch("products", len(b_grad), c * c))
         b_products = b_products.view(len(b_left), len(b_right), c, c)  # [i, j, e, c]
-        if need_left:
+        if need_left and dtype == exact:
             b_r = b_right.flatten(0, 1).expand(len(b_left), -1, -1)
             grad_l[tile[0]].baddbmm_(b_products.flatten(1, 2).mT, b_r)
+        elif need_left:
+            # PyTorch would copy the expanded side for a batch of products in bfloat16.
+            b_transposed = scratch.copy("transposed", b_products.permute(0, 3, 1, 2)).flatten(2).flatten(0, 1)
+            add_products(grad_l[tile[0]].flatten(0, 1), b_transposed, b_right.flatten(0, 1), scratch)
         if need_right:
-            b_transposed = scratch.copy("transposed", b_products.permute(1, 2, 0, 3))
-            grad_r[tile[1]].flatten(0, 1).addmm_(b_transposed.flatten(2).flatten(0, 1), b_left.flatten(0, 1))
+            b_transposed = scratch.copy("transposed", b_products.permute(1, 2, 0, 3)).flatten(2).flatten(0, 1)
+            add_products(grad_r[tile[1]].flatten(0, 1), b_transposed, b_left.flatten(0, 1), scratch)
 
-    scratch = Scratch().of(left, exact)
+    scratch = Scratch().of(left, dtype)
     for i in batch_indices(left):
-        columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
-        columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
-        grad_l, grad_r = torch.zeros_like(columns_l), torch.zeros_like(columns_r)
+        columns_l = _columns(left[i].to(dtype), left_mask[i])  # [I, c, S]
+        columns_r = _columns(right[i].to(dtype), right_mask[i])  # [J, e, S]
+        grad_l, grad_r = (torch.zeros_like(x, dtype=exact) for x in (columns_l, columns_r))
         factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
         tiles = _tiles(factor.shape, c, left.shape[-3])
         blocks = ((columns_l[t[0]], columns_r[t[1]], t, grad[i][t], factor[t]) for t in tiles)

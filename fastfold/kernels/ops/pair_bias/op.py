@@ -25,7 +25,7 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
-from fastfold.kernels.cpu.linear import add_product
+from fastfold.kernels.cpu.linear import add_product, gradient_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
@@ -86,14 +86,17 @@ def _backward(
         group = group._replace(weight=group.weight.to(z.dtype))
         grads = pair_bias_backward(grad, z, group, EPS, need_z=need_z, need_parameters=any(need_each))
         return cast_grads(grads, (z, *parameters), needs)
-    norm_weight, norm_bias, weight = (p.to(exact) for p in parameters)
-    totals = [torch.zeros_like(p) for p in (norm_weight, norm_bias, weight)]
+    dtype = gradient_dtype(z)
+    norm_weight, norm_bias, weight = (
+        p.to(to) for p, to in zip(parameters, (exact, exact, dtype), strict=True)
+    )
+    totals = [torch.zeros_like(p, dtype=exact) for p in parameters]
     grad_z = torch.empty_like(z, memory_format=torch.contiguous_format)
 
     def block(
         scratch: Scratch, totals: Sequence[Tensor], b_grad: Tensor, b_z: Tensor, b_grad_z: Tensor
     ) -> None:
-        b_grad, b_z = b_grad.to(exact), b_z.to(exact)
+        b_grad, b_z = b_grad.to(dtype), b_z.to(dtype)
         b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, EPS)
         add_product(totals[2], b_grad, b_normed, scratch, z)
         b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
@@ -101,7 +104,7 @@ def _backward(
             normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
         )
 
-    scratch = Scratch().of(z, exact)
+    scratch = Scratch().of(z, dtype)
     for i in itertools.product(*map(range, z.shape[:-3])):
         sum_blocks(block, _blocks(grad[i], z[i], grad_z[i]), scratch, totals)
     return cast_grads([grad_z, *totals], (z, *parameters), needs)

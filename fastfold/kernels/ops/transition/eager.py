@@ -21,7 +21,16 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import Linear, add_product, centred, mean_of, product_dtype, reduced, sample
+from fastfold.kernels.cpu.linear import (
+    Linear,
+    add_product,
+    centred,
+    gradient_dtype,
+    mean_of,
+    product_dtype,
+    reduced,
+    sample,
+)
 
 EPS = 1e-5
 
@@ -85,23 +94,23 @@ def backward(
 ) -> list[Tensor | None]:
     """Compute gradients of ``x`` and the parameters by blocks of rows, from that of the result ``[*, c]``.
 
-    The dtype is that of accumulation, whatever the data's, but for products of weights' gradients: a bfloat16 product
-    would put some hidden units on the wrong side of the ReLU. With ``add_grad``, ``x`` is also the residual. ``needs``
-    has ``x`` first.
+    Hidden units are on the side of the ReLU on which the forward pass had them. With ``add_grad``, ``x`` is also the
+    residual. ``needs`` has ``x`` first.
     """
-    exact = accumulation_dtype(x)
+    exact, dtype = accumulation_dtype(x), gradient_dtype(x)
     _, *need_each = needs
     totals = [
         torch.zeros_like(p, dtype=exact) if n else None for p, n in zip(parameters, need_each, strict=True)
     ]
-    norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
+    norm_weight, norm_bias = (p.to(exact) for p in parameters[:2])
+    w1, b1, w2, _ = (p.to(dtype) for p in parameters[2:])
     hidden = Linear(w1, b1, relu=True, least="fp32", positions=x.shape[:-1].numel())
 
     def block(
         scratch: Scratch, totals: Sequence[Tensor | None], b_x: Tensor, b_grad: Tensor, b_grad_x: Tensor
     ) -> None:
         grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
-        b_x, b_grad = b_x.to(exact), b_grad.to(exact)
+        b_x, b_grad = b_x.to(dtype), b_grad.to(dtype)
         b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, EPS)
         b_hidden = hidden(b_norm, "hidden", scratch)
         if grad_w2 is not None:
@@ -122,5 +131,5 @@ def backward(
 
     grad_x = torch.empty_like(x)
     blocks = position_blocks(block_positions(len(w1)), x, grad, grad_x)
-    sum_blocks(block, blocks, Scratch().of(x, exact), totals)
+    sum_blocks(block, blocks, Scratch().of(x, dtype), totals)
     return [grad_x, *totals]

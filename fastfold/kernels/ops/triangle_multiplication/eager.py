@@ -28,7 +28,7 @@ from fastfold.kernels.common.scratch import (
     share_of,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import Linear, Norm, add_product, centred, product_dtype
+from fastfold.kernels.cpu.linear import Linear, Norm, add_product, centred, gradient_dtype, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 
 
@@ -230,8 +230,8 @@ class Forward:
 class Backward(Forward):
     """Gradients for one batch element, in blocks of positions; it sums the gradients of the parameters.
 
-    Gradients of factors and product are padded with zeros as they are, and have the dtype of accumulation, which holds
-    any sum. ``channels`` are the hidden ones.
+    Gradients of factors and product are padded with zeros as they are, and have a dtype that holds any sum.
+    ``channels`` are the hidden ones.
     """
 
     def __init__(
@@ -242,13 +242,13 @@ class Backward(Forward):
         needed: Collection[str],
         summands: int = 1,
     ) -> None:
-        super().__init__(factors, update, Scratch().of(z, accumulation_dtype(z)), summands)
-        self.dtype = accumulation_dtype(z)
+        super().__init__(factors, update, Scratch().of(z, gradient_dtype(z)), summands)
+        self.dtype, exact = gradient_dtype(z), accumulation_dtype(z)
         if factors is not None:
-            self._factor_totals = arrange_factors(zeros_of(factors, self.dtype), self.dtype)
+            self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
         if update is not None:
-            self._update_totals = arrange_update(zeros_of(update, self.dtype), self.dtype)
+            self._update_totals = arrange_update(zeros_of(update, exact), exact)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Return the numbers of channels contracted at a time, forward and backward; matrices stay in the cache."""

@@ -125,7 +125,7 @@ def triangle_multiplication(
     - Forward, PyTorch: 1.5, or as given by a plan
       (:func:`~fastfold.kernels.ops.triangle_multiplication.contraction.contraction_bytes`).
     - Backward, Triton: 3 and an eighth, in the dtype of ``z``.
-    - Backward, PyTorch: 3, in float32, as is the gradient of ``z``.
+    - Backward, PyTorch: 3, in float32 or in the dtype of the CPU's units, as is the gradient of ``z``.
 
     Args:
         z: Pair representation ``[*, N, N, c_z]``.
