@@ -59,8 +59,8 @@ class Attention(nn.Module):
 
 
 def self_attention(
-    norm: LayerNorm,
-    attention: Attention,
+    parameters: kernels.GatedAttentionParams,
+    heads: int,
     block: Block,
     bias: Tensor | None,
     mask: Tensor,
@@ -69,16 +69,17 @@ def self_attention(
 ) -> Tensor:
     """Compute ``x + dropout * attention(norm(x))`` of a block ``[*, R, N, c]`` along its rows in one operator.
 
-    Supplement Algorithms 7, 8, 13 and 14. The ``bias [*, H, N, N]`` is added to the logits of every row. The whole
-    ``mask [*, R, N]`` is 0 for keys that must not be seen. With ``columns`` each column attends instead.
+    Supplement Algorithms 7, 8, 13 and 14. The parameters are those of :func:`kernel_parameters`. The ``bias [*, H, N,
+    N]`` is added to the logits of every row. The whole ``mask [*, R, N]`` is 0 for keys that must not be seen. With
+    ``columns`` each column attends instead.
     """
     part = block.transposed() if columns else block
     updated = kernels.gated_attention(
         part.x,
         bias,
         block.rows_of(mask, -1).transpose(-2, -1) if columns else block.rows_of(mask, -2),
-        kernel_parameters(norm, attention),
-        heads=attention.heads,
+        parameters,
+        heads=heads,
         residual=part.x,
         dropout=part.dropout,
         out=part.out,
@@ -104,14 +105,14 @@ def kernel_parameters(norm: LayerNorm, attention: Attention) -> kernels.GatedAtt
     )
 
 
-def bias_for_blocks(attention: Attention, bias: Tensor) -> Tensor:
+def bias_for_blocks(parameters: kernels.GatedAttentionParams, heads: int, bias: Tensor) -> Tensor:
     """Return ``bias [*, H, N, N]`` in the layout that the attention operator reads.
 
     Computed once, so that the blocks of rows do not each copy the bias.
     """
     if torch.is_grad_enabled():
         return bias.contiguous()
-    return kernels.attention_bias(bias, attention.query.out_features // attention.heads)
+    return kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
 
 
 class GlobalAttention(nn.Module):

@@ -12,10 +12,11 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
@@ -47,13 +48,15 @@ class Block(NamedTuple):
 
     def rows_of(self, x: Tensor, dim: int) -> Tensor:
         """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
-        return _take(x, dim, self.rows)
+        start, stop, _ = self.rows.indices(x.shape[dim])
+        return x if stop - start == x.shape[dim] else x.narrow(dim, start, stop - start)
 
     def transposed(self) -> Block:
         """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
         return Block(self.x.transpose(-3, -2), self.rows, columns(self.dropout), columns(self.out))
 
 
+Parameters = TypeVar("Parameters")
 Branch = Callable[[Block], Tensor]
 """Function from a block to ``block.x + block.dropout * update(block.x)``, written to ``block.out`` if given."""
 
@@ -127,12 +130,11 @@ class ExecutionPolicy:
         if self.recompute:
             branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
-        whole = Block(x, slice(None), dropout, out)
-        if dim is None:
-            return branch(whole)
-        if self.block_elements is None or x.numel() <= self.block_elements:
-            result = branch(whole._replace(rows=slice(0, x.shape[dim])))
+        if dim is None or self.block_elements is None or x.numel() <= self.block_elements:
+            rows = slice(None) if dim is None else slice(0, x.shape[dim])
+            result = branch(Block(x, rows, dropout, out))
             return result if out is None else out
+        whole = Block(x, slice(None), dropout, out)
         results = [branch(whole.take(dim, rows)) for rows in self.slices(x, dim)]
         if out is not None:
             return out
@@ -312,7 +314,7 @@ def _count_calls(change: int) -> None:
 
 def is_training(module: nn.Module) -> bool:
     """Return True if a module draws dropout factors: by the settings of the call, else by its mode."""
-    call = current_call()
+    call = _CALL.get() if _calls else None
     return module.training if call is None else call.training
 
 
@@ -369,6 +371,31 @@ class PolicyModule(nn.Module):
 
     operator: str = ""  #: Name of this kind of module in plans
     _policy: ExecutionPolicy = ExecutionPolicy()
+    _collected: tuple[list[tuple[dict[str, Any], str, Any]], Any] | None = None
+
+    def collected(self, collect: Callable[[], Parameters]) -> Parameters:
+        """Return ``collect()``, the parameters of this module's operators, or its result of an earlier call.
+
+        Parameters are collected again if one of them, or a layer, is replaced. Their values may change.
+        """
+        if torch.compiler.is_compiling():
+            return collect()
+        last = self._collected
+        # A replica has tables of its own and the attributes of its original.
+        if last is not None and last[0][0][0] is self._modules:
+            for table, name, value in last[0]:
+                if table.get(name) is not value:
+                    break
+            else:
+                return last[1]
+        parameters = collect()
+        tables = [t for module in self.modules() for t in (module._modules, module._parameters)]
+        entries = [(table, name, value) for table in tables for name, value in table.items()]
+        registered = {id(value) for *_, value in entries if value is not None}
+        # A weight that is computed at each use is not registered, nor is a layer that is missing.
+        if all(id(x) in registered for x in tree_leaves(parameters)):
+            self._collected = entries, parameters
+        return parameters
 
     @property
     def policy(self) -> ExecutionPolicy:

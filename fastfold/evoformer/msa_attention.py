@@ -10,6 +10,7 @@ from fastfold.evoformer.attention import (
     Attention,
     GlobalAttention,
     bias_for_blocks,
+    kernel_parameters,
     self_attention,
 )
 from fastfold.evoformer.execution import Block, PolicyModule
@@ -42,10 +43,11 @@ class MSARowAttention(PolicyModule):
         The pair is ``[*, N, N, c_z]``, and ``msa_mask [*, S, N]`` is 0 for padding. ``bias`` is a precomputed
         :meth:`bias` of the pair.
         """
-        bias = bias_for_blocks(self.attention, self.bias(pair) if bias is None else bias)
+        parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
+        bias = bias_for_blocks(parameters, heads, self.bias(pair) if bias is None else bias)
 
         def add_attention(block: Block) -> Tensor:
-            return self_attention(self.norm, self.attention, block, bias=bias, mask=msa_mask)
+            return self_attention(parameters, heads, block, bias=bias, mask=msa_mask)
 
         return self.policy.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout(msa))
 
@@ -54,6 +56,10 @@ class MSARowAttention(PolicyModule):
         return kernels.pair_bias(
             pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight, aligned=True
         )
+
+    def kernel_parameters(self) -> kernels.GatedAttentionParams:
+        """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
+        return kernel_parameters(self.norm, self.attention)
 
 
 class MSAColumnAttention(PolicyModule):
@@ -75,11 +81,16 @@ class MSAColumnAttention(PolicyModule):
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_m]``; mask ``[*, S, N]``."""
+        parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
 
         def add_attention(block: Block) -> Tensor:
-            return self_attention(self.norm, self.attention, block, bias=None, mask=msa_mask, columns=True)
+            return self_attention(parameters, heads, block, bias=None, mask=msa_mask, columns=True)
 
         return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
+
+    def kernel_parameters(self) -> kernels.GatedAttentionParams:
+        """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
+        return kernel_parameters(self.norm, self.attention)
 
 
 class MSAColumnGlobalAttention(PolicyModule):

@@ -30,16 +30,20 @@ class Transition(PolicyModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x + output(relu(hidden(norm(x))))``, ``[*, rows, columns, c]``."""
+        parameters = self.collected(self.kernel_parameters)
 
         def add_transition(block: Block) -> Tensor:
-            parameters = kernels.TransitionParams(
-                self.norm.weight,
-                self.norm.bias,
-                self.hidden.weight,
-                self.hidden.bias,
-                self.output.weight,
-                self.output.bias,
-            )
             return kernels.transition(block.x, parameters, residual=block.x, out=block.out)
 
         return self.policy.apply_residual(x, add_transition, dim=-3)
+
+    def kernel_parameters(self) -> kernels.TransitionParams:
+        """Return the parameters of :func:`fastfold.kernels.transition`."""
+        return kernels.TransitionParams(
+            norm_weight=self.norm.weight,
+            norm_bias=self.norm.bias,
+            w1=self.hidden.weight,
+            b1=self.hidden.bias,
+            w2=self.output.weight,
+            b2=self.output.bias,
+        )

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, bias_for_blocks, self_attention
+from fastfold.evoformer.attention import Attention, bias_for_blocks, kernel_parameters, self_attention
 from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
@@ -40,13 +40,14 @@ class TriangleAttention(PolicyModule):
 
         ``pair_mask [*, N, N]`` is 0 for padding, and ``bias`` a precomputed :meth:`bias` of the pair.
         """
+        parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
         bias = self.bias(pair) if bias is None else bias
         # Outside of the branch, so that blocks do not each transpose and align the bias.
-        bias = bias_for_blocks(self.attention, bias if self.starting else bias.transpose(-2, -1))
+        bias = bias_for_blocks(parameters, heads, bias if self.starting else bias.transpose(-2, -1))
 
         def add_attention(block: Block) -> Tensor:
             return self_attention(
-                self.norm, self.attention, block, bias=bias, mask=pair_mask, columns=not self.starting
+                parameters, heads, block, bias=bias, mask=pair_mask, columns=not self.starting
             )
 
         dim = -3 if self.starting else -2
@@ -57,3 +58,7 @@ class TriangleAttention(PolicyModule):
         return kernels.pair_bias(
             pair, self.norm.weight, self.norm.bias, self.pair_bias.weight, aligned=self.starting
         )
+
+    def kernel_parameters(self) -> kernels.GatedAttentionParams:
+        """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
+        return kernel_parameters(self.norm, self.attention)

@@ -43,20 +43,21 @@ class TriangleMultiplication(PolicyModule):
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return ``pair + dropout_rowwise(multiplication(pair))``, ``[*, N, N, c_z]``; mask ``[*, N, N]``."""
+        policy, parameters = self.policy, self.collected(self.kernel_parameters)
 
         def add_multiplication(block: Block) -> Tensor:
             return kernels.triangle_multiplication(
                 block.x,
                 pair_mask,
-                self.kernel_parameters(),
+                parameters,
                 outgoing=self.outgoing,
                 residual=block.x,
                 dropout=block.dropout,
                 out=block.out,
-                plan=self.policy.contraction,
+                plan=policy.contraction,
             )
 
-        return self.policy.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout(pair))
+        return policy.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout(pair))
 
     def kernel_parameters(self) -> kernels.TriangleParams:
         """Return the parameters of :func:`fastfold.kernels.triangle_multiplication`."""

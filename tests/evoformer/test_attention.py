@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastfold.evoformer.attention import Attention, GlobalAttention, self_attention
+from fastfold.evoformer.attention import Attention, GlobalAttention, kernel_parameters, self_attention
 from fastfold.evoformer.execution import Block
 from fastfold.evoformer.primitives import LayerNorm
 from tests.helpers.definitions import attention, close, linear, norm, random, randomised
@@ -53,7 +53,8 @@ def test_a_block_of_self_attention_adds_its_update_times_dropout() -> None:
     mask[1, 3] = 0.0
     dropout, out = torch.tensor([0.0, 2.0, 1.0]).double().view(R, 1, 1), torch.empty_like(x)
     with torch.no_grad():
-        found = self_attention(before, layer, Block(x, slice(None), dropout, out), bias, mask)
+        parameters = kernel_parameters(before, layer)
+        found = self_attention(parameters, HEADS, Block(x, slice(None), dropout, out), bias, mask)
         close(out, x + dropout * attention(layer, norm(before, x), bias, mask))
         assert found.data_ptr() == out.data_ptr()
 

@@ -77,7 +77,7 @@ def runs_directly(x: Tensor) -> bool:
     """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold."""
     # The dispatcher of custom operators costs host time, and its first call imports PyTorch's compiler, which takes
     # seconds. The compiler cannot trace the other questions.
-    if is_traced():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return x.device.type in ("cpu", "cuda") and type(x) is Tensor and torch.is_inference_mode_enabled()
 

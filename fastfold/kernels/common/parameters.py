@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.scratch import accumulation_dtype
+
 Params = TypeVar("Params", bound=NamedTuple)
 
 
@@ -20,6 +22,17 @@ def in_dtype(parameters: Params, dtype: torch.dtype) -> Params:
         x.to(torch.float32 if name.startswith("norm") else dtype).contiguous()
         for name, x in zip(parameters._fields, parameters, strict=True)
     )
+
+
+def with_exact_norms(parameters: Params, dtype: torch.dtype) -> Params:
+    """Return parameters for PyTorch: names that begin with ``norm`` in an exact dtype, others in ``dtype``."""
+    exact = accumulation_dtype(dtype)
+    cast = []
+    for name, x in zip(parameters._fields, parameters, strict=True):
+        own = exact if name.startswith("norm") else dtype
+        # A cast to the own dtype costs the host as much time as a view.
+        cast.append(x if x is None or x.dtype == own else x.to(own))
+    return parameters._make(cast)
 
 
 def zeros_of(parameters: Params, dtype: torch.dtype) -> Params:

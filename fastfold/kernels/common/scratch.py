@@ -30,7 +30,8 @@ class Scratch:
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device, self.dtype = torch.device(device), dtype
-        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
+        self._kinds = {(dtype, self.device): self._buffers}
         self._lanes: dict[int, Scratch] = {}
 
     def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Scratch:
@@ -39,7 +40,8 @@ class Scratch:
         if self.dtype == dtype and self.device == x.device:
             return self
         scratch = Scratch(x.device, dtype)
-        scratch._buffers, scratch._lanes = self._buffers, self._lanes
+        scratch._kinds, scratch._lanes = self._kinds, self._lanes
+        scratch._buffers = self._kinds.setdefault((dtype, x.device), scratch._buffers)
         return scratch
 
     def lane(self, index: int) -> Scratch:
@@ -52,17 +54,24 @@ class Scratch:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Return a contiguous tensor of any content in the buffer ``name``."""
-        size = math.prod(shape)
-        key = (name, self.dtype, self.device)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[key] = torch.empty(shape, device=self.device, dtype=self.dtype)
+        buffer = self._buffers.get(name)
         # Most blocks have one shape, and a view costs the host time.
-        return buffer if buffer.shape == shape else buffer.view(-1)[:size].view(shape)
+        if buffer is not None and buffer.shape == shape:
+            return buffer
+        size = math.prod(shape)
+        if buffer is not None and buffer.numel() >= size:
+            return buffer.view(-1)[:size].view(shape)
+        buffer = self._buffers[name] = torch.empty(shape, device=self.device, dtype=self.dtype)
+        return buffer
 
     def copy(self, name: str, x: Tensor) -> Tensor:
         """Copy ``x`` into the buffer ``name``, contiguous."""
-        return self(name, *x.shape).copy_(x)
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = x.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format)
+            self._buffers[name] = buffer
+            return buffer
+        return (buffer if buffer.shape == x.shape else self(name, *x.shape)).copy_(x)
 
     def transpose(self, name: str, x: Tensor) -> Tensor:
         """Copy ``x.t()`` into the buffer ``name``, contiguous; rows of the matrix ``x`` may be far apart."""
@@ -88,6 +97,8 @@ def without_autocast(function: Callable[..., Any]) -> Any:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **options)
         device = ""
         for x in args:
             first = x[0] if isinstance(x, list | tuple) and x else x
@@ -167,8 +178,8 @@ def normalise(
 
 def normalise_to(dtype: torch.dtype, x: Tensor, norm: tuple[Tensor, Tensor], eps: float) -> Tensor:
     """Normalise a block of any dtype by scale and shift in an exact dtype; round the result once, to ``dtype``."""
-    if x.dtype == dtype == torch.bfloat16 and x.device.type == "cpu":
-        # PyTorch's kernel for these dtypes computes in float32, and copies nothing.
+    # PyTorch's kernel for bfloat16 data and a norm in float32 computes in float32, and copies nothing.
+    if x.dtype == dtype and (dtype == norm[0].dtype or (dtype == torch.bfloat16 and x.device.type == "cpu")):
         return torch.native_layer_norm(x, x.shape[-1:], *norm, eps)[0]
     return normalise(x.to(norm[0].dtype), *norm, eps)[0].to(dtype)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish, without_autocast
 from fastfold.kernels.cpu.linear import product_dtype, reduced
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
 
@@ -73,9 +73,10 @@ class FoldedRows:
         for i, block, x in sequence_blocks(right):
             _columns(x, right_mask[i][block], self._right[i][:, block])
 
+    @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
-        scratch, (sequences, rows, c), c_z = self._scratch, left.shape[-3:], len(self._bias)
+        scratch, (sequences, rows, c), c_z = self._scratch, left.shape[-3:], self._bias.shape[0]
         for i in batch_indices(left):
             columns_l = _columns(left[i], left_mask[i], left.new_empty(rows, sequences, c))
             columns_r = self._right[i].flatten(1)  # [J, (s e)]

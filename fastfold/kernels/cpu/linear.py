@@ -86,7 +86,7 @@ def reduced(x: Tensor | Scratch) -> Products | None:
 
 def product_dtype(x: Tensor | Scratch) -> torch.dtype:
     """Return the dtype of data like ``x`` within an operator, from its normalisation to its residual."""
-    return torch.bfloat16 if reduced(x) == "bf16" else x.dtype
+    return torch.bfloat16 if _PRODUCTS.get() is not None and reduced(x) == "bf16" else x.dtype
 
 
 def multiplies_units(x: Tensor) -> bool:
@@ -167,12 +167,17 @@ class Linear:
         positions: int = 0,
     ) -> None:
         self._weight, self._bias, self._outputs, self._relu = weight, bias, weight.shape[0], relu
+        self._within: Literal["none", "relu", "sigmoid"] = "none"
+        self._with_bias: Tensor | None = None
+        self._packed, self._by_onednn = weight, False
+        self.products: Products | None = None
+        if weight.dtype != torch.bfloat16 and _PRODUCTS.get() is None and not onednn_multiplies():
+            return
         self.products = None if least == "fp32" else reduced(weight)
         if self.products == "int8" and (least == "bf16" or weight.shape[1] > max_inputs(positive)):
             self.products = None
         elif multiplies_units(weight):
             self.products = "bf16"
-        self._within: Literal["none", "relu", "sigmoid"] = "none"
         if self.products == "bf16" and sigmoid:
             self._within = "sigmoid"
         elif (
@@ -188,7 +193,6 @@ class Linear:
             self._weight, self._scale = split_into_words(weight, 1 if least == "int8" else 2)
             self._offsets = self._integers().sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
         self._packed = self._weight
-        self._with_bias: Tensor | None = None
         is_large = positions >= _PACKED_POSITIONS and weight.numel() >= _PACKED_ELEMENTS
         is_onednns = self._by_onednn or (self.products == "bf16" and multiplies_bfloat16())
         if is_large and is_onednns and weight.device.type == "cpu" and not is_traced():
@@ -250,7 +254,7 @@ class Linear:
         if self._by_onednn or self.products == "bf16":
             self._fill_from_product(out, x, scratch)
         elif self.products == "int8":
-            for b_out, b_x in position_blocks(BLOCK_ELEMENTS // len(self._weight), out, x):
+            for b_out, b_x in position_blocks(BLOCK_ELEMENTS // self._outputs, out, x):
                 self._fill_in_int8(b_out, b_x, scratch)
         elif self._bias is None:
             torch.mm(x, self._weight.t(), out=out)
@@ -429,7 +433,7 @@ def centred(
     Returns:
         Scale, shift and bias to use instead; unchanged if products with weights are in their own dtype.
     """
-    if reduced(weight) is None:
+    if _PRODUCTS.get() is None or reduced(weight) is None:
         return norm, bias
     mean = mean_of(normalise(sample(x).to(weight.dtype), *norm, eps)[0])
     moved = torch.mv(weight, mean)

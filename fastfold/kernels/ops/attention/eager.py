@@ -36,11 +36,12 @@ def prepare(
     """Return ``bias`` and ``masked`` of :class:`Operands`."""
     # PyTorch's flash kernel needs a bias without gaps that does not require a gradient, even if none is recorded;
     # otherwise PyTorch would hold all scores. A bias from a pair tensor has gaps, because its heads are innermost.
-    masked = None if mask is None else mask == 0
-    return (
-        None if bias is None else bias.detach().to(dtype).contiguous(),
-        None if masked is None or not masked.any() else masked,
-    )
+    if bias is not None and (bias.requires_grad or bias.dtype != dtype or not bias.is_contiguous()):
+        bias = bias.detach().to(dtype).contiguous()
+    if mask is not None:
+        mask = mask == 0
+        mask = mask if mask.any() else None
+    return bias, mask
 
 
 def attend(
@@ -60,14 +61,18 @@ def attend(
     per_row = max(1, per_row)  # there may be no rows, and no queries
     step = max(1, BLOCK_ELEMENTS // 4 // per_row)
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
+    is_whole = step >= rows and query_step >= queries  # every view costs host time
     for r in range(0, rows, step):
         row = slice(r, r + step)
-        b_k, b_v = by_head("k", k[row].transpose(1, 2)), by_head("v", v[row].transpose(1, 2))
+        b_k, b_v = (k, v) if is_whole else (k[row], v[row])
+        b_k, b_v = by_head("k", b_k.transpose(1, 2)), by_head("v", b_v.transpose(1, 2))
         b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)
-            b_q = by_head("q or gate", q[row, query].transpose(1, 2))
-            b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
+            b_q = by_head("q or gate", (q if is_whole else q[row, query]).transpose(1, 2))
+            b_bias = bias if bias is None or is_whole else bias[:, query]
+            if b_bias is not None:
+                b_bias = b_bias.expand(b_q.shape[0], -1, -1, -1)
             if b_masked is not None:
                 shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
                 b_scores = scratch("bias", *shape)
@@ -76,15 +81,16 @@ def attend(
             b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
             if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
                 b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
-            b_out = b_out.transpose(1, 2)
+            b_out, b_place = b_out.transpose(1, 2), out if is_whole else out[row, query]
             if gate is None:
-                out[row, query] = b_out
+                b_place.copy_(b_out)
+                continue
+            opened = scratch.copy("q or gate", gate if is_whole else gate[row, query])  # replaces the queries
+            opened.sigmoid_()
+            if add is None:
+                torch.mul(b_out, opened, out=b_place)
             else:
-                opened = scratch.copy("q or gate", gate[row, query]).sigmoid_()  # replaces the queries
-                if add is None:
-                    torch.mul(b_out, opened, out=out[row, query])
-                else:
-                    torch.addcmul(add, b_out, opened, out=out[row, query])
+                torch.addcmul(add, b_out, opened, out=b_place)
 
 
 def _as_is(name: str, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -91,14 +92,12 @@ class Weights(NamedTuple):
 
 def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
     """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
-    p, exact = parameters, accumulation_dtype(dtype)
-    projections = (p.query_weight, p.key_weight, p.value_weight, p.gate_weight)
+    p = with_exact_norms(parameters, dtype)
+    merged = [p.query_weight, p.key_weight, p.value_weight]
+    if p.gate_weight is not None:
+        merged.append(p.gate_weight)
     return Weights(
-        (p.norm_weight.to(exact), p.norm_bias.to(exact)),
-        torch.cat([x.to(dtype) for x in projections if x is not None]),
-        None if p.gate_bias is None else p.gate_bias.to(dtype),
-        p.output_weight.to(dtype),
-        p.output_bias.to(dtype),
+        (p.norm_weight, p.norm_bias), torch.cat(merged), p.gate_bias, p.output_weight, p.output_bias
     )
 
 
@@ -123,10 +122,9 @@ def gradients_of(totals: Weights) -> GatedAttentionParams:
 
 def row_step(x: Tensor) -> int:
     """Return the number of rows per block of ``x [R, N, c]``, for the projections."""
-    positions = POSITIONS
-    if product_dtype(x) == torch.bfloat16 and x.shape[:-1].numel() >= 16 * POSITIONS:
-        positions *= 2
-    return max(1, positions // max(1, x.shape[1]))
+    rows, length, _ = x.shape
+    narrow = rows * length >= 16 * POSITIONS and product_dtype(x) == torch.bfloat16
+    return max(1, POSITIONS * (2 if narrow else 1) // max(1, length))
 
 
 def centred_on(x: Tensor, weights: Weights) -> Weights:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -77,13 +78,12 @@ def _lay_out(
     blocks: _Backend, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return ``bias [*, H, N, N]`` and ``mask [*, R, N]`` as the backend reads them."""
-    laid_out = None
-    if mask is not None:
-        like = dtype if bias is None else bias.dtype
-        laid_out = once(
-            lambda: blocks.prepare(None, mask, like)[1], mask, size=mask.numel(), key=(blocks, like)
-        )
-    return blocks.prepare(bias, None, dtype)[0], laid_out
+    if mask is None:
+        return blocks.prepare(bias, None, dtype)
+    like = dtype if bias is None else bias.dtype
+    compute = partial(blocks.prepare, None, mask, like)
+    _, laid_out = once(compute, mask, size=mask.numel(), key=(blocks, like))
+    return None if bias is None else blocks.prepare(bias, None, dtype)[0], laid_out
 
 
 @without_autocast
@@ -108,11 +108,7 @@ def forward(
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
     step = blocks.Forward(weights, heads)
-    indices = row_blocks(x, blocks.row_step)
-    first = next(indices, None)
-    if first is None:
-        return out
-    if first == ((), ()):  # a single block
+    if x.dim() == 3 and 0 < x.shape[0] <= blocks.row_step(x) and x.numel():  # a single block
         step(out, RowBlock(x, bias, mask, residual, dropout), scratch, *begun)
         return out
 
@@ -120,8 +116,9 @@ def forward(
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
         step(part(out, rows), own, scratch, *begun)
 
-    blocks_and_begun = _with_first(itertools.chain([first], indices), begun)
-    for_blocks(block, blocks_and_begun, scratch, lanes=_most_lanes(x, backend))
+    for_blocks(
+        block, _with_first(row_blocks(x, blocks.row_step), begun), scratch, lanes=_most_lanes(x, backend)
+    )
     return out
 
 

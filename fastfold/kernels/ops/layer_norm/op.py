@@ -44,6 +44,9 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
     bias = None if bias is None else bias.to(exact)
+    step = block_positions(x.shape[-1])
+    if weight is not None and bias is not None and x.numel() <= step * x.shape[-1]:
+        return normalise_to(x.dtype, x, (weight, bias), eps)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
@@ -52,7 +55,7 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
         else:
             b_out.copy_(normalise_to(x.dtype, b_x, (weight, bias), eps))
 
-    for_blocks(block, position_blocks(block_positions(x.shape[-1]), x, out), Scratch().of(x))
+    for_blocks(block, position_blocks(step, x, out), Scratch().of(x))
     return out
 
 

@@ -80,6 +80,7 @@ class ProductRows:
         for i, block, x in sequence_blocks(right):
             _columns(x, right_mask[i][block], self._columns[i][..., block])
 
+    @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
         scratch, c = self._scratch, left.shape[-1]

@@ -93,7 +93,7 @@ class OuterProductRows:
                 triton_fwd.masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask)
             )
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
-            self._write = functools.partial(triton_fwd.forward, shared, eps)
+            self._write = functools.partial(without_autocast(triton_fwd.forward), shared, eps)
         else:
             like = first.new_empty(0)
             del first
@@ -107,7 +107,7 @@ class OuterProductRows:
         ``left [*, S, I, c]`` and ``left_mask [*, S, I]`` are these rows of the alignment and its mask.
         """
         refuse_gradients(left, residual)
-        without_autocast(self._write)(out, left, left_mask, residual)
+        self._write(out, left, left_mask, residual)
         return out
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -61,11 +62,8 @@ def forward(
     out: Tensor, x: Tensor, parameters: TransitionParams, residual: Tensor | None, scratch: Scratch
 ) -> None:
     """Fill ``out``, which may be ``x`` or ``residual``; arguments as of ``transition``."""
-    exact = accumulation_dtype(x)
-    norm_weight, norm_bias, *layers = parameters
-    norm = (norm_weight.to(exact), norm_bias.to(exact))
-    w1, b1, w2, b2 = [p.to(x.dtype) for p in layers]
-    norm, bias = centred(x, norm, EPS, w1, b1)
+    norm_weight, norm_bias, w1, b1, w2, b2 = with_exact_norms(parameters, x.dtype)
+    norm, bias = centred(x, (norm_weight, norm_bias), EPS, w1, b1)
     positions = x.shape[:-1].numel()
     # NaN of ``x`` stay in a residual that is ``x``.
     first = Linear(w1, bias, relu=True, keep_nan=residual is not x, positions=positions)
@@ -78,7 +76,7 @@ def forward(
         second.update(b_out, b_hidden, b_residual, None, scratch)
 
     scratch = scratch.of(x, product_dtype(x))
-    size = forward_positions(len(w1), positions, scratch.dtype)
+    size = forward_positions(w1.shape[0], positions, scratch.dtype)
     for_blocks(block, position_blocks(size, x, out, *residuals), scratch)
 
 

@@ -8,7 +8,6 @@ plain matrix products; the projections write and read this layout.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -86,7 +85,7 @@ def forward(
         # Each group normalises the pair again, which takes as long as its products.
         channels = narrow_group(channels, c)
     multiply(
-        *(out, z, mask, steps, replace(plan, channels=channels)),
+        *(out, z, mask, steps, ContractionPlan(channels, plan.host, plan.kept)),
         residual=residual,
         dropout=_expand_like(dropout, z),
         outgoing=outgoing,
