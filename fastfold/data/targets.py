@@ -20,6 +20,7 @@ from fastfold.utils.transliteration import to_ascii
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
+    from fastfold.data.templates.features import ForcedTemplate
     from fastfold.data.templates.whole.given import Features, GivenStructure
     from fastfold.protein.io.observed import ObservedChain, ObservedStructure
 
@@ -106,6 +107,8 @@ class Target:
     scored_structure: GivenStructure | None = None  #: Structure of the target to be scored; None to fold
     #: Per chain, raw template features that replace a search; None for a search
     templates: tuple[Features | None, ...] | None = field(default=None, compare=False, repr=False)
+    #: Per chain, templates that the prediction keeps to; empty for none
+    forced_templates: tuple[tuple[ForcedTemplate, ...], ...] = field(default=(), compare=False, repr=False)
     #: Random seeds that the input names; empty for none
     seeds: tuple[int, ...] = field(default=(), compare=False)
 
@@ -139,6 +142,11 @@ class Target:
         return self.templates is not None or (
             self.scored_structure is not None and self.scored_structure.needs_templates
         )
+
+    @property
+    def has_forced_templates(self) -> bool:
+        """True if the prediction of a chain keeps to a template."""
+        return any(self.forced_templates)
 
     @property
     def is_cut(self) -> bool:

@@ -266,7 +266,7 @@ class AlphaFold(PolicyModule):
                 restraints=springs,
                 **rows,
             )
-            if springs is not None:
+            if springs is not None and springs.groups:
                 pairs, present = springs.limited_pairs(), mask[sample] > 0
                 probabilities.append(
                     limit_probabilities(

@@ -327,6 +327,10 @@ class TargetRunner:
             if result.restraints["doubtful"]:
                 line += "; the network's distances speak against them, check the file"
             self.progress.line(line, important=result.restraints["doubtful"])
+        for one in result.forced_templates if isinstance(result, Prediction) else ():
+            is_near = one["within"] == one["residues"]
+            line = "{}: {within} of {residues} residues within {threshold:g} Å of {name}, chain {chain}"
+            self.progress.line(line.format(work, **one), important=not is_near)
         took = {
             "seconds": round(answer.seconds, 1),
             "peak_memory": None if most is None else round(most / 2**20),

@@ -82,7 +82,8 @@ def find_templates(
     nothing: tuple[None, ...] = (None,) * len(target.chains)
     unused = _unused_hits(finder, target, msa_dir) if takers else []
     if target.templates is not None:
-        unused.append("the templates of the input are not used, but those of the command")
+        kept = "; those with 'force' are kept to" if target.has_forced_templates else ""
+        unused.append(f"the templates of the input are not used, but those of the command{kept}")
     if finder is None:
         return TargetTemplates(nothing, lines=tuple(unused)) if unused else None
     if not takers:

@@ -18,6 +18,7 @@ from fastfold.utils.text_files import PathLike, split_lines
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
+    from fastfold.data.templates.features import ForcedTemplate
     from fastfold.data.templates.whole.listed import Features
 
 UNUSED_HITS = (
@@ -37,6 +38,7 @@ class Entity(NamedTuple):
     names: list[str]  #: Name of each copy, empty for copies without names
     alignments: ChainMsas | None = None  #: Alignments that the input names; None if it leaves them open
     templates: Features | None = None  #: Raw template features that the input names; None for none
+    forced: tuple[ForcedTemplate, ...] = ()  #: Those of its templates that the prediction keeps to
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def complex_record(
         [name for one in entities for name in one.names],
         alignments=tuple(alignments) if complete else None,
         templates=templates if any(templates) else None,
+        forced_templates=tuple(one.forced for one in entities for _ in one.names),
         seeds=seeds,
     )
 

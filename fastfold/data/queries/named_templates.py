@@ -2,11 +2,13 @@
 
 AlphaFold 3 gives each template as mmCIF with one protein chain, as text or as a file, and the pairs of residues of the
 chain and of the template's sequence, from 0. Boltz names structures, and optionally the chains that they are for and
-the structure's chains; they are aligned here like those of ``--templates``.
+the structure's chains; they are aligned here like those of ``--templates``. Its templates with ``force`` also keep the
+prediction within a ``threshold``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +18,13 @@ from fastfold.data.queries.jobs import Entity, QueryJob
 from fastfold.data.templates.hits import TemplateSkipped
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
-from fastfold.protein.residue_constants import mask_unknown
+from fastfold.protein.residue_constants import atom_order, mask_unknown
 from fastfold.utils.text_files import read_packed_text, read_text_bytes, split_lines
 
 if TYPE_CHECKING:
     from fastfold.data.templates.custom import CustomChain
-    from fastfold.data.templates.features import Template
+    from fastfold.data.templates.features import ForcedTemplate, Template
+    from fastfold.data.templates.select import ChainTemplates
     from fastfold.data.templates.whole.listed import Features
 
 _LIMIT = 1 << 30
@@ -136,29 +139,77 @@ def boltz_templates(
     A template without ``chain_id`` is for all proteins, one without ``template_id`` shows its best aligned chains.
 
     Raises:
-        InputError: A structure cannot be read, a chain is unknown, or a template is to be forced.
+        InputError: A structure cannot be read, a chain is unknown, or a forced template lacks a threshold or a chain
+            that aligns.
     """
     if not isinstance(listed, list):
         raise job.fail(f"'templates': expected a list, found {str(listed)[:40]!r}")
     chains: dict[int, list[CustomChain]] = {}
+    forced: dict[int, list[ForcedTemplate]] = {}
     warnings: list[str] = []
     for index, one in enumerate(listed, 1):
         field = f"template {index}"
         if not isinstance(one, Mapping) or ("cif" in one) == ("pdb" in one):
             raise job.fail(f"{field}: expected one of 'cif' and 'pdb' with a path")
         warnings += job.ignored(one, _BOLTZ_FIELDS, field)
-        if one.get("force"):
-            raise job.fail(
-                f"{field}: 'force' is not supported; remove it to use the template without a potential"
-            )
+        threshold = _threshold(job, one, field)
+        of_structure: dict[int, list[CustomChain]] = {}
         for number, chain in _chains_for(job, one, field, entities):
-            chains.setdefault(number, []).append(chain)
+            of_structure.setdefault(number, []).append(chain)
+        for number, shown in of_structure.items():
+            chains.setdefault(number, []).extend(shown)
+        if threshold is not None:
+            for number, template in _forced(job, of_structure, entities, field, threshold).items():
+                forced.setdefault(number, []).append(template)
     complete = list(entities)
     for number, shown in chains.items():
-        features, lines = _aligned(job, shown, entities[number], number + 1)
-        complete[number] = entities[number]._replace(templates=features)
-        warnings += lines
+        chosen = _aligned(job, shown, entities[number], number + 1, max_templates=MAX_TEMPLATES)
+        complete[number] = entities[number]._replace(
+            templates=chosen.features() or None, forced=tuple(forced.get(number, ()))
+        )
+        warnings += [] if chosen.templates else [f"entry {number + 1}: {chosen.describe()}"]
+    if sum(len(entities[number].names) for number in forced) > 1:
+        warnings.append(
+            "'force' keeps each chain near its template, not the chains to each other; `cross_chain_templates` shows "
+            "their distances to multimer networks"
+        )
     return complete, warnings
+
+
+def _threshold(job: QueryJob, one: Mapping[str, Any], field: str) -> float | None:
+    """Return the threshold of a forced template in Å, None for others, or raise InputError."""
+    force, threshold = one.get("force", False), one.get("threshold")
+    if not isinstance(force, bool):
+        raise job.fail(f"{field}, 'force': expected true or false, found {str(force)[:40]!r}")
+    if not force:
+        return None
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < math.inf:
+        raise job.fail(f"{field}: 'force' needs a 'threshold' over 0 Å, found {str(threshold)[:40]!r}")
+    return float(threshold)
+
+
+def _forced(
+    job: QueryJob,
+    of_structure: Mapping[int, Sequence[CustomChain]],
+    entities: Sequence[Entity],
+    field: str,
+    threshold: float,
+) -> dict[int, ForcedTemplate]:
+    """Return the best aligned chain of a structure for each protein, or raise InputError without any."""
+    from fastfold.data.templates.features import ForcedTemplate
+
+    forced, problems = {}, []
+    for number, chains in of_structure.items():
+        chosen = _aligned(job, chains, entities[number], number + 1, max_templates=1)
+        if not chosen.templates:
+            problems.append(f"entry {number + 1}: {chosen.describe()}")
+            continue
+        (template,) = chosen.templates
+        positions, mask = (x[:, atom_order["CA"]] for x in (template.positions, template.mask))
+        forced[number] = ForcedTemplate(template.name, threshold, positions, mask > 0)
+    if not forced:
+        raise job.fail(f"{field}: 'force' needs a chain that aligns; {'; '.join(problems)}")
+    return forced
 
 
 def _chains_for(
@@ -218,9 +269,9 @@ def _boltz_names(path: Path, kind: str, chains: Sequence[CustomChain]) -> dict[s
 
 
 def _aligned(
-    job: QueryJob, chains: Sequence[CustomChain], entity: Entity, number: int
-) -> tuple[Features | None, list[str]]:
-    """Return template features from the structures' chains, aligned with a protein, and a line about them."""
+    job: QueryJob, chains: Sequence[CustomChain], entity: Entity, number: int, *, max_templates: int
+) -> ChainTemplates:
+    """Return templates from the structures' chains, aligned with a protein."""
     from fastfold.data.templates.custom import custom_templates
     from fastfold.data.templates.source import profile_msa
 
@@ -228,5 +279,4 @@ def _aligned(
     query = mask_unknown(entity.sequence)
     msa = profile_msa(query, entity.alignments or nothing)
     with job.reading(f"entry {number}"):
-        chosen = custom_templates(chains, query, msa, max_templates=MAX_TEMPLATES)
-    return chosen.features() or None, ([] if chosen.templates else [f"entry {number}: {chosen.describe()}"])
+        return custom_templates(chains, query, msa, max_templates=max_templates)

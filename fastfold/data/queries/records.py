@@ -16,6 +16,7 @@ from fastfold.utils.text_files import PathLike
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
+    from fastfold.data.templates.features import ForcedTemplate
     from fastfold.data.templates.whole.given import Features
 
 
@@ -46,6 +47,8 @@ class Record(NamedTuple):
     is_named: bool = True
     #: Per chain, raw template features of the input, or None; None if it has none
     templates: tuple[Features | None, ...] | None = None
+    #: Per chain, templates that the prediction keeps to; empty for none
+    forced_templates: tuple[tuple[ForcedTemplate, ...], ...] = ()
     seeds: tuple[int, ...] = ()  #: Random seeds of the input
 
 
@@ -108,6 +111,7 @@ def _target(record: Record, path: PathLike) -> Target:
         warnings=tuple(record.warnings),
         alignments=record.alignments,
         templates=record.templates,
+        forced_templates=record.forced_templates,
         seeds=record.seeds,
     )
 

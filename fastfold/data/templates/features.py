@@ -38,6 +38,16 @@ class Template:
     frame: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class ForcedTemplate:
+    """CA atoms of a template that the prediction of a chain keeps to."""
+
+    name: str  #: Name of the template
+    threshold: float  #: Largest deviation in Å
+    positions: np.ndarray  #: ``[N, 3]`` float32 in Å, at the ``N`` residues of the chain
+    mask: np.ndarray  #: ``[N]`` bool, True for residues with an atom
+
+
 def template_of_hit(
     hit: TemplateHit, pdb_id: str, query: str, database: MmcifFolder, *, limit: date | None = None
 ) -> Template:

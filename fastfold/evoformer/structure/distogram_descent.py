@@ -22,7 +22,11 @@ from torch import Tensor
 
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.structure.backbone_descent import build_backbone
-from fastfold.evoformer.structure.distogram_embedding import embedding_bytes, mirror_images
+from fastfold.evoformer.structure.distogram_embedding import (
+    embedding_bytes,
+    mirror_images,
+    start_at_templates,
+)
 from fastfold.evoformer.structure.distogram_potential import (
     Distances,
     Overlaps,
@@ -103,6 +107,8 @@ def descend(
                 restraints=restraints,
                 **rows,
             )
+        if restraints is not None and restraints.templates:
+            starts = [start_at_templates(one, restraints) for one in starts]
         distances = Distances.from_logits(logits, bin_edges, residue_index, present, **rows)
         fall = _Fall(
             affines,

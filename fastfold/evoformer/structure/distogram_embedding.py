@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastfold.evoformer.confidence.scores import row_blocks
 from fastfold.evoformer.execution import LazyRows
-from fastfold.evoformer.structure.restraint_springs import RestraintSprings
+from fastfold.evoformer.structure.restraint_springs import POINTS, RestraintSprings
 from fastfold.protein.metrics.tm_score import best_rotation, superpose
 from fastfold.protein.rigid import quaternion_to_rotation, rotation_to_quaternion
 from fastfold.utils.device import to_float64
@@ -87,6 +87,15 @@ def turned(affines: Tensor, points: Tensor) -> Tensor:
     covariance = centred(target).transpose(1, 2) @ centred(source)
     rotation = best_rotation(covariance).to(affines) @ quaternion_to_rotation(affines[:, :4])
     return torch.cat([rotation_to_quaternion(rotation), points], -1)
+
+
+def start_at_templates(affines: Tensor, restraints: RestraintSprings) -> Tensor:
+    """Move frames ``[N, 7]`` to the places of their residues in forced templates, each superposed on them."""
+    points = affines[:, 4:].clone()
+    for one in restraints.templates:
+        residues = one.points // POINTS
+        points[residues] = one.placed(points[residues])
+    return turned(affines, points)
 
 
 def embedding_bytes(residues: int) -> int:

@@ -21,7 +21,7 @@ class PointPairs:
     """Pairs ``[P]`` of int64 numbers of points between which forces act, among ``points`` in all."""
 
     def __init__(self, first: Tensor, second: Tensor, points: int) -> None:
-        self.first, self.second, self._points = first, second, points
+        self.first, self.second, self.count = first, second, points
         ends = torch.cat([first, second])
         # Each point adds its pairs in the order of their numbers, so that a sum always has the same bits.
         order = ends.sort(stable=True).indices
@@ -32,9 +32,9 @@ class PointPairs:
 
     def repeated(self, copies: int) -> PointPairs:
         """Return the same pairs of each of ``copies`` sets of points, whose points are numbered one after the other."""
-        start = self._points * torch.arange(copies, device=self.first.device)[:, None]
+        start = self.count * torch.arange(copies, device=self.first.device)[:, None]
         first, second = ((start + ends).flatten() for ends in (self.first, self.second))
-        return PointPairs(first, second, copies * self._points)
+        return PointPairs(first, second, copies * self.count)
 
     def offsets(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Return the way ``[P, 3]`` from second to first ``points [N, 3]`` in Å, and its length ``[P]``, never zero."""

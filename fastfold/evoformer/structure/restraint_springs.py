@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fastfold.evoformer.confidence.restraint_evidence import LimitedPairs
 from fastfold.evoformer.structure.distogram_potential import PointPairs
+from fastfold.evoformer.structure.template_pull import TemplatePull, template_pulls
 
 POINTS = 4  #: Points of a residue in the descent: N, CA, C and CB
+_CA = 1
 RESTRAINT_FEATURES = ("restraint_points", "restraint_limits", "restraint_weights", "restraint_groups")
 """Optional features of a network with a descent.
 
@@ -29,7 +31,7 @@ _MARGIN = 0.5  #: Distance in Å within the limits from which a spring is slack
 
 @dataclass(frozen=True)
 class RestraintSprings:
-    """Springs of R restraints between points of a descent."""
+    """Springs of R restraints between points of a descent, and pulls towards templates."""
 
     pairs: PointPairs
     low: Tensor  #: ``[R]`` in Å
@@ -37,12 +39,13 @@ class RestraintSprings:
     weight: Tensor  #: ``[R]`` per Å²
     group: Tensor  #: Number of the group ``[R]``, int64
     groups: int  #: Number of groups
+    templates: tuple[TemplatePull, ...] = ()  #: Pulls towards forced templates, of all structures
 
     @classmethod
     def from_features(
         cls, features: Mapping[str, Tensor], sample: tuple[int, ...] = ()
     ) -> RestraintSprings | None:
-        """Create the springs of one sample of :data:`RESTRAINT_FEATURES`, or return None without any."""
+        """Create the springs of one sample of :data:`RESTRAINT_FEATURES`, or return None without these features."""
         if RESTRAINT_FEATURES[0] not in features:
             return None
         points, limits, weights, groups = (features[name][sample] for name in RESTRAINT_FEATURES)
@@ -54,7 +57,8 @@ class RestraintSprings:
             high=high,
             weight=_STIFFNESS * weights,
             group=groups.long(),
-            groups=int(groups.max()) + 1,
+            groups=int(groups.max()) + 1 if len(groups) else 0,
+            templates=template_pulls(features, sample, per_residue=POINTS, ca=_CA),
         )
 
     def repeated(self, copies: int) -> RestraintSprings:
@@ -70,12 +74,16 @@ class RestraintSprings:
             weight=weight,
             group=group,
             groups=copies * self.groups,
+            templates=tuple(
+                one.moved(copy * self.pairs.count) for copy in range(copies) for one in self.templates
+            ),
         )
 
     def total(self, points: Tensor) -> Tensor:
         """Return the energy of ``points [P, 3]`` in Å, a scalar."""
         _, distance = self.pairs.offsets(points)
-        return self._nearest(self._excess(distance).abs())[0].sum()
+        springs = self._nearest(self._excess(distance).abs())[0].sum()
+        return springs + sum(one.total(points) for one in self.templates)
 
     def forces(self, points: Tensor) -> Tensor:
         """Return the gradient ``[P, 3]`` of :meth:`total` with respect to ``points [P, 3]``."""
@@ -83,7 +91,10 @@ class RestraintSprings:
         excess = self._excess(distance)
         pulls = self._nearest(excess.abs())[1]
         slope = self.weight * excess.clamp(-_LONGEST, _LONGEST) * pulls
-        return self.pairs.forces(slope / distance, offset)
+        forces = self.pairs.forces(slope / distance, offset) if self.groups else torch.zeros_like(points)
+        for one in self.templates:
+            one.add_forces(forces, points)
+        return forces
 
     def shorten(self, distance: Tensor) -> None:
         """Lower the distances ``[N, N]`` in Å of restrained residues to their upper limits, in place.

@@ -114,6 +114,9 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
     files = [path and file_digest(path) for path in (config.initial_guess, config.restraints)]
     if (structure := target.scored_structure) is not None:
         chains.append((structure.use, structure.shows_targets, file_digest(structure.path)))
+    if target.has_forced_templates:
+        forced = [[(t.threshold, t.positions, t.mask) for t in chain] for chain in target.forced_templates]
+        chains.append(tuple(forced))
     # Without restraints the hash is that of results from before there were any.
     return input_hash(chains, rows, *(files if files[1] else files[:1]))
 

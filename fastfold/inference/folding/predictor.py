@@ -40,6 +40,7 @@ from fastfold.utils.device import current_device
 if TYPE_CHECKING:
     from fastfold.inference.distributed import DistributedFolder
     from fastfold.inference.planning.gradient_plan import GradientPlan
+    from fastfold.inference.restraints.report import RestraintReport
     from fastfold.inference.restraints.restraint import Restraint
 
 
@@ -77,7 +78,7 @@ class TargetPredictor:
             self._run, self._represent = (partial(distributed.run, one) for one in (run_network, represent))
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
-        if shown and not any(self._shows(model) for model in models):
+        if shown and not (target.has_forced_templates or any(self._shows(model) for model in models)):
             names = ", ".join(model.name for model in models)
             raise ConfigError(
                 f"{target.name}: templates are given, but {names} does not use "
@@ -103,9 +104,15 @@ class TargetPredictor:
             from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import
 
             self._restraints = read_restraints(config.restraints, target, say=say)
+        self._of_templates: Sequence[Restraint] = ()
+        if target.has_forced_templates:
+            from fastfold.inference.restraints.templates import template_restraints
+
+            _check_forced(target, config)
+            self._of_templates = template_restraints(target)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         passes = len(config.seeds) * sum(1 + self.num_recycles(model) for model in models)
-        is_graphed = uses_cuda_graphs(config, device, target.num_residues, passes)
+        is_graphed = not self._of_templates and uses_cuda_graphs(config, device, target.num_residues, passes)
         available = partial(FoldMemory.here, device) if distributed is None else distributed.memory
 
         def fits(is_graphed: bool) -> dict[int, Fit]:
@@ -138,7 +145,7 @@ class TargetPredictor:
         self._graph = graph if is_graphed else None
         self._stays = is_graphed and len(models) == 1
         self._gradients: dict[int, GradientPlan | None] = {}
-        if self._restraints:
+        if self._restraints or self._of_templates:
             from fastfold.inference.restraints.fit import plan_restraints
 
             is_limited = config.budget is not None
@@ -173,7 +180,7 @@ class TargetPredictor:
         """
         with self.moved(model):
             one = self.target_fold(model, seed, on_cycle, sample=sample)
-            if self._restraints:
+            if self._restraints or self._of_templates:
                 prediction = self._restrained(model, one, state)
             else:
                 prediction = self._fold(model, one, self._run, state)
@@ -211,7 +218,7 @@ class TargetPredictor:
                 return f"{name} folds targets one by one"
         if self.target.scored_structure is not None:
             return "given structures are scored one by one"
-        if self._templates_for(model) is not None:
+        if self._of_templates or self._templates_for(model) is not None:
             return "targets with templates are folded one by one"
         return "its fold runs in blocks" if self.fit(model).plan.blocks else ""
 
@@ -267,13 +274,14 @@ class TargetPredictor:
                 self._run,
                 leave_one_out=leave_one_out,
             )
-            return replace(prediction, restraints=report.to_json())
+            return self._with_report(prediction, report)
         try:
             restrained = fit_restraints(
                 model,
                 one.sampler,
                 self._restraints,
                 steps=self.config.restraint_steps,
+                of_templates=self._of_templates,
                 leave_one_out=leave_one_out,
                 plan=self._gradients[id(model)],
                 distributed=self._distributed,
@@ -288,8 +296,33 @@ class TargetPredictor:
             ) from error
         one.sampler = restrained.sampler
         prediction = self._fold(model, one, self._run, state)
-        report = restrained.report(prediction.atom_positions, prediction.mean_plddt)
-        return replace(prediction, restraints=report.to_json())
+        return self._with_report(
+            prediction, restrained.report(prediction.atom_positions, prediction.mean_plddt)
+        )
+
+    def _with_report(self, prediction: Prediction, report: RestraintReport) -> Prediction:
+        """Add the report of restraints and the deviations from forced templates to a prediction."""
+        from fastfold.inference.restraints.templates import forced_template_report
+
+        return replace(
+            prediction,
+            restraints=report.to_json() if self._restraints else None,
+            forced_templates=tuple(forced_template_report(self.target, prediction.atom_positions)),
+        )
 
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
         return self.templates if self._shows(model) else None
+
+
+def _check_forced(target: Target, config: InferConfig) -> None:
+    """Refuse settings under which a target's templates cannot be forced, or raise InputError."""
+    wrong = {
+        "fastfold embed": config.embed is not None,
+        "`cuda_graphs`": bool(config.cuda_graphs),
+        f"`precision={config.precision}`": config.precision in ("int8", "bf16-products"),
+    }
+    if names := [name for name, is_set in wrong.items() if is_set]:
+        raise InputError(
+            f"its input forces a template, which {names[0]} cannot; remove 'force' from the input, or fold in fp32",
+            record=target.name,
+        )

@@ -122,6 +122,8 @@ class Prediction:
     #: Restraints before and after their fit, in JSON's types
     #: (:meth:`fastfold.inference.restraints.RestraintReport.to_json`); None without any
     restraints: Mapping[str, Any] | None = None
+    #: Deviations from each forced template, in JSON's types; empty without any
+    forced_templates: tuple[Mapping[str, Any], ...] = ()
     #: Scores against the structure that was scored (:func:`fastfold.inference.folding.compare.compare_with_given`);
     #: None if the target was folded
     given_structure: Mapping[str, Any] | None = None
@@ -350,6 +352,11 @@ class Prediction:
             "geometry": self.structure_check.to_dict(),
             **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
             **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
+            **(
+                {"forced_templates": [dict(one) for one in self.forced_templates]}
+                if self.forced_templates
+                else {}
+            ),
             **({} if scored is None else {"given_structure": score_files.rounded_tree(dict(scored), 4)}),
             "plddt": score_files.rounded(self.plddt, 2),
         }

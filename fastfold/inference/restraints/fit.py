@@ -103,9 +103,9 @@ class RestrainedFeatures:
         fit = self.fit
         return RestraintReport(
             self.restraints,
-            before=fit.before.distances,
+            before=fit.before.distances[: len(self.restraints)],
             after=restraint_distances(self.restraints, positions, self.aatype),
-            probabilities=fit.probabilities,
+            probabilities=fit.probabilities[: len(self.restraints)],
             plddt=mean_plddt,
             confidence=Confidence(fit.before.plddt, fit.fitted.plddt, fit.steps),
             left_out=fit.left_out,
@@ -197,17 +197,21 @@ class _Fit:
     target take equal steps.
     """
 
+    _of_templates: Sequence[Restraint] = ()
+
     def __init__(
         self,
         model: AlphaFold,
         sampled: Mapping[str, Tensor],
         order: np.ndarray,
         restraints: Sequence[Restraint],
+        of_templates: Sequence[Restraint],
         run: GradientRun,
     ) -> None:
         parameter = next(model.parameters())
         device, dtype = parameter.device, model.structure_module.initial.weight.dtype
-        self._model, self._restraints, self._dtype, self._recording = model, restraints, dtype, run
+        self._model, self._dtype, self._recording = model, dtype, run
+        self._restraints, self._of_templates = restraints, of_templates
         self._features = features = {key: value.to(device) for key, value in sampled.items()}
         self.bias = {key: torch.zeros_like(features[key], dtype=dtype).requires_grad_() for key in BIASED}
         self.residues = len(order)
@@ -218,7 +222,7 @@ class _Fit:
             aatype=features["aatype"].long(),
             like=self._everyone,
         )
-        self._all = self._loss(restraints)
+        self._all = self._loss([*restraints, *of_templates])
         self._neighbours, self._near = _near_residues(features)
         with torch.no_grad(), self._recorded():
             first = self._run()
@@ -268,6 +272,7 @@ class _Fit:
             The number of steps, and the figures of the best one.
         """
         kept = [one for number, one in enumerate(self._restraints) if number not in left_out]
+        kept += self._of_templates
         loss = self._loss(kept)
         best: tuple[float, float] = (-1.0, 0.0)
         best_figures, best_bias, best_step = self.first, self._copied(), 0
@@ -310,7 +315,8 @@ class _Fit:
                 value.copy_(bias[key])
 
     def _all_hold(self, figures: Figures) -> bool:
-        return satisfied(self._restraints, figures.distances) == len(grouped(self._restraints))
+        distances = figures.distances[: len(self._restraints)]
+        return satisfied(self._restraints, distances) == len(grouped(self._restraints))
 
     def contradictions(self, steps: int) -> list[LeftOut]:
         """Leave out each group in turn, return what then holds, and restore the bias.
@@ -363,6 +369,7 @@ def fit_restraints(
     restraints: Sequence[Restraint],
     *,
     steps: int,
+    of_templates: Sequence[Restraint] = (),
     leave_one_out: bool = False,
     plan: GradientPlan | None = None,
     distributed: DistributedFolder | None = None,
@@ -377,6 +384,7 @@ def fit_restraints(
         sampler: Features of the target.
         restraints: Restraints in the order of the target's chains.
         steps: Largest number of steps.
+        of_templates: Further restraints, which are not reported and never left out.
         leave_one_out: True to leave out each group in turn with a quarter of the steps, if not all restraints hold.
         plan: Plan of the gradients; None for one without a memory limit.
         distributed: Processes that share each pass; None for one.
@@ -403,7 +411,7 @@ def fit_restraints(
     if descent_settings(model.config) is not None:
         raise ConfigError(f"{model.name}: its descent obeys restraints; fold with them instead of a fit")
     sampled = {key: torch.as_tensor(np.asarray(value)) for key, value in sampler.sample(0).items()}
-    make = partial(_fit_on, sampled, input_order(sampler), restraints, plan)
+    make = partial(_fit_on, sampled, input_order(sampler), restraints, of_templates, plan)
     if distributed is None:
         fit = make([model])(steps, leave_one_out)
     else:
@@ -427,6 +435,7 @@ def _fit_on(
     sampled: Mapping[str, Tensor],
     order: np.ndarray,
     restraints: Sequence[Restraint],
+    of_templates: Sequence[Restraint],
     plan: GradientPlan | None,
     models: Sequence[AlphaFold],
     context: DistributedContext | None = None,
@@ -439,7 +448,7 @@ def _fit_on(
 
     def fit(steps: int, leave_one_out: bool) -> FitResult:
         # All of it in the call, because a network is idle between calls.
-        return _Fit(model, sampled, order, restraints, run).fit(steps, leave_one_out)
+        return _Fit(model, sampled, order, restraints, of_templates, run).fit(steps, leave_one_out)
 
     return fit
 

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from fastfold.data.features.pipeline import FeatureSampler
+from fastfold.data.targets import Target
 from fastfold.evoformer.structure.restraint_springs import POINTS, RESTRAINT_FEATURES
+from fastfold.evoformer.structure.template_pull import TEMPLATE_FEATURES
 from fastfold.inference.folding.network import RunNetwork
 from fastfold.inference.folding.prediction import TargetFold, input_order
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.restraints.distances import RestrainedAtoms, beta_limits, restraint_distances
 from fastfold.inference.restraints.report import LeftOut, RestraintReport
 from fastfold.inference.restraints.restraint import Restraint, grouped, satisfied
+from fastfold.inference.restraints.templates import forced_residues
 
 _CA, _CB = 1, 3  # of the points of a residue
 
@@ -46,12 +49,37 @@ def add_springs(sampler: FeatureSampler, restraints: Sequence[Restraint]) -> Non
         points.append([POINTS * end + (_CA if one.atoms == "CA" else _CB) for end in ends])
         limits.append(beta_limits(one, *(int(aatype[end]) for end in ends)))
     weights = [one.weight for one in restraints]
-    arrays = (np.array(points), np.array(limits, np.float32), np.array(weights, np.float32), groups)
+    arrays = (
+        np.array(points, np.int64).reshape(-1, 2),
+        np.array(limits, np.float32).reshape(-1, 2),
+        np.array(weights, np.float32),
+        groups,
+    )
     sampler.static.update(zip(RESTRAINT_FEATURES, arrays, strict=True))
 
 
+def add_forced_templates(sampler: FeatureSampler, target: Target) -> None:
+    """Add the features of a target's forced templates, if it has any, to its others."""
+    forced = list(forced_residues(target))
+    if not forced:
+        return
+    order = input_order(sampler)
+    arrays = (
+        np.concatenate([order[start + places] for start, _, _, places in forced]),
+        np.concatenate([one.positions[places] for _, _, one, places in forced]).astype(np.float32),
+        np.concatenate([np.full(len(places), one.threshold, np.float32) for _, _, one, places in forced]),
+        np.concatenate([np.full(len(places), number) for number, (*_, places) in enumerate(forced)]),
+    )
+    sampler.static.update(zip(TEMPLATE_FEATURES, arrays, strict=True))
+
+
 def fold_with_springs(
-    one: TargetFold, restraints: Sequence[Restraint], fold: Fold, run: RunNetwork, *, leave_one_out: bool
+    one: TargetFold,
+    restraints: Sequence[Restraint],
+    fold: Fold,
+    run: RunNetwork,
+    *,
+    leave_one_out: bool,
 ) -> tuple[Prediction, RestraintReport]:
     """Fold a target under restraints in the order of its chains.
 
@@ -73,11 +101,13 @@ def fold_with_springs(
         return result, arrays
 
     add_springs(one.sampler, restraints)
+    add_forced_templates(one.sampler, one.target)
     prediction = fold(one, watched)
     order = torch.from_numpy(input_order(one.sampler))
     aatype = torch.from_numpy(one.sampler.static["aatype"].astype(np.int64))
     atoms, structure = RestrainedAtoms(restraints, aatype, order), structures[-1]
     before = atoms.closest(structure["sidechains"]["atom_pos"][-1].float().cpu())
+    probabilities = structure.get("restraint_probabilities", torch.zeros(0, 2))
     after = restraint_distances(restraints, prediction.atom_positions, prediction.aatype)
     left_out = None
     if leave_one_out:
@@ -93,7 +123,7 @@ def fold_with_springs(
         tuple(restraints),
         before=before.numpy(),
         after=after,
-        probabilities=structure["restraint_probabilities"].float().cpu().numpy(),
+        probabilities=probabilities.float().cpu().numpy(),
         plddt=prediction.mean_plddt,
         left_out=left_out,
     )

@@ -69,6 +69,11 @@ def _wild_type(request: InferRequest) -> Target:
         raise InputError(
             f"expected one target to mutate, found {len(targets)}: {names}; give a file with one record, or `complex`"
         )
+    if targets[0].has_forced_templates:
+        raise InputError(
+            "its input forces a template, which mutants would not keep to; remove 'force' from the input",
+            record=targets[0].name,
+        )
     if request.options.name_prefix is None:
         return targets[0]
     return replace(targets[0], name=safe_stem(request.options.name_prefix))

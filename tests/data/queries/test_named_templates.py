@@ -155,7 +155,13 @@ def test_chains_of_boltz_are_chosen_by_their_names(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("- cif: none.cif\n", "template 1, 'cif': no such file: 'none.cif'"),
-        ("- cif: 1abc.cif\n  force: true\n  threshold: 2\n", "template 1: 'force' is not supported"),
+        (
+            "- cif: 1abc.cif\n  force: true\n",
+            "template 1: 'force' needs a 'threshold' over 0 Å, found 'None'",
+        ),
+        ("- cif: 1abc.cif\n  force: true\n  threshold: 0\n", "needs a 'threshold' over 0 Å, found '0'"),
+        ("- cif: 1abc.cif\n  force: true\n  threshold: .inf\n", "needs a 'threshold' over 0 Å, found 'inf'"),
+        ("- cif: 1abc.cif\n  force: 2\n", "template 1, 'force': expected true or false, found '2'"),
         ("- cif: 1abc.cif\n  chain_id: Z\n", "'chain_id': 'Z' is not a protein; expected one of P"),
         ("- cif: 1abc.cif\n  template_id: Z\n", "'template_id': 'Z' is not in the file; expected one of L1"),
         (
@@ -171,6 +177,33 @@ def test_wrong_lists_of_boltz_are_refused(tmp_path: Path, text: str, said: str) 
     targets, (error,) = boltz(tmp_path, text)
     assert not targets
     assert said in str(error)
+
+
+def test_a_forced_template_has_the_atoms_of_the_best_aligned_chain(tmp_path: Path) -> None:
+    """Copies of a protein keep to it each, and a protein that does not align to none."""
+    (tmp_path / "1abc.cif").write_text(entry({"A": QUERY[5:35], "B": HOMOLOGUE}, missing=[3]))
+    other = "GSGSGSGSGSGSGSGSGSGS"
+    (target,), errors = boltz(tmp_path, "- cif: 1abc.cif\n  force: true\n  threshold: 2\n", QUERY, other)
+    assert not errors
+    ((one,), none) = target.forced_templates
+    assert none == ()
+    assert (one.name, one.threshold) == ("1abc_B", 2.0)
+    assert np.flatnonzero(~one.mask).tolist() == [2]
+    np.testing.assert_allclose(one.positions[9], position(10, "CA"), atol=1e-3)
+    assert target.templates is not None
+    assert target.templates[0] is not None
+    assert not any("'force'" in warning for warning in target.warnings)
+    listed = [{"cif": "1abc.cif", "force": True, "threshold": 1.5}]
+    found, warnings = boltz_templates(QueryJob(tmp_path / "t.yaml", "t"), listed, [Entity(QUERY, ["P", "Q"])])
+    assert [one.threshold for one in found[0].forced] == [1.5]
+    assert "not the chains to each other" in warnings[-1]
+
+
+def test_a_forced_template_without_a_chain_that_aligns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "1abc.cif").write_text(entry({"A": "GSGSGSGSGSGSGSGSGSGS"}))
+    targets, (error,) = boltz(tmp_path, "- cif: 1abc.cif\n  force: true\n  threshold: 2\n")
+    assert not targets
+    assert "template 1: 'force' needs a chain that aligns; entry 1: 0 used of 1 found" in str(error)
 
 
 def test_an_unrelated_structure_is_named(tmp_path: Path) -> None:
