@@ -36,6 +36,8 @@ def test_folders_are_inputs(cli: CommandLine, command: str) -> None:
         ("score", folder, "--initial-guess", "--out", cli.folder / "scored", *FOLD),
         ("relax", folder, "--out", cli.folder / "relaxed", "--max-iterations", "5", "--threads", "1"),
         ("report", folder),
+        ("report", cli.folder / "relaxed"),
+        ("score", cli.folder / "relaxed", "--initial-guess", "--out", cli.folder / "scored_again", *FOLD),
     ):
         done = cli.run(*more)
         assert "error" not in done.err

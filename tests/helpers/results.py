@@ -151,3 +151,24 @@ def design_results(folder: Path) -> np.ndarray:
         "d_seed_000_mpnn_1\tAverage_pLDDT 0.4 < 0.8\tcharge +9, not 0 to 2\n"
     )
     return trace
+
+
+def relaxed_results(folder: Path) -> None:
+    """Write a relaxed structure with its record, and records of one that is not relaxed and one that failed."""
+    figures = {"ramachandran_favoured": 0.9, "ramachandran_outliers": 0.0125, "overlaps": 4}
+    record = {
+        "relaxed": True,
+        "reason": "",
+        "energy_before_kj_per_mol": 4858.4,
+        "energy_after_kj_per_mol": -4267.2,
+        "heavy_atom_rmsd_angstrom": 0.1894,
+        "violating_residues_before": 3,
+        "violating_residues": [],
+        "geometry_before": figures,
+        "geometry": figures | {"ramachandran_favoured": 0.95, "overlaps": 0},
+    }
+    (folder / "good_relaxed.cif").write_text("data_good\n")
+    bad = record | {"relaxed": False, "reason": "its energy <b>stays</b> positive"}
+    failed = bad | {"energy_after_kj_per_mol": None, "heavy_atom_rmsd_angstrom": None, "geometry": None}
+    for name, content in {"good": record, "bad": bad, "failed": failed}.items():
+        (folder / f"{name}_relax.json").write_text(json.dumps(content))

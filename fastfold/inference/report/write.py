@@ -44,6 +44,7 @@ from fastfold.inference.report.interfaces import (
 )
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
 from fastfold.inference.report.products import TABLES, product_columns
+from fastfold.inference.report.relaxations import relaxations_page
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES, Score
 from fastfold.protein.validation.ramachandran import region_map
@@ -105,7 +106,7 @@ def write_report(
 
     The page uses no network and loads nothing, so untrusted content cannot either. Its 3D view is Mol*, from the
     package ``molstar-cli``; without it, the page says which package to install. If its files have unexpected sums, the
-    page has no 3D view and says so.
+    page has no 3D view and says so. A folder of ``fastfold relax`` gets a table of its structures.
 
     Args:
         directory: The folder.
@@ -127,6 +128,9 @@ def write_report(
     """
     folder = Path(directory)
     predictions = find_predictions(folder, say)
+    if not predictions and (table := relaxations_page(folder, say)):
+        write_atomic(folder / NAME, table)
+        return folder / NAME
     interfaces: list[Row] = []
     entries = []
     is_small = len(predictions) <= MAX_DETAILED
