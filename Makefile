@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl lint docs dist images sbom licences mutants bench clean
+.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl axe lint docs dist images sbom licences mutants bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -55,6 +55,10 @@ test-nccl: $(VENV)/installed-test
 # Every check that needs a GPU, in one report; without a GPU what a CPU can run.
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python benchmarks/gpu/run.py
+
+# Rules of accessibility for tests of pages in a browser; both tests and program are skipped without npm.
+axe:
+	npm install --no-save --no-audit --no-fund --prefix build/axe axe-core@4.11.0
 
 # Wrong operators that fast tests do not notice; hours on two cores.
 mutants: $(VENV)/installed-test

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import subprocess
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +12,6 @@ import pytest
 
 import fastfold
 from fastfold.inference.report import write_report
-from fastfold.inference.report.molstar import load_molstar
 from tests.helpers.browser import Browser
 from tests.helpers.results import design_results, helix_atoms, helix_prediction, many_targets, screen_results
 
@@ -301,36 +297,6 @@ def test_pages_fit_all_widths_and_their_controls_have_names(browser: Browser, tm
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert kinds == ["single", "targets", "list", "list", "list"]
     assert browser.messages == []
-
-
-@pytest.mark.slow
-def test_axe_reports_no_violation(browser: Browser, tmp_path: Path) -> None:
-    """axe-core from the registry of npm; skipped where it cannot be fetched."""
-    if load_molstar() is None or shutil.which("npm") is None:
-        pytest.skip("needs the viewer and npm")
-    fetched = subprocess.run(
-        ["npm", "pack", "axe-core@4.11.0"], cwd=tmp_path, capture_output=True, timeout=120, check=False
-    )
-    if fetched.returncode:
-        pytest.skip("axe-core cannot be fetched")
-    with tarfile.open(next(tmp_path.glob("axe-core-*.tgz"))) as archive:
-        member = archive.extractfile("package/axe.min.js")
-        assert member is not None
-        program = member.read().decode("utf-8")
-    folder = tmp_path / "results"
-    folder.mkdir()
-    many_targets(folder, 2, 2, 30, 20)
-    page = write_report(folder)
-    for scheme in ("light", "dark"):
-        browser.call(
-            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
-        )
-        browser.open(page)
-        browser.wait(f"({READY}) && document.getElementById('view').dataset.shown")
-        browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-        browser.evaluate(f"{program}; 0")
-        run = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((one) => one.id))"
-        assert browser.evaluate(run) == []
 
 
 @pytest.mark.usefixtures("no_viewer")

@@ -25,6 +25,7 @@ from fastfold.products.serve.page import front_page
 from fastfold.products.serve.request import PROGRESS
 from fastfold.products.serve.service import Service
 from fastfold.products.serve.tokens import Links
+from tests.helpers.axe import axe_program, set_scheme, violations
 from tests.helpers.browser import Browser
 from tests.inference.report.test_style import TEXT, text_colours
 from tests.products.serve.stub import fold, serving
@@ -303,3 +304,22 @@ def test_from_pasting_to_a_structure(browser: Browser, tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.wait()
+
+
+@pytest.mark.long
+def test_the_page_keeps_the_rules_of_accessibility(browser: Browser, guarded: tuple[str, Service]) -> None:
+    """Before and after signing in, with jobs in the list."""
+    axe_program()
+    server, _ = guarded
+    for scheme in ("light", "dark"):
+        set_scheme(browser, scheme)
+        browser.open(server)
+        shown(browser, "entry")
+        assert violations(browser) == [], scheme
+        sign_in(browser, ADA)
+        submit(browser, "MKVLA")
+        browser.wait("document.querySelectorAll('#jobs [data-state=done]').length > 0")
+        assert violations(browser) == [], scheme
+        browser.click("#leave")
+        shown(browser, "entry")
+    assert browser.messages == []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fastfold.training.report.curves import MAX_POINTS, Chart, curves_page
+from tests.helpers.axe import axe_program, set_scheme, violations
 from tests.helpers.browser import Browser
 
 HOSTILE = '</script><img src=x onerror="window.attacked = 1">'
@@ -49,3 +50,22 @@ def test_curves_are_read_by_keys_and_hidden_by_hand(tmp_path: Path) -> None:
         assert browser.evaluate("window.attacked === undefined")
         assert browser.requests == [page.resolve().as_uri()]
         assert browser.messages == []
+
+
+@pytest.mark.long
+def test_the_page_keeps_the_rules_of_accessibility(browser: Browser, tmp_path: Path) -> None:
+    axe_program()
+    steps = np.arange(1, 13)
+    curves = {f"loss {number}": (steps, 0.9 + number * steps) for number in range(12)}
+    charts = [
+        Chart("Losses", "loss", True, curves),
+        Chart("Rate", "rate", False, {"rate": (steps, steps / 2.0)}),
+    ]
+    page = tmp_path / "report.html"
+    page.write_text(curves_page("Run", charts, [3]))
+    for scheme in ("light", "dark"):
+        set_scheme(browser, scheme)
+        browser.open(page)
+        browser.wait("document.querySelectorAll('svg path').length === 13")
+        assert violations(browser) == [], scheme
+    assert browser.messages == []
