@@ -26,7 +26,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning.gradient_plan import GradientPlanner
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.gradient_report import product_rate
-from fastfold.products.design.task import hallucination
+from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.utils.atomic_files import write_atomic
 
 LOSSES = {"con": 1.0, "plddt": 0.1, "pae": 0.1}

@@ -15,7 +15,7 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import FastFoldError
 from fastfold.inference.restraints import read_restraints
 from fastfold.products.design.results.filters import read_filters
-from fastfold.products.design.task import hallucination
+from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.utils.command_line.config_file import expand_config
 
 TARGET = target_from_sequence("MKTAYIAKQR:GSHM", "dimer")

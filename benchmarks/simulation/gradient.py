@@ -26,7 +26,7 @@ from fastfold.memory.devices.tiers import Tier
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.products.design.evaluate import Evaluator
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.tasks.task import DesignTask
 
 
 class SimulatedTier(Tier):

@@ -26,8 +26,11 @@ from fastfold.inference.restraints import read_restraints
 from fastfold.inference.target_templates import TargetTemplates
 from fastfold.products.design import DesignConfig, DesignRequest, run_designs
 from fastfold.products.design.evaluate import Evaluator
-from fastfold.products.design.targets import residue_places, residue_text
-from fastfold.products.design.task import DesignTask, binder, fixed_backbone, partial
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.given import residue_places, residue_text
+from fastfold.products.design.tasks.losses import task_losses
+from fastfold.products.design.tasks.protocols import fixed_backbone, partial
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.products.score.run import structure_targets
 from fastfold.protein.io.observed import SCORE, read_observed
 from fastfold.protein.io.pdb_writer import to_pdb
@@ -120,7 +123,7 @@ def test_a_helix_does_not_cross_a_gap(chain_d: Path) -> None:
         positions=nothing,
         atom14=nothing[:, :14],
     )
-    losses = fixed_backbone(chain_d).losses(torch.device("cpu"), torch.float32)
+    losses = task_losses(fixed_backbone(chain_d), torch.device("cpu"), torch.float32)
     losses["helix"](outputs, torch.zeros(12).long()).backward()
     assert logits.grad is not None
     pairs = (logits.grad.abs().sum(-1) > 0).nonzero().tolist()
@@ -250,9 +253,9 @@ def test_an_initial_guess_gives_its_numbering(chain_d: Path) -> None:
 
 def test_rings_lack_no_residue(chain_d: Path, complex_de: Path) -> None:
     (target,), _ = structure_targets([complex_de])
-    check_rings(target, "E")
+    check_rings(target, "E", is_joined=False)
     with pytest.raises(ConfigError, match="cyclic= closes whole chains, and chain D lacks residues"):
-        check_rings(target, True)
+        check_rings(target, True, is_joined=False)
 
 
 def test_a_motif_needs_the_backbone_of_its_residues(chain_d: Path) -> None:

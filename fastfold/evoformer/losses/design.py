@@ -198,12 +198,16 @@ def dgram_cce_loss(outputs: Outputs, beta: Tensor, pairs: Tensor) -> Tensor:
     return _mean(over_bins(of_pairs, outputs.distogram, bins), pairs)
 
 
-def rmsd_loss(outputs: Outputs, ca: Tensor, mask: Tensor) -> Tensor:
-    """Return the root mean square deviation in Å of CA from given ones ``[N, 3]`` over ``mask [N]``, superposed."""
+def rmsd_loss(outputs: Outputs, ca: Tensor, mask: Tensor, fitted: Tensor | None = None) -> Tensor:
+    """Return the root mean square deviation in Å of CA from given ones ``[N, 3]`` over ``mask [N]``.
+
+    Structures are superposed on the residues ``fitted [N]``, by default those of ``mask``.
+    """
     predicted = outputs.positions[:, _CA]
     weights = (mask / (mask.sum() + 1e-8))[:, None]
-    # The best superposition has no gradient of its own.
-    moved = superpose(predicted.detach(), ca, mask).apply(predicted)
+    # The best superposition of the same residues has no gradient of its own.
+    moving, weighted = (predicted.detach(), mask) if fitted is None else (predicted, fitted)
+    moved = superpose(moving, ca, weighted).apply(predicted)
     return ((weights * (moved - ca).square()).sum() + 1e-8).sqrt()
 
 

@@ -104,6 +104,11 @@ class PairLogits:
         found = self._of_rows(function, pairs, -2)
         return found if self.order is None else found[self.order][:, self.order]
 
+    def whole(self) -> Tensor:
+        """Return all logits ``[N, N, bins]``."""
+        logits = self._of_rows(_same, (), -3)
+        return logits if self.order is None else logits[self.order][:, self.order]
+
     def at(self, columns: Tensor) -> Tensor:
         """Return the logits of some columns of each row; see :func:`at_columns`."""
         if self.order is not None:
@@ -134,6 +139,10 @@ class PairLogits:
 
 def _of_block(function: Callable[..., Tensor], logits: LazyRows, index: slice, *rows: Tensor) -> Tensor:
     return function(logits.rows(index), *rows)
+
+
+def _same(logits: Tensor) -> Tensor:
+    return logits
 
 
 def _columns(logits: Tensor, columns: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from fastfold.utils.foreign_text import parse_json
 
 _PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
 _STEP = 0.02
-_SHOWN = ("chains", "hotspots", "filters", "note")  #: Columns of the table of designs on the page
+_SHOWN = ("chains", "hotspots", "kept", "filters", "note")  #: Columns of the table of designs on the page
 _MOST_STEPS = 20_000
 _LONGEST = 500
 _FIGURES = ("backbone_rmsd", "motif_rmsd", "seqid", "ring_gap")  #: Columns of designs that the page shows

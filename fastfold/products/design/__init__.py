@@ -11,12 +11,16 @@ from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fastfold.products.design.config import DesignConfig
+    from fastfold.products.design.results.design import Design
     from fastfold.products.design.results.program import SequenceProgram
-    from fastfold.products.design.results.table import Design
-    from fastfold.products.design.run import DesignRequest, Redesign, run_designs
-    from fastfold.products.design.task import DesignTask, binder, fixed_backbone, hallucination, partial
+    from fastfold.products.design.results.redesign import Redesign
+    from fastfold.products.design.run import DesignRequest, run_designs
+    from fastfold.products.design.tasks.binders import BinderParts, binder
+    from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination, partial
+    from fastfold.products.design.tasks.task import DesignTask
 
 __all__ = [
+    "BinderParts",
     "Design",
     "DesignConfig",
     "DesignRequest",

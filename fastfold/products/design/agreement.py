@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.tm_score import rmsd
 
@@ -18,7 +18,7 @@ def given_figures(task: DesignTask) -> tuple[str, ...]:
     """Return the names of the figures that compare designs of a task with its given residues."""
     if task.reference is None:
         return ()
-    return MOTIF if task.name == "partial" else BACKBONE
+    return BACKBONE if task.name == "fixbb" or task.reference.is_summed else MOTIF
 
 
 def given_agreement(task: DesignTask, positions: np.ndarray, sequence: str) -> dict[str, float]:
@@ -39,10 +39,11 @@ def given_agreement(task: DesignTask, positions: np.ndarray, sequence: str) -> d
     points = torch.from_numpy(np.asarray(positions[:, ca], np.float64))
     true, own = task.reference.aatype.numpy(), rc.sequence_to_aatype(sequence)
     # A kept residue of unknown type has no atoms in a fold.
-    known = (task.reference.mask[:, ca] > 0.5) & torch.from_numpy(own < rc.restype_num)
+    compared = task.reference.rows > 0.5
+    known = (task.reference.mask[:, ca] > 0.5) & compared & torch.from_numpy(own < rc.restype_num)
     figures = {names[0]: float(rmsd(points, task.reference.positions[:, ca], known.double()))}
     if "seqid" in names:
-        typed = true < rc.restype_num
+        typed = (true < rc.restype_num) & compared.numpy()
         figures["seqid"] = float((true == own)[typed].mean()) if typed.any() else 0.0
     return figures
 
@@ -54,7 +55,7 @@ def ring_gap(task: DesignTask, positions: np.ndarray) -> float | None:
     """
     if not task.cyclic:
         return None
-    chains = [np.flatnonzero(task.chain == number) for number in np.unique(task.chain[task.source >= 0])]
+    chains = [np.flatnonzero(task.chain == number) for number in np.unique(task.chain[task.in_designed])]
     first, last = [chain[0] for chain in chains], [chain[-1] for chain in chains]
     gaps = positions[first, rc.atom_order["N"]] - positions[last, rc.atom_order["C"]]
     return float(np.sqrt(np.square(gaps.astype(np.float64)).sum(-1)).max())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.printing import announce, is_first_process
 from fastfold.inference.config import InferConfig
 from fastfold.products.design.bindcraft import PRESETS, AdvancedSettings, read_advanced, read_target
-from fastfold.products.design.config import PROGRAM_SEQUENCES, DesignConfig, Flexible
+from fastfold.products.design.command_task import PROTOCOLS, add_task_options, design_task
+from fastfold.products.design.config import PROGRAM_SEQUENCES, DesignConfig
 from fastfold.utils.command_line.config_file import add_config_options
 from fastfold.utils.command_line.from_fields import (
     add_field_options,
@@ -23,17 +22,8 @@ from fastfold.utils.command_line.from_fields import (
 )
 
 if TYPE_CHECKING:
-    from fastfold.products.design.run import Redesign
-    from fastfold.products.design.task import DesignTask
+    from fastfold.products.design.results.redesign import Redesign
 
-_OPTIONS = {
-    "hallucinate": ("length", "copies", "cyclic"),
-    "fixbb": ("chains", "keep"),
-    "partial": ("chains", "motif"),
-    "binder": ("length", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
-}
-"""Options of the task that belong to each protocol."""
-PROTOCOLS = tuple(_OPTIONS)
 _OF_FOLDS = ("device", "precision", "memory_budget", "host_memory", "parallel", "relax", "relax_platform")
 """Settings of folds that the command takes; others have another meaning here, such as ``--num-recycles``."""
 
@@ -42,8 +32,9 @@ Design protein sequences by gradients of an AlphaFold network, as ColabDesign an
 
   hallucinate          a fold of --length residues; --copies for oligomers, --cyclic for rings
   fixbb STRUCTURE      a sequence for the backbone of a chain; --keep residues that stay
-  partial STRUCTURE    everything around a --motif, whose structure and residues stay
-  binder STRUCTURE     a chain of --length residues that binds the given ones at --hotspots
+  partial STRUCTURE    everything around a --motif, or between parts of --contigs; their structure and residues stay
+  binder STRUCTURE     a chain of --length residues that binds the given ones at --hotspots; or with --redesign,
+                       --contigs or --framework, one with given residues
 
 Each seed gives one design. All designs are folded again from their sequences, with templates of a binder's given chains
 alone, and DIR gets the files and the page of fastfold infer, and
@@ -59,12 +50,14 @@ _EPILOG = """\
 losses (--loss NAME=WEIGHT): con, i_con, plddt, pae, i_pae, i_ptm, exp_res, helix, rg, NC, clashes, seq_ent, with a
   given structure dgram_cce, fape, rmsd, and with --avoid, --composition and --charge those of these names.
   Defaults: hallucinate con=1 (oligomers: i_con=1), fixbb dgram_cce=1, partial dgram_cce=1 con=1, binder i_con=1
-  plddt=0.1.
+  plddt=0.1 (with --contigs or --framework also dgram_cce=1, with --redesign dgram_cce=1 alone).
 
 examples:
   fastfold design hallucinate --length 60 --out designs
   fastfold design fixbb backbone.pdb --weights monomer_ptm --out designs --num-designs 8
   fastfold design binder target.pdb --chains A --hotspots A54,A58 --length 80 --weights multimer --out designs
+  fastfold design binder complex.pdb --redesign B --keep B20-24 --weights multimer --out designs
+  fastfold design binder target.pdb --framework nanobody.pdb --loops H:26-33,H:97-110=8-14 --out designs
 """
 
 
@@ -97,34 +90,7 @@ def add_design_command(commands: Any) -> None:
         help="networks that fold the designs again (default: those of --weights)",
     )
     count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
-    task = parser.add_argument_group("task")
-    task.add_argument(
-        "--length", metavar="N[-M]", help="residues to design, of one chain; of a range, each seed draws one"
-    )
-    task.add_argument("--copies", **count, default=1, help="equal chains (default 1)")
-    task.add_argument("--cyclic", action="store_true", help="designed chains are rings")
-    task.add_argument("--chains", default="", metavar="A,B", help="chains of STRUCTURE to use")
-    task.add_argument("--keep", default="", metavar="A1-5,A9", help="residues of fixbb that stay")
-    task.add_argument("--motif", default="", metavar="A1-5,A9", help="residues of partial that stay")
-    task.add_argument("--hotspots", default="", metavar="A1-5,A9", help="residues that a binder touches")
-    task.add_argument(
-        "--flexible",
-        choices=get_args(Flexible),
-        default="none",
-        help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
-        "too), or free (all of it) (default none)",
-    )
-    files: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "FILE"}
-    task.add_argument(
-        "--also-target",
-        **files,
-        help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54",
-    )
-    task.add_argument(
-        "--avoid",
-        **files,
-        help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
-    )
+    of_task = add_task_options(parser)
     as_there = parser.add_argument_group("as in other programs")
     as_there.add_argument(
         "--preset",
@@ -164,6 +130,19 @@ def add_design_command(commands: Any) -> None:
         help=f"sequences of --mpnn for a backbone (default {PROGRAM_SEQUENCES})",
     )
     after.add_argument(
+        "--mpnn-temperature",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="temperature of the sequences of --mpnn (default 0.1)",
+    )
+    after.add_argument(
+        "--mpnn-omit", default="", metavar="LETTERS", help="residues that --mpnn never uses, besides --forbid"
+    )
+    after.add_argument(
+        "--mpnn-soluble", action="store_true", help="weights of --mpnn that were trained on soluble proteins"
+    )
+    after.add_argument(
         "--mpnn-keep-interface",
         action="store_true",
         help="residues within 4 Å of other chains stay as designed",
@@ -190,7 +169,6 @@ def add_design_command(commands: Any) -> None:
     )
     run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
     add_config_options(parser)
-    of_task = {action.dest: action.default for action in task._group_actions}
     parser.set_defaults(run=run_design, quiet=False, of_task=of_task)
 
 
@@ -274,65 +252,15 @@ def _redesign(options: argparse.Namespace, forbid: str) -> Redesign | None:
     from fastfold.products.design import Redesign, SequenceProgram
 
     if options.mpnn is None:
-        if options.mpnn_keep_interface:
-            raise ConfigError("--mpnn-keep-interface belongs to --mpnn, which is missing")
+        for name in ("mpnn_keep_interface", "mpnn_soluble", "mpnn_omit"):
+            if getattr(options, name):
+                raise ConfigError(f"--{name.replace('_', '-')} belongs to --mpnn, which is missing")
         return None
-    program = SequenceProgram(options.mpnn, options.mpnn_sequences, forbid)
+    program = SequenceProgram(
+        options.mpnn,
+        options.mpnn_sequences,
+        forbid + options.mpnn_omit,
+        temperature=options.mpnn_temperature,
+        is_soluble=options.mpnn_soluble,
+    )
     return Redesign(program, options.mpnn_keep_interface)
-
-
-def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], DesignTask]:
-    """Return the task of a command line, or of each seed if it draws the length, or raise FastFoldError."""
-    from fastfold.products.design import binder, fixed_backbone, hallucination
-    from fastfold.products.design import partial as partial_task
-    from fastfold.products.design.targets import TargetStructure
-    from fastfold.products.design.task import draw_length
-
-    protocol, structure = options.protocol, options.structure
-    chains = [name for name in options.chains.split(",") if name]
-    used = _OPTIONS[protocol]
-    for name, default in options.of_task.items():
-        if name not in used and getattr(options, name) != default:
-            shown = ", ".join(f"--{one.replace('_', '-')}" for one in used)
-            raise ConfigError(
-                f"--{name.replace('_', '-')} does not belong to {protocol}; its options are {shown}"
-            )
-    if "length" in used and options.length is None:
-        raise ConfigError(f"{protocol} needs --length, the number of residues to design")
-    if protocol == "hallucinate":
-        if structure is not None:
-            raise ConfigError(
-                f"hallucinate takes no structure, found {structure}; fixbb designs for a backbone"
-            )
-        make = partial(hallucination, copies=options.copies, cyclic=options.cyclic)
-    elif structure is None:
-        raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
-    elif protocol == "binder":
-        make = partial(
-            binder,
-            structure,
-            chains=chains,
-            hotspots=options.hotspots,
-            cyclic=options.cyclic,
-            flexible=options.flexible,
-            others=[TargetStructure.parse(text) for text in options.also_target],
-            avoided=[TargetStructure.parse(text) for text in options.avoid],
-        )
-    elif len(chains) > 1:
-        raise ConfigError(f"{protocol} takes one chain, found --chains {options.chains}")
-    else:
-        chain = chains[0] if chains else None
-        if protocol == "partial":
-            return partial_task(structure, options.motif, chain=chain)
-        return fixed_backbone(structure, chain=chain, keep=options.keep)
-    low, high = _length(options.length)
-    return make(length=low) if low == high else lambda seed: make(length=draw_length(seed, low, high))
-
-
-def _length(text: str) -> tuple[int, int]:
-    """Return the smallest and the largest length of ``60`` or ``60-100``."""
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 0 < low <= high:
-        raise ConfigError(f"--length: expected a number or a range such as 60-100, found {text!r}")
-    return low, high

@@ -22,10 +22,11 @@ _CONTACTS_HELP = (
 _COUNT: dict[str, Any] = {"bounds": (0, LARGEST), "metavar": "N"}
 
 Optimizer = Literal["sgd", "adam"]
-RecycleMode = Literal["last", "average", "first", "sample", "backprop"]
+RecycleMode = Literal["last", "average", "first", "sample", "add_prev", "backprop"]
 """Passes whose gradient counts, as in ColabDesign.
 
-The last, the mean of all, the first, one drawn for each step, or the last with its dependence on all earlier ones.
+The last, the mean of all, the first, one drawn for each step, the mean of the outputs of all, or the last with its
+dependence on all earlier ones.
 """
 Start = Literal["gumbel", "random", "wildtype"]
 Flexible = Literal["none", "sidechains", "backbone", "free"]
@@ -103,7 +104,8 @@ class DesignConfig:
         "--recycle-mode",
         default="last",
         choices=get_args(RecycleMode),
-        help="passes whose gradient counts; backprop for the last through all before it (default last)",
+        help="passes whose gradient counts; add_prev for the loss of the mean output of all, backprop for the last "
+        "through all before it (default last)",
     )
     #: Settings of contacts within chains that differ from the protocol's, such as ``num=2,cutoff=14``
     con: str = option("--con", default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("within"))

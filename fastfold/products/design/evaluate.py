@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from fastfold.evoformer.inputs import (
     sequence_features,
 )
 from fastfold.evoformer.losses.design import Outputs, seq_ent_loss
-from fastfold.evoformer.model import AlphaFold, recycled
+from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.gradients import GradientRun, differentiable
-from fastfold.inference.folding.prediction import add_settings, input_order
+from fastfold.inference.folding.prediction import add_settings, check_rings, input_order
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.inference.target_templates import takes_templates
@@ -35,7 +35,9 @@ from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel.comm.groups import Group
 from fastfold.products.design.config import RecycleMode
 from fastfold.products.design.limits import Limits, count_residues, limit_weights
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.passes import PassState, RecordedPass, counted_passes
+from fastfold.products.design.tasks.losses import check_losses, task_losses
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 
 
@@ -68,8 +70,8 @@ class Evaluator:
         gradients: Plan of the passes; None for one without a memory limit.
 
     Raises:
-        ConfigError: A loss is not defined for the task or a network, or selects no residues; or rings of several
-            chains need a multimer network.
+        ConfigError: A loss is not defined for the task or a network, or selects no residues; or large rings of
+            several chains need a multimer network.
     """
 
     def __init__(
@@ -95,12 +97,12 @@ class Evaluator:
         parameter = next(models[0].parameters())
         self.device, self.dtype = parameter.device, models[0].structure_module.initial.weight.dtype
         self._bias = None if bias is None else bias.to(self.device, self.dtype)
-        self._losses = task.losses(self.device, self.dtype)
+        self._losses = task_losses(task, self.device, self.dtype)
         self.limits = limits or Limits()
         known = {*self._losses, "seq_ent", *limit_weights(self.limits)}
         if unknown := sorted(set(weights) - known):
             raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
-        task.check_losses(self.weights)
+        check_losses(task, self.weights)
         for model in models:
             if "predicted_aligned_error" not in model.heads and self.weights.keys() & {
                 "pae",
@@ -111,11 +113,8 @@ class Evaluator:
                     f"{model.name} predicts no aligned error, which the losses pae, i_pae and i_ptm need; use a "
                     "network such as model_1_ptm"
                 )
-            if task.target.is_complex and task.cyclic and not model.multimer:
-                raise ConfigError(
-                    f"{model.name} joins several chains to one, which cannot hold rings; design them by a multimer "
-                    "network (`weights=multimer`)"
-                )
+            is_joined = task.target.is_complex and not model.multimer
+            check_rings(task.target, task.rings, is_joined=is_joined)
         self._gradients = gradients or design_gradients(task, None, self.device)
         self._features = [self._constant_features(model) for model in models]
 
@@ -143,18 +142,17 @@ class Evaluator:
         positions: np.ndarray | None = None
         logits = leaf.detach()
         for network in chosen:
-            for share, outputs, relaxed, aatype in self._passes(
-                network, leaf, relaxation, recycles, seed, dropout
-            ):
-                found = self._named_losses(outputs, relaxed, relaxation, aatype)
-                loss = torch.stack([self.weights[name] * value for name, value in found.items()]).sum()
+            for share, one in self._passes(network, leaf, relaxation, recycles, seed, dropout):
+                outputs, relaxed = one.outputs, one.relaxed
+                losses = self._named_losses(outputs, relaxed, relaxation, one.aatype)
+                loss = torch.stack([self.weights[name] * value for name, value in losses.items()]).sum()
                 if not bool(torch.isfinite(loss)):
                     raise OutputError(
                         f"{self.models[network].name}: the loss is not finite; try `precision=fp32`"
                     )
                 if gradient and share:
                     (share * loss / len(chosen)).backward()
-            for name, value in {"loss": loss, **found}.items():
+            for name, value in {"loss": loss, **losses}.items():
                 total[name] = total.get(name, 0.0) + float(value.detach()) / len(chosen)
             confidence.append(plddt(outputs.lddt.detach()).cpu().numpy())
             if positions is None:
@@ -180,9 +178,9 @@ class Evaluator:
         return float(self.limits.violation(count_residues(self.designed(parameters))))
 
     def designed(self, parameters: Tensor) -> str:
-        """Return the most likely sequence of the designed chain, the first of equal ones."""
-        letters = self.task.letters(decode_sequence(self.logits_of(parameters)))
-        return letters[int(self.task.chain[self.task.designed_chain[0]])]
+        """Return the most likely sequence of the designed chain, equal ones once."""
+        letters = "".join(self.task.letters(decode_sequence(self.logits_of(parameters))))
+        return "".join(letters[i] for i in self.task.designed_chain)
 
     def logits_of(self, parameters: Tensor) -> Tensor:
         """Return the logits ``[P, 20]`` of parameters, on the CPU."""
@@ -203,56 +201,15 @@ class Evaluator:
 
     def _passes(
         self, network: int, leaf: Tensor, relaxation: Relaxation, recycles: int, seed: int, dropout: bool
-    ) -> Iterator[tuple[float, Outputs, RelaxedSequence, Tensor]]:
-        """Yield the share of the gradient, outputs and sequence of the passes whose gradient counts."""
-        if self.recycle_mode == "backprop" and recycles:
-            yield from self._passes_backward(network, leaf, relaxation, recycles, seed, dropout)
-            return
-        if self.recycle_mode == "last" or not recycles:
-            with self._pass(network, leaf, relaxation, recycles, seed + recycles, dropout) as last:
-                yield 1.0, *last[1:]
-            return
-        count, state = recycles + 1, None
-        shares = [1 / count] * count
-        if self.recycle_mode != "average":
-            chosen = 0 if self.recycle_mode == "first" else int(np.random.default_rng(seed).integers(count))
-            shares = [float(number == chosen) for number in range(count)]
-        for number, share in enumerate(shares):
-            with (
-                torch.set_grad_enabled(share > 0),
-                self._pass(network, leaf, relaxation, number, seed + number, dropout, state) as one,
-            ):
-                yield share, *one[1:]
-            state = _Passes.after(number, one[0])
+    ) -> Iterator[tuple[float, RecordedPass]]:
+        """Yield the passes whose loss is asked for, with the share of its gradient."""
 
-    def _passes_backward(
-        self, network: int, leaf: Tensor, relaxation: Relaxation, recycles: int, seed: int, dropout: bool
-    ) -> Iterator[tuple[float, Outputs, RelaxedSequence, Tensor]]:
-        """Yield the last pass, and add the gradients through each earlier one after the caller's backward pass.
+        def one_pass(number: int, state: PassState | None) -> AbstractContextManager[RecordedPass]:
+            return self._pass(network, leaf, relaxation, number, seed + number, dropout, state)
 
-        Earlier passes are computed again one by one, so that one pass is recorded at a time.
-        """
-        states: list[_Passes | None] = [None]
-        for number in range(recycles):
-            with (
-                torch.no_grad(),
-                self._pass(network, leaf, relaxation, number, seed + number, dropout, states[-1]) as one,
-            ):
-                states.append(_Passes.after(number, one[0]))
-        state = states.pop()
-        assert state is not None
-        state.record(leaf.requires_grad)
-        with self._pass(network, leaf, relaxation, recycles, seed + recycles, dropout, state) as last:
-            yield 1.0, *last[1:]
-        for number in reversed(range(recycles) if leaf.requires_grad else ()):
-            assert state is not None
-            gradients = [value.grad for value in state.recorded]
-            state = states.pop()
-            if state is not None:
-                state.record(True)
-            with self._pass(network, leaf, relaxation, number, seed + number, dropout, state) as one:
-                recorded = _Passes.after(number, one[0], detach=False).recorded
-                torch.autograd.backward(recorded, gradients)
+        return counted_passes(
+            self.recycle_mode, one_pass, recycles, seed=seed, is_recorded=leaf.requires_grad
+        )
 
     @contextmanager
     def _pass(
@@ -263,8 +220,8 @@ class Evaluator:
         number: int,
         seed: int,
         dropout: bool,
-        state: _Passes | None = None,
-    ) -> Iterator[tuple[Mapping[str, Any], Outputs, RelaxedSequence, Tensor]]:
+        state: PassState | None,
+    ) -> Iterator[RecordedPass]:
         """Compute pass ``number``, from the one before if its state is given; record it while the context is open."""
         model = self.models[network]
         relaxed = relax_sequence(leaf, relaxation, self._bias)
@@ -272,7 +229,7 @@ class Evaluator:
         recording = differentiable(model, len(aatype), seed, dropout, self._gradients)
         with recording, exact_products(self.device):
             result = model(lambda *_: features, number, recycle_tolerance=0.0, state=state)
-            yield result, Outputs.from_result(result, order), relaxed, aatype
+            yield RecordedPass(result, Outputs.from_result(result, order), relaxed, aatype)
 
     def _features_of(
         self, network: int, relaxed: RelaxedSequence
@@ -314,38 +271,6 @@ class Evaluator:
         order = torch.from_numpy(input_order(sampler))
         is_plain = bool((order == torch.arange(len(order))).all())
         return features, None if is_plain else order.to(self.device)
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """State that a network resumes from for one more pass (:class:`fastfold.evoformer.model.KeptState`)."""
-
-    number: int
-    previous: dict[str, Tensor]
-
-    @classmethod
-    def after(cls, number: int, result: Mapping[str, Any], *, detach: bool = True) -> _Passes:
-        """Return the state after pass ``number`` from its result."""
-        previous = recycled(result["representations"], result["structure_module"])
-        if detach:
-            previous = {key: value.detach().clone() for key, value in previous.items()}
-        return cls(number + 1, previous)
-
-    @property
-    def recorded(self) -> list[Tensor]:
-        """Tensors that the next pass depends on smoothly; positions are read in bins."""
-        return [self.previous["prev_msa_first_row"], self.previous["prev_pair"]]
-
-    def record(self, is_recorded: bool) -> None:
-        """Let gradients of the next pass reach the state."""
-        for value in self.recorded:
-            value.requires_grad_(is_recorded)
-
-    def load(self, device: torch.device) -> tuple[int, int, dict[str, Tensor]]:
-        return self.number, self.number, dict(self.previous)
-
-    def save(self, cycle: int, limit: int, previous: dict[str, Tensor]) -> None:
-        """Keep nothing: the pass is the last."""
 
 
 def uniform_bias(forbidden: str) -> Tensor | None:

@@ -22,9 +22,15 @@ from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlan
 from fastfold.inference.planning.planner import parameter_bytes
 from fastfold.parallel.distributed import DistributedContext
 from fastfold.products.design.config import DesignConfig
-from fastfold.products.design.evaluate import Evaluation, Evaluator, design_gradients, uniform_bias
+from fastfold.products.design.evaluate import (
+    Evaluation,
+    Evaluator,
+    design_gradients,
+    uniform_bias,
+)
 from fastfold.products.design.limits import limit_weights
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.passes import PAIR_OUTPUTS
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.utils.units import GIB
 
 _AVOID = "avoid"
@@ -159,13 +165,17 @@ def plan_design(
 
 
 def recycled_bytes(config: DesignConfig, residues: int, model: AlphaFold) -> int:
-    """Return bytes of the states between passes and of a state's gradient that ``backprop`` holds during a pass."""
-    if config.recycle_mode != "backprop" or not config.recycles:
+    """Return bytes that ``backprop`` and ``add_prev`` hold during a pass: states, and gradients or logits."""
+    if config.recycle_mode not in ("backprop", "add_prev") or not config.recycles:
         return 0
     channels = model.config.model.embeddings_and_evoformer
     size = next(model.parameters()).element_size()
     state = residues * (residues * int(channels.pair_channel) + int(channels.msa_channel) + 37 * 3) * size
-    return (config.recycles + 1) * state
+    if config.recycle_mode == "backprop":
+        return (config.recycles + 1) * state
+    bins = sum(int(model.config.model.heads[name].num_bins) for name in PAIR_OUTPUTS if name in model.heads)
+    # The sum over passes, its gradient, and the mean.
+    return config.recycles * state + 3 * residues * residues * bins * size
 
 
 class SharedEvaluator(Evaluator):

@@ -19,7 +19,8 @@ from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
 from fastfold.products.design.agreement import given_agreement
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluation, Evaluator
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.tasks.losses import check_losses
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.interface.geometry import touching_residues
 from fastfold.protein.metrics.secondary_structure import STRAND, assign_secondary_structure
@@ -91,7 +92,7 @@ class DesignState:
 
 def check_start(task: DesignTask, config: DesignConfig) -> None:
     """Raise ConfigError if a loss selects no residues, or the start is ``wildtype`` without a given structure."""
-    task.check_losses({**task.weights, **config.weights})
+    check_losses(task, {**task.weights, **config.weights})
     if config.start == "wildtype" and task.reference is None:
         raise ConfigError(f"start=wildtype: {task.name} has no given residues to start from")
 
@@ -108,7 +109,8 @@ def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> Design
     if config.start == "wildtype":
         assert task.reference is not None
         places = [int(np.flatnonzero(task.source == row)[0]) for row in range(task.num_parameters)]
-        x = np.eye(RESIDUES)[task.reference.aatype[places].numpy()]
+        # Residues of unknown types start without a preference.
+        x = np.eye(RESIDUES + 1, RESIDUES)[task.reference.aatype[places].numpy()]
     parameters, count = torch.from_numpy(x).float(), len(task.source)
     return DesignState(
         parameters=parameters,
@@ -203,7 +205,7 @@ def binder_problem(task: DesignTask, state: DesignState) -> str | None:
     plddt = float(min(rows, key=lambda row: row["loss"])["designed_plddt"])
     if plddt < _FINAL_PLDDT:
         return f"pLDDT {plddt:.1f} below {_FINAL_PLDDT:g}"
-    binder = np.isin(task.chain, task.chain[task.source >= 0])
+    binder = task.in_designed
     if not binder.all():
         mask = (np.abs(state.positions).sum(-1) > 0).astype(np.float64)
         near = int(touching_residues(state.positions, mask, binder).sum())

@@ -6,18 +6,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fastfold.data.queries.read import read_targets
-from fastfold.data.targets import Target
 from fastfold.errors import InputError
-from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
@@ -28,9 +24,8 @@ from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
 from fastfold.inference.report.interfaces import parse_condition
-from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, fold_all, open_log
-from fastfold.inference.target_templates import takes_templates
 from fastfold.products.design.config import DesignConfig, parse_contacts
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.joint import SharedEvaluator, plan_design, planned_evaluator, recycled_bytes
@@ -42,27 +37,31 @@ from fastfold.products.design.optimise import (
     optimise,
     schedule,
 )
+from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.filters import Filter, read_filters
-from fastfold.products.design.results.folds import touching
-from fastfold.products.design.results.program import SequenceProgram
+from fastfold.products.design.results.redesign import (
+    CHANGES,
+    Redesign,
+    change_rows,
+    change_text,
+    program_designs,
+)
+from fastfold.products.design.results.refold import fold_designs
 from fastfold.products.design.results.table import (
     COLUMNS,
     PASSED,
-    Design,
     design_rows,
     open_ring,
     table_text,
 )
 from fastfold.products.design.saved import design_identity, film_pdb, load_state, save_state
-from fastfold.products.design.task import DesignTask
-from fastfold.protein import residue_constants as rc
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein.io.pdb_writer import to_pdb
-from fastfold.protein.protein import Protein
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.device import choose_device
 
-SEQUENCES, TABLE, TRAJECTORIES, PROGRAM = "designs.fasta", "designs.tsv", "trajectories", "mpnn"
-"""Files of a results folder that only designs have, and folders of trajectories and of another program's sequences."""
+SEQUENCES, TABLE, TRAJECTORIES = "designs.fasta", "designs.tsv", "trajectories"
+"""Files of a results folder that only designs have, and the folder of trajectories."""
 
 _TRIAL = (
     "warning: a trial: mini sees several chains as one chain with a gap in the residue numbers, without the structure "
@@ -70,21 +69,6 @@ _TRIAL = (
 )
 _SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
 """Steps after which the state of a design is saved and shown; earlier if they take longer."""
-
-
-@dataclass(frozen=True)
-class Redesign:
-    """Sequences of another program for the designed backbones.
-
-    Example:
-        >>> from fastfold.products.design import Redesign, SequenceProgram
-        >>> redesign = Redesign(SequenceProgram("python my_mpnn.py --pdb {pdb} --out {out}"), keep_interface=True)
-        >>> redesign.program.number
-        4
-    """
-
-    program: SequenceProgram  #: The program
-    keep_interface: bool = False  #: True if residues of designed chains within 4 Å of other chains stay
 
 
 @dataclass(frozen=True)
@@ -217,7 +201,9 @@ class _DesignRun:
             design = self._design(evaluator, seed, path, identity)
             designs.append(design)
             if redesign is not None and not design.is_given_up:
-                designs += self._redesigned(design, redesign, seed)
+                designs += program_designs(design, redesign, self.output, self.config.limits, seed, self.say)
+        if redesign is not None:
+            write_atomic(self.output / CHANGES, change_text(change_rows(designs, redesign)))
         if self.distributed is not None:
             self.distributed.rest()
         for model in models:  # they fold one after the other
@@ -304,7 +290,7 @@ class _DesignRun:
         names, about = evaluator.task.target.names, evaluator.task.residue_columns
         write_atomic(file(".jsonl"), "".join(f"{json.dumps(row | about)}\n" for row in state.log))
         write_atomic(file(".pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain, names))
-        write_atomic(file("_design.pdb"), to_pdb(_structure(design), names=names))
+        write_atomic(file("_design.pdb"), to_pdb(design.structure, names=names))
         if find_spec("matplotlib") is not None:
             series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
             write_atomic(file(".png"), trajectory_png(*series, title=path.name))
@@ -312,86 +298,3 @@ class _DesignRun:
             why = state.log[-1].get("reason", f"pLDDT {state.log[-1]['designed_plddt']:.1f}")
             self.say(f"{path.name}: given up after step {state.step}: {why}")
         return design
-
-    def _redesigned(self, design: Design, redesign: Redesign, seed: int) -> list[Design]:
-        """Return the other program's sequences for a design, those outside the limits left out."""
-        structure = _structure(design)
-        kept = np.zeros(0, np.int64)
-        if redesign.keep_interface:
-            near = touching(structure.atom_positions, structure.atom_mask, design.task.chain)
-            kept = np.flatnonzero(
-                near & np.isin(design.task.chain, design.task.chain[design.task.source >= 0])
-            )
-        found = redesign.program.sequences(
-            design.task,
-            to_pdb(replace(structure, residue_index=design.task.place + 1)),
-            "".join(design.sequences),
-            kept=kept,
-            folder=prepare_output_directory(self.output / PROGRAM),
-            name=design.name,
-            seed=seed,
-        )
-        made = [
-            Design(f"{design.name}_mpnn_{number}", design.task, parameters, design.state, score, True)
-            for number, (parameters, score) in enumerate(found, 1)
-        ]
-        within = [one for one in made if not self.config.limits.broken(one.designed)]
-        left = len(made) - len(within)
-        out = f", {left} left out because they break --composition or --charge" if left else ""
-        self.say(f"{design.name}: {len(made)} sequences by {redesign.program.command.split()[0]}{out}")
-        return within
-
-
-def _structure(design: Design) -> Protein:
-    """Return the structure of a design, with pLDDT of the last step as B-factors."""
-    aatype = encode_sequence("".join(design.sequences)).argmax(-1).numpy()
-    task = design.task
-    # Residues that the last step has changed lack atoms, which are at the origin.
-    mask = rc.restype_atom37_mask[aatype] * (np.abs(design.state.positions).sum(-1) > 0)
-    b_factors = np.repeat(np.asarray(design.state.plddt)[:, None], mask.shape[1], 1)
-    return Protein(design.state.positions, mask, aatype, task.residue_index, task.chain, b_factors)
-
-
-def fold_designs(
-    designs: Sequence[Design],
-    path: Path,
-    networks: Sequence[Network],
-    config: InferConfig,
-    *,
-    overwrite: bool,
-    run: Callable[[InferRequest], Summary],
-) -> list[tuple[str, str]]:
-    """Fold designs from a FASTA file into its folder; return name and reason of each fold that failed.
-
-    Given chains have their templates if a network takes any, designed ones their sequence alone. ``run`` folds the
-    targets of a request by the networks.
-    """
-    tasks = {name: task for design in designs for name, task in design.complexes.items()}
-
-    def prepared(target: Target, task: DesignTask) -> Target:
-        # An empty alignment, because none is missing. Chains have the sequences of the design, and the task's names.
-        chains = tuple(
-            replace(own, sequence=one.sequence, letters=one.letters)
-            for own, one in zip(task.target.chains, target.chains, strict=True)
-        )
-        target = replace(target, chains=chains, alignments=tuple(([], []) for _ in chains))
-        folding = suitable(networks, target)
-        joined = target.is_complex and not folding[0].info.multimer
-        features = task.joined_template_features if joined else task.template_features
-        takers = [one for one in folding if takes_templates(one.info.config, target, are_whole=joined)]
-        return replace(target, templates=features) if takers else target
-
-    def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
-        targets, errors = read_targets([path])
-        chosen = [target for target in targets if tasks[target.record].rings == rings]
-        return [prepared(target, tasks[target.record]) for target in chosen], errors
-
-    failed: list[tuple[str, str]] = []
-    for rings in dict.fromkeys(task.rings for task in tasks.values()):
-        kept = {"rings": rings} if isinstance(rings, str) else {"cyclic": rings}
-        settings = replace(config, **kept)
-        options = RunOptions(overwrite=overwrite)
-        weights = [network.path for network in networks]
-        summary = run(InferRequest(partial(read, rings), path.parent, weights, settings, options))
-        failed += summary.failed
-    return failed

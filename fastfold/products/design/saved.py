@@ -16,7 +16,7 @@ from fastfold._version import __version__
 from fastfold.errors import ConfigError, OutputError
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.optimise import DesignState
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein.io.pdb_writer import pdb_chain_ids
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.metrics.tm_score import superpose
@@ -36,10 +36,12 @@ def design_identity(task: DesignTask, config: DesignConfig, digests: Sequence[st
 
 def _task_facts(task: DesignTask) -> list[Any]:
     """Return everything that a task's losses depend on."""
-    facts: list[Any] = [task.source, task.hotspots, task.cyclic, task.flexible, sorted(task.own_losses)]
+    facts: list[Any] = [task.source, task.hotspots, task.paratope, task.cyclic, sorted(task.own_losses)]
+    facts += [task.flexible, task.own_flexible, None if task.own_chains is None else list(task.own_chains)]
     facts += [list(map(_task_facts, group)) for group in (task.others, task.avoided)]
     if task.reference is not None:
-        facts += [task.reference.positions.numpy(), task.reference.mask.numpy()]
+        atoms = task.reference
+        facts += [one.numpy() for one in (atoms.positions, atoms.mask, atoms.rows, atoms.frame)]
     if task.templates is not None:
         facts += [[one.sequence, one.positions, one.mask] for one in task.templates if one is not None]
     chains = [[chain.sequence, chain.indices, chain.id, chain.labels] for chain in task.target.chains]

@@ -49,6 +49,13 @@ def test_rows_reduce_to_what_a_tensor_does(rows_of_block: int, ordered: bool) ->
     wanted = over_bins(entropy, pair_logits({"logits": x * 2}, order), weight)
     torch.testing.assert_close(found, wanted)
     assert len(calls) == -(-N // rows_of_block)
+    all_logits = pair_logits({"logits": lazy}, order)
+    if isinstance(all_logits, PairLogits):
+        torch.testing.assert_close(
+            all_logits.whole(), x * 2 if order is None else 2 * x[order][:, order], rtol=0, atol=0
+        )
+    calls.clear()
+    found = over_bins(entropy, pair_logits({"logits": lazy}, order), weight)
     gradients = [torch.autograd.grad((y * weight).sum(), x)[0] for y in (found, wanted)]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
     assert len(calls) == 2 * -(-N // rows_of_block)  # the backward pass computes them once more
@@ -60,3 +67,4 @@ def test_rows_of_processes_are_joined() -> None:
     wanted = over_bins(entropy, x, weight)
     shared = PairLogits(x[:4], FirstRows(wanted[4:]))
     torch.testing.assert_close(over_bins(entropy, shared, weight), wanted)
+    assert torch.equal(PairLogits(x[:4], FirstRows(x[4:])).whole(), x)

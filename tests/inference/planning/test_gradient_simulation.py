@@ -10,7 +10,7 @@ from benchmarks.simulation.gradient import SimulatedGradient, simulate_gradient
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.gradient_plan import GradientPlanner
 from fastfold.memory import DeviceFull
-from fastfold.products.design.task import hallucination
+from fastfold.products.design.tasks.protocols import hallucination
 
 LOSSES = {"con": 1.0, "plddt": 1.0, "pae": 1.0}
 H100 = 80 * 10**9

@@ -16,10 +16,13 @@ from fastfold.products.design.agreement import given_agreement, given_figures, r
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.optimise import DesignState, first_state, optimise
+from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.folds import fold_figures
-from fastfold.products.design.results.table import Design, design_rows
-from fastfold.products.design.task import DesignTask, binder, fixed_backbone, hallucination, partial
+from fastfold.products.design.results.table import design_rows
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination, partial
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from tests.helpers.results import helix_prediction

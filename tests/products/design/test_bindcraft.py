@@ -17,7 +17,8 @@ from fastfold.inference.report.groups import _STAGES
 from fastfold.products.design import DesignConfig
 from fastfold.products.design.bindcraft import DEFAULTS, AdvancedSettings, read_advanced, read_target
 from fastfold.products.design.optimise import DesignState, binder_problem, schedule
-from fastfold.products.design.task import binder
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.losses import task_losses
 from tests.helpers.results import helix_prediction
 from tests.products.design.test_losses import outputs, task
 
@@ -116,7 +117,9 @@ def test_bad_settings_name_the_key_and_the_file(
 
 def test_the_interface_ptm_is_that_of_the_score() -> None:
     given, one = outputs(), task("binder")
-    loss = one.losses(torch.device("cpu"), torch.float64)["i_ptm"](given, torch.zeros(24, dtype=torch.long))
+    loss = task_losses(one, torch.device("cpu"), torch.float64)["i_ptm"](
+        given, torch.zeros(24, dtype=torch.long)
+    )
     assert given.errors is not None
     assert given.error_breaks is not None
     assert isinstance(given.errors, torch.Tensor)

@@ -13,7 +13,7 @@ import yaml
 
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference import models
-from fastfold.products.design.command import PROTOCOLS
+from fastfold.products.design.command_task import PROTOCOLS
 from fastfold.products.design.run import SEQUENCES, TABLE
 from fastfold.protein import residue_constants as rc
 from tests.helpers.command_line import CommandLine
@@ -270,6 +270,19 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--num-recycles", "-1"), "is not a whole number from 0"),
         (("hallucinate", "--length", "20", "--mpnn", "none {pdb} {out}"), "--mpnn: no program 'none'"),
         (("hallucinate", "--length", "20", "--mpnn-keep-interface"), "belongs to --mpnn"),
+        (("hallucinate", "--length", "20", "--mpnn-soluble"), "--mpnn-soluble belongs to --mpnn"),
+        (
+            ("hallucinate", "--length", "20", "--contigs", "5/A1-3"),
+            "--contigs does not belong to hallucinate",
+        ),
+        (
+            ("partial", "GIVEN", "--contigs", "5/A1-3", "--motif", "A3"),
+            "--motif and --contigs exclude each other",
+        ),
+        (("partial", "GIVEN", "--contigs", "5/A1-3", "--length", "20"), "expected a range that overlaps 8-8"),
+        (("partial", "GIVEN", "--contigs", "5/A1-3/0 7"), "expected parts of one chain such as"),
+        (("binder", "GIVEN"), "binder needs --length"),
+        (("binder", "GIVEN", "--redesign", "A"), "is left to bind"),
         (("hallucinate", "--length", "20", "--composition", "K<3"), "expected a limit such as KE<=0.3"),
         (("hallucinate", "--length", "20", "--charge", "3", "-3"), "a smallest and a largest one"),
         (("hallucinate", "--length", "20", "--precision", "int8"), "--precision: expected fp32 or bf16"),
@@ -277,7 +290,7 @@ def test_a_binder_is_folded_with_its_target(cli: CommandLine) -> None:
         (("hallucinate", "--length", "20", "--start", "wildtype"), "has no given residues to start from"),
         (("fixbb", "GIVEN", "--keep", "A1-12"), "all 12 residues of"),
         (("fixbb", "missing.pdb"), "missing.pdb"),
-        (("hallucinate", "--length", "20", "--copies", "2", "--cyclic"), "cannot hold rings"),
+        (("hallucinate", "--length", "201", "--copies", "2", "--cyclic"), "holds rings up to 200 residues"),
         (
             ("hallucinate", "--length", "20", "--con", "nums=3"),
             "con: expected settings such as num=2,cutoff=14",

@@ -17,7 +17,11 @@ from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.gradients import differentiable
 from fastfold.products.design.evaluate import Evaluator, RecycleMode, uniform_bias
-from fastfold.products.design.task import DesignTask, binder, fixed_backbone, hallucination
+from fastfold.products.design.passes import PassState
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.losses import task_losses
+from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination
+from fastfold.products.design.tasks.task import DesignTask
 
 SOFT = Relaxation(soft=0.6)
 
@@ -60,6 +64,36 @@ def test_backprop_is_a_finite_difference_through_all_passes(monomer: AlphaFold, 
     assert found.gradient is not None
     assert last.gradient is not None
     assert float((found.gradient - last.gradient).norm() / last.gradient.norm()) > 1e-2
+
+
+@pytest.mark.parametrize("recycles", [1, 2])
+def test_add_prev_is_the_loss_of_the_mean_output(monomer: AlphaFold, recycles: int) -> None:
+    """All passes recorded at once, with constant states between them, give the same loss and gradient."""
+    model = copy.deepcopy(monomer).double()
+    weights = {"plddt": 1.0, "con": 0.5, "pae": 0.3}
+    evaluator = Evaluator(hallucination(10), [model], weights, recycle_mode="add_prev")
+    x = start(evaluator.task)
+    found = evaluator(x, SOFT, recycles=recycles)
+    leaf, state, logits = x.double().requires_grad_(), None, []
+    with contextlib.ExitStack() as stack:
+        for number in range(recycles + 1):
+            one = stack.enter_context(evaluator._pass(0, leaf, SOFT, number, number, False, state))
+            state = PassState.after(number, one.result)
+            logits.append((one.outputs.distogram, one.outputs.errors, one.outputs.lddt))
+        means = [torch.stack(group).mean(0) for group in zip(*logits, strict=True)]
+        mean = replace(one.outputs, distogram=means[0], errors=means[1], lddt=means[2])
+        losses = task_losses(evaluator.task, torch.device("cpu"), torch.float64)
+        loss = torch.stack(
+            [weight * losses[name](mean, one.aatype) for name, weight in weights.items()]
+        ).sum()
+        loss.backward()
+    assert found.loss == pytest.approx(float(loss.detach()), rel=1e-12)
+    assert found.gradient is not None
+    assert leaf.grad is not None
+    torch.testing.assert_close(found.gradient, leaf.grad, rtol=1e-9, atol=1e-12)
+    last = Evaluator(hallucination(10), [model], weights)(x, SOFT, recycles=recycles)
+    assert found.loss != pytest.approx(last.loss, rel=1e-6)
+    assert evaluator(x, SOFT, recycles=recycles, gradient=False).loss == pytest.approx(found.loss, rel=1e-12)
 
 
 def test_first_and_sample_take_the_gradient_of_one_pass(monomer: AlphaFold) -> None:
@@ -190,8 +224,8 @@ def test_networks_are_averaged(monomer: AlphaFold) -> None:
 def test_losses_and_networks_that_do_not_fit_are_refused(monomer: AlphaFold, backbone: Path) -> None:
     with pytest.raises(ConfigError, match="hallucinate has no loss 'rmsd'; it has NC, clashes, con"):
         Evaluator(hallucination(12), [monomer], {"rmsd": 1.0})
-    with pytest.raises(ConfigError, match="joins several chains to one, which cannot hold rings"):
-        Evaluator(hallucination(12, copies=2, cyclic=True), [monomer], {"con": 1.0})
+    with pytest.raises(ConfigError, match="holds rings up to 200 residues, and chain A has 201"):
+        Evaluator(hallucination(201, copies=2, cyclic=True), [monomer], {"con": 1.0})
     unseeing = copy.copy(monomer)
     unseeing.config = copy.deepcopy(monomer.config)
     with unseeing.config.unlocked():

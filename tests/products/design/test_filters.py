@@ -16,7 +16,8 @@ from fastfold.products.design.optimise import DesignState
 from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.folds import alone_figures, fold_figures, mean_figure, touching
 from fastfold.products.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
-from fastfold.products.design.task import binder, hallucination
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.protein import residue_constants as rc
 from tests.helpers.results import helix_prediction
 

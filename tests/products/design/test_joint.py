@@ -22,7 +22,7 @@ from fastfold.parallel.distributed import DistributedContext
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.joint import SharedEvaluator, planned_evaluator
 from fastfold.products.design.run import TABLE
-from fastfold.products.design.task import hallucination
+from fastfold.products.design.tasks.protocols import hallucination
 from tests.helpers.command_line import CommandLine
 from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.helpers.results import helix_prediction

@@ -20,7 +20,7 @@ from fastfold.products.design.limits import (
     parse_shares,
 )
 from fastfold.products.design.optimise import final_parameters, first_state, optimise
-from fastfold.products.design.task import hallucination
+from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.protein import residue_constants as rc
 
 

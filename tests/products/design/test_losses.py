@@ -15,7 +15,9 @@ from torch import Tensor
 from fastfold.data.targets import target_from_sequence
 from fastfold.evoformer.losses import design as losses
 from fastfold.evoformer.losses.design import Outputs
-from fastfold.products.design.task import DesignTask, Reference, hallucination
+from fastfold.products.design.tasks.losses import task_losses
+from fastfold.products.design.tasks.protocols import hallucination
+from fastfold.products.design.tasks.task import DesignTask, Reference
 
 N, TARGET = 24, 14
 AATYPE = torch.arange(N) % 20
@@ -56,10 +58,18 @@ def task(protocol: str) -> DesignTask:
     two = target_from_sequence("G" * TARGET + ":" + "G" * (N - TARGET), "two")
     binds = DesignTask("binder", two, np.r_[np.full(TARGET, -1), np.arange(N - TARGET)], {})
     if protocol == "fixbb":
-        return replace(hallucination(N), name="fixbb", reference=Reference(given, mask, AATYPE))
+        return replace(
+            hallucination(N),
+            name="fixbb",
+            reference=Reference(given, mask, AATYPE, mask[:, 1], torch.zeros(N)),
+        )
     if protocol == "partial":
         mask[:5] = mask[12:] = 0
-        return replace(hallucination(N), name="partial", reference=Reference(given, mask, AATYPE))
+        return replace(
+            hallucination(N),
+            name="partial",
+            reference=Reference(given, mask, AATYPE, mask[:, 1], torch.zeros(N)),
+        )
     if protocol == "hotspots":
         return replace(binds, hotspots=np.array([2, 5]))
     return {
@@ -102,7 +112,7 @@ WANTED = {
 
 @pytest.mark.parametrize(("protocol", "name"), [(p, n) for p, values in WANTED.items() for n in values])
 def test_values_are_colabdesigns(protocol: str, name: str) -> None:
-    found = task(protocol).losses(torch.device("cpu"), torch.float64)[name](outputs(), AATYPE)
+    found = task_losses(task(protocol), torch.device("cpu"), torch.float64)[name](outputs(), AATYPE)
     assert float(found) == pytest.approx(WANTED[protocol][name], rel=2e-6)
 
 
@@ -110,7 +120,7 @@ def test_settings_of_contacts_are_colabdesigns() -> None:
     """Against the definition, computed here from the probabilities of the distogram."""
     given = outputs()
     settings = {"con": {"num": 3, "cutoff": 10.0, "seqsep": 5, "binary": True, "num_pos": 4}}
-    found = hallucination(N).with_contacts(settings).losses(torch.device("cpu"), torch.float64)["con"]
+    found = task_losses(hallucination(N).with_contacts(settings), torch.device("cpu"), torch.float64)["con"]
     assert isinstance(given.distogram, Tensor)
     near = (given.distogram.softmax(-1) * (given.lower_edges < 10.0)).sum(-1)
     pair = -torch.log(near + 64e-8)
@@ -119,7 +129,7 @@ def test_settings_of_contacts_are_colabdesigns() -> None:
     best = torch.where(apart, pair, torch.inf).sort(-1).values[:, :3].mean(-1)
     assert float(found(given, AATYPE)) == pytest.approx(float(best.sort().values[:4].mean()), rel=1e-4)
     near_all = task("binder").with_contacts({"i_con": {"cutoff": 8.0}})
-    own = near_all.losses(torch.device("cpu"), torch.float64)["i_con"](given, AATYPE)
+    own = task_losses(near_all, torch.device("cpu"), torch.float64)["i_con"](given, AATYPE)
     assert float(own) > WANTED["binder"]["i_con"]
 
 
@@ -171,7 +181,7 @@ def test_only_overlapping_atoms_clash() -> None:
 def test_gradients_are_finite_differences(name: str) -> None:
     """Of every loss with respect to every output, along a random direction."""
     given = outputs()
-    loss = task("fixbb").losses(torch.device("cpu"), torch.float64)[name]
+    loss = task_losses(task("fixbb"), torch.device("cpu"), torch.float64)[name]
     fields = ("distogram", "lddt", "resolved", "positions", "errors")
     generator = torch.manual_seed(1)
     directions = {

@@ -17,7 +17,7 @@ from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import design_gradients
 from fastfold.products.design.joint import plan_design
 from fastfold.products.design.run import DesignRequest, run_designs
-from fastfold.products.design.task import hallucination
+from fastfold.products.design.tasks.protocols import hallucination
 
 
 @pytest.mark.slow

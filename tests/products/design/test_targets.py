@@ -21,11 +21,13 @@ from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.joint import JointEvaluator, planned_evaluator
 from fastfold.products.design.optimise import DesignState
-from fastfold.products.design.results.table import Design
-from fastfold.products.design.run import fold_designs
+from fastfold.products.design.results.design import Design
+from fastfold.products.design.results.refold import fold_designs
 from fastfold.products.design.saved import design_identity, load_state, save_state
-from fastfold.products.design.targets import TargetStructure, check_flexible, template_features
-from fastfold.products.design.task import binder, draw_length, hallucination
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.given import TargetStructure, check_flexible, template_features
+from fastfold.products.design.tasks.layout import draw_numbers
+from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.protein import residue_constants as rc
 
 
@@ -43,16 +45,16 @@ def test_targets_are_named_with_chains_and_residues(tmp_path: Path) -> None:
 
 def test_flexible_templates_leave_parts_out(backbone: Path) -> None:
     task = binder(backbone, 7, chains=["A"])
-    whole, nothing = template_features(task.templates or (), "given", "none") or (None, None)
+    whole, nothing = template_features(task.templates or (), "given", ["none"] * 2) or (None, None)
     assert nothing is None
     assert whole is not None
     side_atoms = np.ones(37, bool)
     side_atoms[[rc.atom_order[name] for name in ("N", "CA", "C", "CB", "O")]] = False
     whole = {**whole, "template_all_atom_masks": np.ones_like(whole["template_all_atom_masks"])}
-    from fastfold.products.design import targets
+    from fastfold.products.design.tasks import given
 
     for flexible in ("sidechains", "backbone"):
-        found = targets._flexible(whole, flexible)
+        found = given._flexible(whole, flexible)
         masks = found["template_all_atom_masks"]
         assert masks[..., side_atoms].sum() == 0
         assert masks[..., ~side_atoms].min() == 1
@@ -148,7 +150,7 @@ def test_every_complex_is_folded_with_its_templates(
         return Summary((), (), ())
 
     monkeypatch.setattr(
-        "fastfold.products.design.run.takes_templates", lambda *settings, are_whole: are_whole
+        "fastfold.products.design.results.refold.takes_templates", lambda *settings, are_whole: are_whole
     )
     fold_designs(
         [design], tmp_path / "d.fasta", requested_networks([]), InferConfig(), overwrite=False, run=run
@@ -163,9 +165,9 @@ def test_every_complex_is_folded_with_its_templates(
 
 
 def test_lengths_follow_the_seed() -> None:
-    drawn = [draw_length(seed, 60, 62) for seed in range(40)]
+    drawn = [draw_numbers([(60, 62)], seed)[0] for seed in range(40)]
     assert set(drawn) == {60, 61, 62}
-    assert drawn == [draw_length(seed, 60, 62) for seed in range(40)]
+    assert drawn == [draw_numbers([(60, 62)], seed)[0] for seed in range(40)]
 
 
 def test_a_state_is_read_for_its_own_design_alone(tmp_path: Path, backbone: Path) -> None:

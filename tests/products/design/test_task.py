@@ -14,25 +14,20 @@ from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses.design import ContactOptions, Outputs
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.optimise import check_start
-from fastfold.products.design.targets import residue_places
-from fastfold.products.design.task import (
-    CONTACTS,
-    DesignTask,
-    MaskedLoss,
-    binder,
-    fixed_backbone,
-    hallucination,
-    partial,
-)
+from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.given import residue_places
+from fastfold.products.design.tasks.losses import MaskedLoss, check_losses, task_losses
+from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination, partial
+from fastfold.products.design.tasks.task import CONTACTS, DesignTask
 from fastfold.protein.io.read import read_structure
 
 
 def test_losses_read_no_value_of_the_device(backbone: Path) -> None:
     """Plans run them on the meta device, which has no values; a GPU would be waited for."""
     meta = torch.device("meta")
-    assert {"rg", "NC"} <= hallucination(12, copies=2).losses(meta, torch.float32).keys()
-    assert {"avoid", "i_pae"} <= binder(backbone, 7, hotspots="B2").losses(meta, torch.float32).keys()
-    assert "dgram_cce" in fixed_backbone(backbone, chain="A").losses(meta, torch.float32)
+    assert {"rg", "NC"} <= task_losses(hallucination(12, copies=2), meta, torch.float32).keys()
+    assert {"avoid", "i_pae"} <= task_losses(binder(backbone, 7, hotspots="B2"), meta, torch.float32).keys()
+    assert "dgram_cce" in task_losses(fixed_backbone(backbone, chain="A"), meta, torch.float32)
 
 
 def test_copies_share_their_residues() -> None:
@@ -139,7 +134,7 @@ def _gradients(task: DesignTask, name: str) -> torch.Tensor:
         torch.zeros(count, 14, 3),
     )
     outputs = Outputs(logits, torch.cat([edges.new_zeros(1), edges]), *rest)
-    loss = task.losses(torch.device("cpu"), torch.float64)[name](
+    loss = task_losses(task, torch.device("cpu"), torch.float64)[name](
         outputs, torch.zeros(count, dtype=torch.long)
     )
     loss.backward()
@@ -156,7 +151,7 @@ def test_contacts_of_every_ring_have_a_gradient(length: int) -> None:
     """Small rings have ColabDesign's protocol for rings (af_cyc_design), larger ones the usual contacts."""
     task = hallucination(length, cyclic=True)
     assert _gradient(task, "con") > 0.01
-    task.check_losses(task.weights)
+    check_losses(task, task.weights)
     small = length < 18
     assert task.contacts == (ContactOptions(length, 21.6875, binary=True) if small else CONTACTS)
     assert task.weights == ({"pae": 1.0, "plddt": 1.0, "con": 0.5} if small else {"con": 1.0})
@@ -178,10 +173,10 @@ def test_a_loss_without_a_pair_is_refused(backbone: Path) -> None:
     with pytest.raises(
         ConfigError, match="the loss con would always be 0: no pair of residues is at least 9 apart"
     ):
-        short.check_losses({"plddt": 0.1, "con": 1.0})
+        check_losses(short, {"plddt": 0.1, "con": 1.0})
     with pytest.raises(ConfigError, match=r"leave it out \(con=0 in loss=\)"):
         check_start(short, DesignConfig(weights={"con": 1.0}))
-    short.check_losses({"con": 0.0, "i_con": 1.0, "helix": 1.0, "plddt": 1.0})
+    check_losses(short, {"con": 0.0, "i_con": 1.0, "helix": 1.0, "plddt": 1.0})
     assert short.reference is None
     task = fixed_backbone(backbone, chain="A")
     assert task.reference is not None
@@ -190,8 +185,8 @@ def test_a_loss_without_a_pair_is_refused(backbone: Path) -> None:
         mask[:, atoms] = 0
         empty = replace(task, reference=replace(task.reference, mask=mask))
         with pytest.raises(ConfigError, match=f"the loss {name} would always be 0: no .*kept with"):
-            empty.check_losses({name: 1.0})
-        task.check_losses({name: 1.0})
+            check_losses(empty, {name: 1.0})
+        check_losses(task, {name: 1.0})
 
 
 def test_every_loss_of_a_task_says_what_it_reads(backbone: Path) -> None:
@@ -200,7 +195,7 @@ def test_every_loss_of_a_task_says_what_it_reads(backbone: Path) -> None:
         binder(backbone, 10, chains=["A"], hotspots="A3"),
         fixed_backbone(backbone, chain="A"),
     ):
-        for name, loss in task.losses(torch.device("cpu"), torch.float64).items():
+        for name, loss in task_losses(task, torch.device("cpu"), torch.float64).items():
             assert isinstance(loss, MaskedLoss), name
             assert loss.selected.shape in ((len(task.source),), (len(task.source),) * 2)
             assert (loss.selected > 0).any()

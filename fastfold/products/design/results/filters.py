@@ -20,7 +20,7 @@ from fastfold.products.design.results.folds import (
     Figures,
     mean_figure,
 )
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.utils.foreign_text import parse_yaml, read_settings_text, shown
 
 _MAX_BYTES = 2**20
@@ -149,7 +149,7 @@ def _entries(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def _check_figure(name: str, figure: str, task: DesignTask, path: Path) -> None:
     """Raise InputError if designs of a task lack a figure."""
-    if figure in (*BOUND, *ALONE) and task.given is None:
+    if figure in (*BOUND, *ALONE) and task.bound_ca is None:
         raise InputError(f"{name} belongs to the protocol binder; leave it out", path=path)
     if figure in _PROTOCOL and figure not in given_figures(task):
         raise InputError(f"{name} belongs to the protocol {_PROTOCOL[figure]}; leave it out", path=path)

@@ -11,7 +11,7 @@ from fastfold.errors import InputError
 from fastfold.inference.output.score_files import read_pae
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.products.design.agreement import BACKBONE, MOTIF, RING, given_agreement, ring_gap
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface.geometry import TOUCH, count_chain_clashes, interface_geometry
@@ -52,7 +52,7 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     :data:`GEOMETRY`. The relaxed structure is read if the fold has one. ``Relaxed_Clashes`` and ``Unrelaxed_Clashes``
     count pairs of atoms of different chains within 2.4 Å.
     """
-    chosen = np.isin(task.chain, task.chain[task.source >= 0])
+    chosen = task.in_designed
     scores = np.asarray(prediction.scores["plddt"], np.float64) / 100.0
     figures: Figures = dict.fromkeys((*SINGLE, *INTERFACE, *BOUND, *BACKBONE, *MOTIF, *RING))
     figures |= {"pLDDT": float(scores[chosen].mean())}
@@ -77,7 +77,7 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
         near = touching(positions, mask, task.chain) & chosen
         figures["n_InterfaceResidues"] = float(near.sum())
         figures["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
-    if task.given is not None:
+    if task.bound_ca is not None:
         aatype = np.concatenate([rc.sequence_to_aatype(one.sequence) for one in chains])
         figures |= geometry_figures(positions, mask, aatype, task, scores)
         is_relaxed = prediction.has_relaxed_structure
@@ -95,14 +95,14 @@ def _deviations(ca: np.ndarray, task: DesignTask, chosen: np.ndarray, design: np
     if design is not None:
         wanted = torch.from_numpy(design[:, rc.atom_order["CA"]]).double()
         found["RMSD"] = float(rmsd(points, wanted, torch.ones_like(binder)))
-        if task.given is not None:
+        if task.bound_ca is not None:
             moved = superpose(points, wanted, 1.0 - binder).apply(points)
             squared = (moved - wanted).square().sum(-1)
             found["Hotspot_RMSD"] = float(((squared * binder).sum() / binder.sum()).sqrt())
-    if task.given is not None:
-        known = np.isfinite(task.given).all(-1)
-        given = torch.from_numpy(np.nan_to_num(task.given)).double()
-        found["Target_RMSD"] = float(rmsd(points, given, torch.from_numpy(known).double()))
+    if task.bound_ca is not None:
+        known = np.isfinite(task.bound_ca).all(-1)
+        bound = torch.from_numpy(np.nan_to_num(task.bound_ca)).double()
+        found["Target_RMSD"] = float(rmsd(points, bound, torch.from_numpy(known).double()))
     return found
 
 
@@ -118,7 +118,7 @@ def geometry_figures(
         task: Task of the binder.
         plddt: pLDDT ``[N]``, 0 to 1.
     """
-    binder = np.isin(task.chain, task.chain[task.source >= 0])
+    binder = task.in_designed
     interface = interface_geometry(positions, mask, aatype, binder)
     count = int(interface.residues.sum())
     structure = np.array(list(assign_secondary_structure(positions, mask, aatype, task.chain)))

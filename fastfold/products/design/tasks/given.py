@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 
 from fastfold.data.targets import Target
-from fastfold.data.templates.whole.given import whole_template, with_virtual_cb
+from fastfold.data.templates.whole.given import empty_template, whole_template, with_virtual_cb
 from fastfold.errors import ConfigError, InputError
 from fastfold.products.design.config import Flexible
 from fastfold.protein import residue_constants as rc
@@ -47,21 +47,44 @@ def check_flexible(flexible: str) -> None:
 
 
 def template_features(
-    chains: Sequence[ObservedChain | None], name: str, flexible: Flexible
+    chains: Sequence[ObservedChain | None], name: str, flexible: Sequence[Flexible]
 ) -> tuple[Mapping[str, np.ndarray] | None, ...] | None:
     """Return raw template features of each chain, without the parts that are flexible; None if all are free.
 
-    ``chains`` has the structure of each chain, None for a chain without a template, and ``name`` that of their file.
+    ``chains`` has the structure of each chain, None for a chain without a template, ``name`` is that of their file, and
+    ``flexible`` has the parts of each chain's template that are left out.
     """
-    if flexible == "free":
-        return None
 
-    def template(chain: ObservedChain) -> Mapping[str, np.ndarray]:
+    def template(chain: ObservedChain | None, parts: Flexible) -> Mapping[str, np.ndarray] | None:
+        if chain is None or parts == "free":
+            return None
         # As in ColabDesign, glycines have a CB, so that a template without residue types does not reveal them.
         features = whole_template(with_virtual_cb(chain), f"{name}_{chain.chain_id}".encode())
-        return _flexible(features, flexible)
+        return _flexible(features, parts)
 
-    return tuple(None if one is None else template(one) for one in chains)
+    features = tuple(template(chain, parts) for chain, parts in zip(chains, flexible, strict=True))
+    return features if any(one is not None for one in features) else None
+
+
+def with_frames(
+    features: Sequence[Mapping[str, np.ndarray]], frames: Sequence[int], name: bytes
+) -> tuple[Mapping[str, np.ndarray], ...]:
+    """Return templates of the chains of a joined target, one for each frame, without the chains of other frames.
+
+    Args:
+        features: Raw template features of each chain, with one template.
+        frames: Number of the frame of each chain's atoms.
+        name: Name of empty templates.
+    """
+    numbers = sorted(set(frames))
+
+    def stacked(one: Mapping[str, np.ndarray], frame: int) -> Mapping[str, np.ndarray]:
+        empty = empty_template(one["template_aatype"].shape[1], name)
+        parts = [one if number == frame else empty for number in numbers]
+        whole = {key: np.concatenate([part[key] for part in parts]) for key in empty}
+        return {**whole, "template_frame": np.arange(1, len(numbers) + 1, dtype=np.int32)}
+
+    return tuple(stacked(one, frame) for one, frame in zip(features, frames, strict=True))
 
 
 def _flexible(features: Mapping[str, np.ndarray], flexible: Flexible) -> Mapping[str, np.ndarray]:
@@ -129,7 +152,7 @@ def _match(part: str, chains: Sequence[ChainStructure]) -> tuple[int, str, str] 
     for number in sorted(range(len(chains)), key=lambda i: -len(chains[i].chain_id)):
         name = chains[number].chain_id
         rest = part[len(name) :] if part.startswith(name) else part if len(chains) == 1 else ""
-        if match := re.fullmatch(r"(-?\d+[A-Za-z]?)(?:-(-?\d+[A-Za-z]?))?", rest):
+        if match := re.fullmatch(r":?(-?\d+[A-Za-z]?)(?:-(-?\d+[A-Za-z]?))?", rest):
             return number, match[1], match[2] or match[1]
     return None
 

@@ -146,6 +146,7 @@ async function drawDesign({ row }) {
   if (verdict.filters) facts.push(verdict.filters === 'passed' ? 'passed all filters' : `failed filters: ${verdict.filters}`);
   if (verdict.chains) facts.push(`residues ${verdict.chains}`);
   if (verdict.hotspots) facts.push(`hotspots ${verdict.hotspots}`);
+  if (verdict.kept) facts.push(`kept ${verdict.kept}`);
   for (const { name, label, digits } of OF_DESIGNS) if (typeof row[name] === 'number') facts.push(`${label}: ${shown(row[name], digits)}`);
   if (verdict.note) facts.push(verdict.note);
   if (!film) facts.push('no film of this design on the page');

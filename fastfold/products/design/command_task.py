@@ -1,0 +1,210 @@
+"""Options of ``fastfold design`` that define the task."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from fastfold.errors import ConfigError
+from fastfold.products.design.config import Flexible
+from fastfold.utils.command_line.from_fields import whole_number
+
+if TYPE_CHECKING:
+    from fastfold.products.design.tasks.task import DesignTask
+
+_BINDER_PARTS = ("redesign", "keep", "contigs", "framework", "loops", "binder_template")
+_OPTIONS = {
+    "hallucinate": ("length", "copies", "repeats", "cyclic"),
+    "fixbb": ("chains", "keep", "copies", "repeats"),
+    "partial": ("chains", "motif", "contigs", "length", "copies"),
+    "binder": (
+        *("length", "copies", "repeats", "cyclic", "chains", "hotspots", "flexible", "also_target", "avoid"),
+        *_BINDER_PARTS,
+    ),
+}
+"""Options of the task that belong to each protocol."""
+PROTOCOLS = tuple(_OPTIONS)
+
+
+def add_task_options(parser: argparse.ArgumentParser) -> Mapping[str, Any]:
+    """Add the options of the task to a parser, and return their defaults by name."""
+    count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
+    task = parser.add_argument_group("task")
+    task.add_argument(
+        "--length", metavar="N[-M]", help="residues to design, of one chain; of a range, each seed draws one"
+    )
+    task.add_argument(
+        "--copies",
+        **count,
+        default=1,
+        help="equal chains; of fixbb, groups of --chains that are equal (default 1)",
+    )
+    task.add_argument("--repeats", **count, default=1, help="equal parts of each chain (default 1)")
+    task.add_argument("--cyclic", action="store_true", help="designed chains are rings")
+    task.add_argument("--chains", default="", metavar="A,B", help="chains of STRUCTURE to use")
+    task.add_argument(
+        "--keep", default="", metavar="A1-5,A9", help="residues of fixbb and --redesign that stay"
+    )
+    task.add_argument("--motif", default="", metavar="A1-5,A9", help="residues of partial that stay")
+    task.add_argument(
+        "--contigs",
+        default="",
+        metavar="PARTS",
+        help="parts of the designed chain as in RFdiffusion: numbers of new residues, and residues of STRUCTURE whose "
+        "type and structure stay, such as 10-20/A16-36/5; --length limits the sum",
+    )
+    task.add_argument("--hotspots", default="", metavar="A1-5,A9", help="residues that a binder touches")
+    task.add_argument(
+        "--redesign",
+        default="",
+        metavar="B,C",
+        help="chains of STRUCTURE that are the binder, to be designed again",
+    )
+    task.add_argument(
+        "--framework",
+        type=Path,
+        metavar="FILE",
+        help="PDB or mmCIF file of a binder whose --loops are designed",
+    )
+    task.add_argument(
+        "--loops",
+        default="",
+        metavar="H:26-33,H:97-110=8-14",
+        help="loops of --framework, with another length after =; of a range, each seed draws one",
+    )
+    task.add_argument(
+        "--binder-template",
+        choices=get_args(Flexible),
+        help="parts of the template of the binder's given residues that networks do not see, as of --flexible "
+        "(default free; with --framework none)",
+    )
+    task.add_argument(
+        "--flexible",
+        choices=get_args(Flexible),
+        default="none",
+        help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
+        "too), or free (all of it) (default none)",
+    )
+    files: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "FILE"}
+    task.add_argument(
+        "--also-target",
+        **files,
+        help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54",
+    )
+    task.add_argument(
+        "--avoid",
+        **files,
+        help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
+    )
+    return {action.dest: action.default for action in task._group_actions}
+
+
+def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], DesignTask]:
+    """Return the task of a command line, or of each seed if it draws a length, or raise FastFoldError."""
+    from fastfold.products.design import fixed_backbone, hallucination
+    from fastfold.products.design import partial as partial_task
+
+    protocol, structure = options.protocol, options.structure
+    chains = _names(options.chains)
+    used = _OPTIONS[protocol]
+    for name, default in options.of_task.items():
+        if name not in used and getattr(options, name) != default:
+            shown = ", ".join(f"--{one.replace('_', '-')}" for one in used)
+            raise ConfigError(
+                f"--{name.replace('_', '-')} does not belong to {protocol}; its options are {shown}"
+            )
+    if protocol == "hallucinate":
+        if structure is not None:
+            raise ConfigError(
+                f"hallucinate takes no structure, found {structure}; fixbb designs for a backbone"
+            )
+        shape = {"copies": options.copies, "repeats": options.repeats}
+        return _of_length(options, partial(hallucination, **shape, cyclic=options.cyclic))
+    if structure is None:
+        raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
+    if protocol == "binder":
+        return _binder(options, chains)
+    if protocol == "fixbb":
+        shape = {"copies": options.copies, "repeats": options.repeats}
+        return fixed_backbone(structure, chain=chains or None, keep=options.keep, **shape)
+    if len(chains) > 1:
+        raise ConfigError(f"partial takes one chain, found --chains {options.chains}")
+    if chains and options.contigs:
+        raise ConfigError("--contigs names the chains of its residues; leave out --chains")
+    make = partial(
+        partial_task,
+        structure,
+        options.motif,
+        chain=chains[0] if chains else None,
+        contigs=options.contigs,
+        copies=options.copies,
+        length=None if options.length is None else _length(options.length),
+    )
+    return _of_parts(make, options.contigs)
+
+
+def _binder(options: argparse.Namespace, chains: list[str]) -> DesignTask | Callable[[int], DesignTask]:
+    from fastfold.products.design import BinderParts, binder
+    from fastfold.products.design.tasks.given import TargetStructure
+
+    parts = BinderParts(
+        redesign=tuple(_names(options.redesign)),
+        keep=options.keep,
+        contigs=options.contigs,
+        framework=options.framework,
+        loops=options.loops,
+        flexible=options.binder_template,
+    )
+    make = partial(
+        binder,
+        options.structure,
+        chains=chains,
+        hotspots=options.hotspots,
+        parts=parts,
+        copies=options.copies,
+        repeats=options.repeats,
+        cyclic=options.cyclic,
+        flexible=options.flexible,
+        others=[TargetStructure.parse(text) for text in options.also_target],
+        avoided=[TargetStructure.parse(text) for text in options.avoid],
+    )
+    if parts.is_empty:
+        return _of_length(options, make)
+    length = None if options.length is None else _length(options.length)
+    return _of_parts(partial(make, length=length), options.contigs or options.loops)
+
+
+def _of_length(
+    options: argparse.Namespace, make: Callable[..., DesignTask]
+) -> DesignTask | Callable[[int], DesignTask]:
+    """Return the task of the length, or of each seed if there is a range of lengths."""
+    from fastfold.products.design.tasks.layout import draw_numbers
+
+    if options.length is None:
+        raise ConfigError(f"{options.protocol} needs --length, the number of residues to design")
+    low, high = _length(options.length)
+    return make(length=low) if low == high else lambda seed: make(length=draw_numbers([(low, high)], seed)[0])
+
+
+def _of_parts(make: Callable[..., DesignTask], text: str) -> DesignTask | Callable[[int], DesignTask]:
+    """Return the task of contigs or loops, or of each seed if they have ranges of lengths."""
+    from fastfold.products.design.tasks.layout import has_ranges
+
+    return (lambda seed: make(seed=seed)) if has_ranges(text) else make()
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _length(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest length of ``60`` or ``60-100``."""
+    from fastfold.products.design.tasks.layout import parse_range
+
+    numbers = parse_range(text)
+    if numbers is None or numbers[0] < 1:
+        raise ConfigError(f"--length: expected a number or a range such as 60-100, found {text!r}")
+    return numbers

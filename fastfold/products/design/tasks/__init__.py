@@ -1,0 +1,1 @@
+"""Tasks of design: protocols, layouts of designed chains, given chains, and losses."""
