@@ -429,7 +429,7 @@ class TestInterruption:
         recycles = ["--num-recycles", str(self.RECYCLES), "--no-plots"]
         return fork_command("infer", fasta, "--out", cli.out, "--weights", weights, *recycles)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
     def test_in_the_middle_of_folding(self, cli: CommandLine, ended, number: signal.Signals):
         process = self.start(cli)
         ended.append(process)

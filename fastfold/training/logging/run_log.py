@@ -88,7 +88,8 @@ class TrainingLog:
         with (self._out / "validation.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **means, "chains": chains}) + "\n")
         self.say(
-            f"step {step}: validation on {len(scores)} chains: lDDT-CA {means['valid_lddt_ca']:.3f}, "
+            f"step {step}: validation on {len(scores)} chain{'s' * (len(scores) > 1)}: "
+            f"lDDT-CA {means['valid_lddt_ca']:.3f}, "
             f"TM-score {means['valid_tm_score']:.3f}, predicted lDDT {means['valid_plddt']:.3f}"
         )
 

@@ -20,12 +20,17 @@ def test_curves_are_read_by_keys_and_hidden_by_hand(tmp_path: Path) -> None:
     loss = Chart(
         "Loss", "loss", True, {"loss": (steps, 0.9 + 0.01 * steps), HOSTILE: (steps[:6], steps[:6] / 2.0)}
     )
+    one = Chart("One", "x", True, {"one": (steps[-1:], steps[-1:]), "zeros": (steps, steps % 3.0)})
     long = Chart("Long", "x", False, {"long": (np.arange(9000), np.arange(9000.0))})
     page = tmp_path / "report.html"
-    page.write_text(curves_page(f"Run {HOSTILE}", [loss, long], [3, 3]))
+    page.write_text(curves_page(f"Run {HOSTILE}", [loss, long, one], [3, 3]))
     with Browser(tmp_path) as browser:
         browser.open(page)
-        browser.wait("document.querySelectorAll('svg path').length === 3")
+        browser.wait("document.querySelectorAll('svg path').length === 5")
+        dots = "[...document.querySelectorAll('section')].map((one) => one.querySelectorAll('circle').length)"
+        assert browser.evaluate(dots) == [18, 0, 1 + 8]
+        browser.click("section:last-child label:last-child input")
+        assert browser.evaluate(dots) == [18, 0, 1 + 12]
         assert browser.evaluate("document.querySelector('h1').textContent") == f"Run {HOSTILE}"
         ticks = "[...document.querySelector('svg').querySelectorAll('.step')].map((one) => one.textContent)"
         assert browser.evaluate(ticks) == ["2", "4", "6", "8", "10", "12"]
@@ -35,7 +40,7 @@ def test_curves_are_read_by_keys_and_hidden_by_hand(tmp_path: Path) -> None:
         said = "document.querySelector('output').textContent"
         assert browser.evaluate(said) == f"step 2: loss 0.92, {HOSTILE} 1"
         browser.click("section:first-child label:nth-child(2) input")
-        assert browser.evaluate("document.querySelectorAll('svg path').length") == 2
+        assert browser.evaluate("document.querySelectorAll('svg path').length") == 4
         x, y = browser.place("section:first-child svg", 0.98, 0.5)
         browser.mouse("mouseMoved", x, y)
         assert browser.evaluate(said) == "step 12: loss 1.02"

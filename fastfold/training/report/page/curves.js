@@ -4,9 +4,10 @@ const { charts, marks } = JSON.parse(document.getElementById('data').textContent
 const COLOURS = ['#2b7bba', '#d9822b', '#3f9b57', '#c0504d', '#8d6bb8', '#8c6d4f', '#c76aa5', '#7d8894', '#a5a436', '#2aa0a4', '#5b6abf'];
 const EDGE = { left: 62, top: 10, right: 12, bottom: 36 };
 const HIGH = 260;
+const FEW = 60; // points up to which a curve has dots
 
 function make(tag, attributes = {}, ...children) {
-  const isShape = ['svg', 'path', 'line', 'text'].includes(tag);
+  const isShape = ['svg', 'path', 'line', 'text', 'circle'].includes(tag);
   const element = isShape ? document.createElementNS('http://www.w3.org/2000/svg', tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
@@ -26,7 +27,7 @@ const text = (value) => (value === 0 ? '0' : Math.abs(value) >= 1e5 || Math.abs(
 class Chart {
   constructor(spec) {
     this.curves = spec.curves.map((curve, k) => ({ ...curve, colour: COLOURS[k % COLOURS.length], isShown: true }));
-    this.canLog = this.curves.every(({ values }) => values.every((value) => value > 0));
+    this.canLog = this.curves.every(({ values }) => values.every((value) => value >= 0) && values.some((value) => value > 0));
     this.isLog = spec.logarithmic && this.canLog;
     this.steps = [...new Set(this.curves.flatMap(({ steps }) => steps))].sort((a, b) => a - b);
     this.at = null;
@@ -72,8 +73,10 @@ class Chart {
   draw() {
     const { picture } = this;
     this.wide = picture.clientWidth || 460;
+    // A logarithm leaves out zeros.
+    const places = ({ values: own }) => [...own.keys()].filter((k) => !this.isLog || own[k] > 0);
     const shown = this.curves.filter(({ isShown }) => isShown);
-    const values = shown.flatMap((curve) => curve.values);
+    const values = shown.flatMap((curve) => places(curve).map((k) => curve.values[k]));
     [this.low, this.high] = [this.steps[0], Math.max(this.steps[this.steps.length - 1], this.steps[0] + 1)];
     const scale = (value) => (this.isLog ? Math.log10(value) : value);
     let [bottom, top] = values.length ? [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))] : [this.isLog ? 1 : 0, 10];
@@ -89,7 +92,11 @@ class Chart {
     }
     for (const step of ticks(this.low, this.high, 8, 1)) parts.push(make('text', { x: x(step), y: HIGH - EDGE.bottom + 15, 'text-anchor': 'middle', class: 'step' }, step.toLocaleString('en')));
     for (const step of marks) parts.push(rule(x(step), EDGE.top, x(step), HIGH - EDGE.bottom, { 'stroke-dasharray': '2 3', stroke: 'var(--edge)' }));
-    for (const { steps, values: own, colour } of shown) parts.push(make('path', { stroke: colour, d: steps.map((step, k) => `${k ? 'L' : 'M'}${x(step).toFixed(1)} ${y(own[k]).toFixed(1)}`).join('') }));
+    for (const curve of shown) {
+      const points = places(curve).map((k) => [x(curve.steps[k]).toFixed(1), y(curve.values[k]).toFixed(1)]);
+      parts.push(make('path', { stroke: curve.colour, d: points.map(([across, down], k) => `${k ? 'L' : 'M'}${across} ${down}`).join('') }));
+      if (points.length <= FEW) parts.push(...points.map(([cx, cy]) => make('circle', { cx, cy, r: 2.5, fill: curve.colour })));
+    }
     if (this.at !== null) parts.push(rule(x(this.steps[this.at]), EDGE.top, x(this.steps[this.at]), HIGH - EDGE.bottom, { stroke: 'var(--ink)' }));
     parts.push(make('text', { x: (EDGE.left + this.wide) / 2, y: HIGH - 4, 'text-anchor': 'middle' }, 'step'));
     parts.push(make('text', { transform: `translate(11 ${HIGH / 2 - 10}) rotate(-90)`, 'text-anchor': 'middle' }, this.label));
