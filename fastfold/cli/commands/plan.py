@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.planning.options import PlanOptions
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
 
 PLAN = """\
 How to split a training step over many GPUs: every combination of data, pipeline and dynamic axial parallelism (or the
@@ -46,68 +47,15 @@ def add_plan_command(commands: Any) -> None:
         "--design --residues N --gpu NAME [--gpus N] [options]",
         description=PLAN,
     )
-    parser.add_argument("--model", default="model_1", metavar="NAME", help="official name (default model_1)")
-    parser.add_argument("--residues", type=int, default=256, metavar="N", help="residues (default 256)")
-    parser.add_argument("--msa", type=int, default=128, metavar="N", help="rows of the MSA (default 128)")
-    parser.add_argument(
-        "--extra-msa", type=int, default=1024, metavar="N", help="rows of the extra MSA (default 1024)"
-    )
     training = parser.add_argument_group("training on many GPUs")
-    training.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
-    training.add_argument("--gpu", metavar="NAME", help="kind of GPU: a100, a100-40gb, h100, h200, b200")
-    training.add_argument(
-        "--global-batch", type=int, default=128, metavar="N", help="crops of a step (default 128)"
-    )
-    training.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
-    training.add_argument(
-        "--recycles", type=int, metavar="N", help="maximum recycling iterations (default 3; of a design 0)"
-    )
-    training.add_argument("--count", type=int, default=5, metavar="N", help="plans to print (default 5)")
-    training.add_argument(
-        "--measured",
-        type=Path,
-        metavar="FILE",
-        help="JSON of measured rates, to use in place of the data sheet's",
-    )
-    training.add_argument(
-        "--cuda-graphs",
-        action="store_true",
-        help="count one launch for each block's kernels, as if they were captured in CUDA graphs",
-    )
     folding = parser.add_argument_group("folding and design")
-    folding.add_argument(
-        "--fold",
-        action="store_true",
-        help="plan a fold, not a training step (so do --memory-budget, --host-memory, --disk and --templates)",
-    )
-    folding.add_argument(
-        "--design",
-        action="store_true",
-        help="plan the gradients of a design; takes the options of a fold but for --disk",
-    )
-    folding.add_argument(
-        "--memory-budget", metavar="SIZE", help="memory that a fold or a design may take, 24GiB for example"
-    )
-    folding.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
-    )
-    folding.add_argument(
-        "--host-memory",
-        metavar="SIZE",
-        help="memory of each machine for tensors offloaded from its GPUs (default: most of the free memory here; with "
-        "--gpu none)",
-    )
-    folding.add_argument(
-        "--disk", metavar="SIZE", help="disk of each machine for tensors beyond --host-memory (default: none)"
-    )
-    folding.add_argument(
-        "--templates", type=int, metavar="N", help="templates (default: as many as the model takes)"
-    )
+    add_field_options({"": parser, "training": training, "folding": folding}, PlanOptions)
     parser.set_defaults(run=run_plan)
 
 
-def run_plan(options: argparse.Namespace) -> int:
+def run_plan(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise ConfigError."""
+    options = from_options(PlanOptions, namespace)
     if options.design:
         if options.fold or options.cuda_graphs:
             raise ConfigError("--design plans gradients: leave out --fold and --cuda-graphs")
@@ -115,8 +63,6 @@ def run_plan(options: argparse.Namespace) -> int:
 
         print(report_gradient_plan(options))
         return 0
-    if options.recycles is None:
-        options.recycles = 3
     of_fold = (options.memory_budget, options.host_memory, options.disk, options.templates)
     is_fold = options.fold or any(x is not None for x in of_fold)
     if options.cuda_graphs and is_fold:
@@ -126,33 +72,34 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.gpu is not None and is_fold:
         from fastfold.inference.planning.report import report_gpu_plan
 
-        print(report_gpu_plan(options))
+        print(report_gpu_plan(options, options.gpu))
         return 0
     if options.memory_budget is not None:
         from fastfold.inference.planning.report import report_fold_plan
 
-        print(report_fold_plan(options))
+        print(report_fold_plan(options, options.memory_budget))
         return 0
     if is_fold:
         raise ConfigError(
             "fastfold plan needs --memory-budget, or --gpu for a fold on another machine, for example: "
             "fastfold plan --fold --residues 12000 --gpu h100 --gpus 8"
         )
-    missing = [name for name, value in (("--gpus", options.gpus), ("--gpu", options.gpu)) if value is None]
-    if missing:
+    if options.gpus is None or options.gpu is None:
+        both = (("--gpus", options.gpus), ("--gpu", options.gpu))
+        missing = " and ".join(name for name, value in both if value is None)
         raise ConfigError(
-            f"fastfold plan needs {' and '.join(missing)} for a training step, for example: fastfold plan --gpus 512 "
+            f"fastfold plan needs {missing} for a training step, for example: fastfold plan --gpus 512 "
             "--gpu h200; add --fold to plan a fold"
         )
-    return _plan_training(options)
+    return _plan_training(options, options.gpu, options.gpus)
 
 
-def _plan_training(options: argparse.Namespace) -> int:
+def _plan_training(options: PlanOptions, gpu: str, gpus: int) -> int:
     from fastfold.parallel.alphafold.workload import alphafold_workload
     from fastfold.parallel.planner.hardware import TRAINING, rates
     from fastfold.parallel.planner.search import assumptions_text, best_plans, plan_table
 
-    speeds = rates(options.gpu, replace(TRAINING, graphed=options.cuda_graphs), options.measured)
+    speeds = rates(gpu, replace(TRAINING, graphed=options.cuda_graphs), options.measured)
     workload = alphafold_workload(
         options.model,
         residues=options.residues,
@@ -160,12 +107,10 @@ def _plan_training(options: argparse.Namespace) -> int:
         extra_msa=options.extra_msa,
         samples=options.global_batch,
         precision=options.precision,
-        recycles=options.recycles,
+        recycles=options.num_recycles,
     )
-    if options.count < 1:
-        raise ConfigError(f"--count has to be at least 1, got {options.count}")
-    plans = best_plans(workload, gpus=options.gpus, gpu=speeds, count=options.count, progress=print_line)
-    print(f"{workload.name} ({workload.description}) on {options.gpus} x {speeds.sheet.name}\n")
+    plans = best_plans(workload, gpus=gpus, gpu=speeds, count=options.count, progress=print_line)
+    print(f"{workload.name} ({workload.description}) on {gpus} x {speeds.sheet.name}\n")
     print(plan_table(plans))
     print(f"\nfastfold train {' '.join(workload.settings)} and the settings of a plan\n")
     print(assumptions_text(speeds))

@@ -6,7 +6,6 @@ a share of the bandwidth. Copies to the host overlap the contractions; messages 
 
 from __future__ import annotations
 
-import argparse
 import copy
 from dataclasses import dataclass
 
@@ -14,12 +13,12 @@ import torch
 from ml_collections import ConfigDict
 from torch import nn
 
-from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import element_size
 from fastfold.inference.planning.fit import host_memory_bytes, plan_target
 from fastfold.inference.planning.memory_model import FIXED_CUDA, Fold, nccl_bytes, template_copies
+from fastfold.inference.planning.options import PlanOptions
 from fastfold.inference.planning.planner import FoldPlan, Planner
 from fastfold.inference.planning.time_model import Costs, measure_costs
 from fastfold.memory import parse_bytes
@@ -127,9 +126,8 @@ def copied_bytes(config: ConfigDict, fold: Fold, plan: FoldPlan) -> int:
     return copied + template_copies(fold.templates, multimer=multimer) * away
 
 
-def report_fold_plan(options: argparse.Namespace) -> str:
-    """Report the plan of a fold by the options of the command line, or raise ConfigError or InputError."""
-    check_sizes(options)
+def report_fold_plan(options: PlanOptions, memory_budget: str) -> str:
+    """Report the plan of a fold within a memory budget, or raise ConfigError or InputError."""
     device = choose_device(options.device)
     size = element_size(options.precision)
     config = model_config(options.model)
@@ -147,7 +145,7 @@ def report_fold_plan(options: argparse.Namespace) -> str:
         rows=rows,
         templates=options.templates,
     )
-    budget = parse_bytes(options.memory_budget)
+    budget = parse_bytes(memory_budget)
     plan = plan_target(planner, options.residues, budget)
     longest = planner.longest(budget)
     what = (
@@ -165,14 +163,6 @@ def report_fold_plan(options: argparse.Namespace) -> str:
 
 def _amount(text: str | None) -> int:
     return 0 if text is None else parse_bytes(text, none=True)
-
-
-def check_sizes(options: argparse.Namespace) -> None:
-    """Raise ConfigError for an invalid number of residues, rows or templates on the command line."""
-    if options.residues < 1 or options.msa < 1 or options.extra_msa < 0 or (options.templates or 0) < 0:
-        raise ConfigError(
-            "`residues` and `msa` must be at least 1, and `extra_msa` and `templates` at least 0"
-        )
 
 
 def plan_lines(plan: FoldPlan) -> list[str]:
@@ -254,18 +244,15 @@ def plan_on_gpus(
     return GpuFold(plan, time, planner, budget, speeds, recycles + 1)
 
 
-def report_gpu_plan(options: argparse.Namespace) -> str:
+def report_gpu_plan(options: PlanOptions, gpu: str) -> str:
     """Report the plan of a fold on GPUs; errors as those of :func:`.report_fold_plan`."""
-    check_sizes(options)
     gpus = 1 if options.gpus is None else options.gpus
-    if gpus < 1 or options.recycles < 0:
-        raise ConfigError("`gpus` must be at least 1, and `recycles` at least 0")
     rows = options.msa + options.extra_msa
 
     estimate = plan_on_gpus(
         model_config(options.model),
         options.residues,
-        rates(options.gpu, FOLDING, options.measured),
+        rates(gpu, FOLDING, options.measured),
         gpus=gpus,
         budget=None if options.memory_budget is None else parse_bytes(options.memory_budget),
         host_memory=_amount(options.host_memory),  # the machine is another one
@@ -273,7 +260,7 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
         rows=rows,
         templates=options.templates,
         precision=options.precision,
-        recycles=options.recycles,
+        recycles=options.num_recycles,
     )
     plan, time, speeds, planner = estimate.plan, estimate.time, estimate.speeds, estimate.planner
     spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.fit import FoldMemory
 from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlanner, plan_gradients
+from fastfold.inference.planning.options import PlanOptions
 from fastfold.memory import parse_bytes
 from fastfold.parallel.planner.hardware import TRAINING, rates
 from fastfold.parallel.planner.search import assumptions_text, seconds_text
@@ -27,11 +27,9 @@ CPU_SHARE = 0.55
 _PRODUCT, _ATTEMPTS = 1024, 5
 
 
-def report_gradient_plan(options: argparse.Namespace) -> str:
+def report_gradient_plan(options: PlanOptions) -> str:
     """Report the plan of a design by one network, here or on GPUs; errors as of :func:`.report_fold_plan`."""
     gpus = 1 if options.gpus is None else options.gpus
-    if options.residues < 1 or gpus < 1 or (options.recycles or 0) < 0:
-        raise ConfigError("`residues` and `gpus` must be at least 1, and `recycles` at least 0")
     if options.gpu is None and options.memory_budget is None:
         raise ConfigError(
             "fastfold plan --design needs --gpu or --memory-budget, for example: fastfold plan --design --residues "
@@ -58,11 +56,9 @@ def report_gradient_plan(options: argparse.Namespace) -> str:
         templates=() if not options.templates else None,
         speeds=speeds,
     )
-    budget = (
-        int(speeds.sheet.memory)
-        if options.memory_budget is None and speeds is not None
-        else parse_bytes(options.memory_budget)
-    )
+    budget = int(speeds.sheet.memory) if speeds is not None else 0
+    if options.memory_budget is not None:
+        budget = parse_bytes(options.memory_budget)
     plan = plan_gradients(planner, budget)
     where = device if speeds is None else speeds.sheet.name
     spread = f"{gpus} x {where} (dap={gpus})" if gpus > 1 else where

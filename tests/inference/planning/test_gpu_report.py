@@ -59,8 +59,8 @@ def test_measured_rates_calibrate_a_plan(cli: CommandLine, tmp_path: Path) -> No
     ("arguments", "message"),
     [
         (("--fold",), "fastfold plan needs --memory-budget, or --gpu"),
-        (("--fold", "--gpu", "h100", "--gpus", "0"), "--gpus must be at least 1"),
-        (("--fold", "--gpu", "h100", "--residues", "0"), "--residues and --msa must be at least 1"),
+        (("--fold", "--gpu", "h100", "--gpus", "0"), "--gpus: '0' is not a whole number from 1"),
+        (("--fold", "--gpu", "h100", "--residues", "0"), "--residues: '0' is not a whole number from 1"),
         (("--fold", "--gpu", "h1"), "the table of GPUs lacks 'h1'"),
         (("--fold", "--gpu", "h100", "--host-memory", "much"), "'much' is not an amount of memory"),
     ],

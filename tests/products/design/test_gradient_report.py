@@ -35,7 +35,7 @@ def test_a_design_is_planned_for_gpus_that_are_not_here(cli: CommandLine) -> Non
     ("arguments", "message"),
     [
         ((), "needs --gpu or --memory-budget"),
-        (("--gpu", "h100", "--residues", "0"), "must be at least 1"),
+        (("--gpu", "h100", "--residues", "0"), "not a whole number from 1"),
         (("--gpu", "h100", "--disk", "1GiB"), "--disk is for folds"),
         (("--gpu", "h100", "--fold"), "leave out --fold"),
         (("--gpu", "x9"), "the table of GPUs lacks 'x9'"),

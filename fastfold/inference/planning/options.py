@@ -1,0 +1,144 @@
+"""Options of ``fastfold plan``: a model, its inputs, GPUs, and the memory of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from fastfold.utils.option_fields import LARGEST, check_options, option
+
+Device = Literal["auto", "cpu", "cuda"]
+PlanPrecision = Literal["bf16", "fp32"]
+_COUNT = (1, LARGEST)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of a plan, for a training step, a fold or a design.
+
+    Raises:
+        ConfigError: An option has the wrong type or an invalid value; names it.
+    """
+
+    model: str = option("--model", default="model_1", metavar="NAME", help="official name (default model_1)")
+    residues: int = option(
+        "--residues", default=256, bounds=_COUNT, metavar="N", help="residues (default 256)"
+    )
+    msa: int = option("--msa", default=128, bounds=_COUNT, metavar="N", help="rows of the MSA (default 128)")
+    extra_msa: int = option(
+        "--extra-msa",
+        default=1024,
+        bounds=(0, LARGEST),
+        metavar="N",
+        help="rows of the extra MSA (default 1024)",
+    )
+    gpus: int | None = option(
+        "--gpus", default=None, bounds=_COUNT, group="training", metavar="N", help="number of GPUs"
+    )
+    gpu: str | None = option(
+        "--gpu",
+        default=None,
+        group="training",
+        metavar="NAME",
+        help="kind of GPU: a100, a100-40gb, h100, h200, b200",
+    )
+    global_batch: int = option(
+        "--global-batch",
+        default=128,
+        bounds=_COUNT,
+        group="training",
+        metavar="N",
+        help="crops of a step (default 128)",
+    )
+    precision: PlanPrecision = option(
+        "--precision", default="bf16", choices=get_args(PlanPrecision), group="training", help="default bf16"
+    )
+    #: Recycling iterations; None for those of a training step, a fold or a design
+    recycles: int | None = option(
+        "--recycles",
+        default=None,
+        bounds=(0, LARGEST),
+        group="training",
+        metavar="N",
+        help="maximum recycling iterations (default 3; of a design 0)",
+    )
+    count: int = option(
+        "--count",
+        default=5,
+        bounds=_COUNT,
+        group="training",
+        metavar="N",
+        help="plans to print (default 5)",
+    )
+    measured: Path | None = option(
+        "--measured",
+        default=None,
+        parse=Path,
+        group="training",
+        metavar="FILE",
+        help="JSON of measured rates, to use in place of the data sheet's",
+    )
+    cuda_graphs: bool = option(
+        "--cuda-graphs",
+        default=False,
+        group="training",
+        help="count one launch for each block's kernels, as if they were captured in CUDA graphs",
+    )
+    fold: bool = option(
+        "--fold",
+        default=False,
+        group="folding",
+        help="plan a fold, not a training step (so do --memory-budget, --host-memory, --disk and --templates)",
+    )
+    design: bool = option(
+        "--design",
+        default=False,
+        group="folding",
+        help="plan the gradients of a design; takes the options of a fold but for --disk",
+    )
+    memory_budget: str | None = option(
+        "--memory-budget",
+        default=None,
+        group="folding",
+        metavar="SIZE",
+        help="memory that a fold or a design may take, 24GiB for example",
+    )
+    device: Device = option(
+        "--device",
+        default="auto",
+        choices=get_args(Device),
+        group="folding",
+        help="default: a GPU where there is one",
+    )
+    host_memory: str | None = option(
+        "--host-memory",
+        default=None,
+        group="folding",
+        metavar="SIZE",
+        help="memory of each machine for tensors offloaded from its GPUs (default: most of the free memory here; with "
+        "--gpu none)",
+    )
+    disk: str | None = option(
+        "--disk",
+        default=None,
+        group="folding",
+        metavar="SIZE",
+        help="disk of each machine for tensors beyond --host-memory (default: none)",
+    )
+    templates: int | None = option(
+        "--templates",
+        default=None,
+        bounds=(0, LARGEST),
+        group="folding",
+        metavar="N",
+        help="templates (default: as many as the model takes)",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def num_recycles(self) -> int:
+        """Recycling iterations of a training step or a fold."""
+        return 3 if self.recycles is None else self.recycles
