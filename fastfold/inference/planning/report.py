@@ -7,7 +7,7 @@ a share of the bandwidth. Copies to the host overlap the contractions; messages 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from ml_collections import ConfigDict
@@ -147,7 +147,10 @@ def report_fold_plan(options: PlanOptions, memory_budget: str) -> str:
     )
     budget = parse_bytes(memory_budget)
     plan = plan_target(planner, options.residues, budget)
-    longest = planner.longest(budget)
+    fits = f"longest that fits   {planner.longest(budget):,} residues"
+    if size > 2:
+        half = replace(planner, element_size=2, parameters=planner.parameters // 2)
+        fits += f"; {half.longest(budget):,} with bf16"
     what = (
         f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, on "
         f"{device.type} with {budget / GIB:,.2f} GiB (U, the pair tensor: {plan.unit / GIB:,.3f} GiB)"
@@ -158,7 +161,7 @@ def report_fold_plan(options: PlanOptions, memory_budget: str) -> str:
         if nbytes:
             lines.append(f"on the {place}         {nbytes / GIB:,.2f} GiB")
     lines.append(f"expected slow-down  {plan.slow_down:.2f} times the time without a memory limit")
-    return "\n".join([*lines, f"longest that fits   {longest:,} residues"])
+    return "\n".join([*lines, fits])
 
 
 def _amount(text: str | None) -> int:

@@ -141,6 +141,7 @@ def test_the_host_has_what_the_system_and_its_limits_leave(monkeypatch: pytest.M
         ("model_1_ptm", 256, "fp32", 6000),
         ("model_1_ptm", 384, "fp32", 6000),
         ("model_1_ptm", 256, "bf16", 6000),
+        ("model_1_ptm", 384, "bf16", 6000),
         ("model_1_ptm", 256, "fp32", 1),
         ("model_1_multimer_v3", 256, "fp32", 3000),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 import weakref
 from collections.abc import Callable
@@ -400,6 +401,12 @@ def test_plan_prints_peak_blocks_slow_down_and_the_longest_that_fits(cli: Comman
         "longest that fits",
     ):
         assert words in done.out
+    exact, half = re.search(r"longest that fits +([\d,]+) residues; ([\d,]+) with bf16", done.out).groups()
+    halved = cli.run(
+        "plan", "--residues", "500", "--msa", "32", "--extra-msa", "32", *flags[:3], "bf16", *flags[4:]
+    )
+    assert f"longest that fits   {half} residues" in halved.out
+    assert 1.2 < int(half.replace(",", "")) / int(exact.replace(",", "")) < 2**0.5 + 0.1
     done = cli.run("plan", "--residues", "5000", *flags)
     assert done.code == 1
     assert "the smallest that works is" in done.err
