@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastfold.inference.command_line.printing import print_line
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import option
 
 _SCORES = (
     *(one.name for one in PAIR_SCORES),
@@ -31,6 +35,41 @@ _LISTED = ("partner_1", "partner_2", "rank", "ipsae", "pdockq2", "lis", "pair_ip
 _MOST_LISTED = 50
 
 
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of the command other than its folder."""
+
+    reference: Path | None = option(
+        "--reference",
+        default=None,
+        parse=Path,
+        metavar="PATH",
+        help="experimental structure to compare with, or a folder of files named like the targets",
+    )
+    table: bool = option("--table", default=False, help="also print summary.tsv as a table")
+    condition: str | None = option(
+        "--where",
+        default=None,
+        metavar="CONDITION",
+        help='keep pairs of chains that meet a condition, such as "ipsae_max>0.5 and rank==1", on the page and in the '
+        "files of --export, and print them",
+    )
+    sort: str = option(
+        "--sort",
+        default="ipsae",
+        metavar="COLUMN",
+        help="column that orders the list and the files, largest first (default ipsae)",
+    )
+    export: Sequence[Path] = option(
+        "--export",
+        default=(),
+        nargs="+",
+        parse=Path,
+        metavar="FILE",
+        help="write the table of interfaces: .csv, .tsv, or .parquet (needs pyarrow)",
+    )
+
+
 def add_report_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     parser = commands.add_parser(
@@ -41,34 +80,7 @@ def add_report_command(commands: Any) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="PATH",
-        help="experimental structure to compare with, or a folder of files named like the targets",
-    )
-    parser.add_argument("--table", action="store_true", help="also print summary.tsv as a table")
-    parser.add_argument(
-        "--where",
-        metavar="CONDITION",
-        help='keep pairs of chains that meet a condition, such as "ipsae_max>0.5 and rank==1", on the page and in the '
-        "files of --export, and print them",
-    )
-    parser.add_argument(
-        "--sort",
-        metavar="COLUMN",
-        default="ipsae",
-        help="column that orders the list and the files, largest first (default ipsae)",
-    )
-    parser.add_argument(
-        "--export",
-        type=Path,
-        nargs="+",
-        action="extend",
-        metavar="FILE",
-        default=[],
-        help="write the table of interfaces: .csv, .tsv, or .parquet (needs pyarrow)",
-    )
+    add_field_options({"": parser}, ReportOptions)
     parser.set_defaults(run=run_report)
 
 
@@ -85,31 +97,32 @@ def run_report(options: argparse.Namespace) -> int:
         write_rows,
     )
 
-    if options.reference is not None:
+    chosen = from_options(ReportOptions, options)
+    if chosen.reference is not None:
         from fastfold.inference.report.references import compare_results
 
-        compare_results(options.directory, options.reference, print)
-    where = None if options.where is None else parse_condition(options.where, COLUMNS)
-    sort_rows((), options.sort)
-    for path in options.export:
+        compare_results(options.directory, chosen.reference, print)
+    meets = None if chosen.condition is None else parse_condition(chosen.condition, COLUMNS)
+    sort_rows((), chosen.sort)
+    for path in chosen.export:
         check_export(path)
-    if options.table and (lines := read_summary(options.directory / "summary.tsv")):
+    if chosen.table and (lines := read_summary(options.directory / "summary.tsv")):
         filled = [column for column in lines[0] if any(line.get(column) for line in lines)]
         print(aligned_table(lines, [column for column in filled if column != "files"]))
-    if where is not None or options.export:
+    if meets is not None or chosen.export:
         every = find_rows(options.directory)
-        rows = sort_rows(every if where is None else list(filter(where, every)), options.sort)
-        if where is not None:
+        rows = sort_rows(every if meets is None else list(filter(meets, every)), chosen.sort)
+        if meets is not None:
             shown_rows = [{key: _cell(row[key]) for key in _LISTED} for row in rows[:_MOST_LISTED]]
             if shown_rows:
                 print(aligned_table(shown_rows, _LISTED))
             print(f"{len(rows):,} of {len(every):,} pairs of chains meet the condition")
-        for path in options.export:
+        for path in chosen.export:
             write_rows(rows, path)
             print(f"wrote {path}")
-        if where is not None and not rows:
+        if meets is not None and not rows:
             return 0
-    page = write_report(options.directory, say=lambda line: print_line(f"warning: {line}"), where=where)
+    page = write_report(options.directory, say=lambda line: print_line(f"warning: {line}"), where=meets)
     print(f"wrote {page}")
     return 0
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.sampling.settings import SIMILARITY
-from fastfold.utils.command_line.from_fields import whole_number
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import LARGEST, option
 
 _DESCRIPTION = """\
 Compare all predictions of each target in a folder of results, of fastfold infer --sample for example. DIR gets
@@ -23,6 +26,45 @@ and report.html shows them.
 """
 
 
+@dataclass(frozen=True)
+class EnsembleOptions:
+    """Options of the command other than its folder."""
+
+    target: str | None = option(
+        "--target", default=None, metavar="NAME", help="analyse this target only (default: all)"
+    )
+    reference: Sequence[Path] = option(
+        "--reference",
+        default=(),
+        nargs="+",
+        parse=Path,
+        metavar="FILE",
+        help="structures of known states (PDB or mmCIF): TM-score and RMSD of each sample",
+    )
+    similarity: float = option(
+        "--similarity",
+        default=SIMILARITY,
+        parse=float,
+        metavar="X",
+        help=f"join clusters while the mean TM-score of their pairs is at least this (default {SIMILARITY})",
+    )
+    clusters: int | None = option(
+        "--clusters",
+        default=None,
+        bounds=(1, LARGEST),
+        metavar="N",
+        help="make N clusters instead of --similarity",
+    )
+    min_plddt: float = option(
+        "--min-plddt",
+        default=0.0,
+        parse=float,
+        metavar="X",
+        help="leave out samples of lower mean pLDDT (default 0)",
+    )
+    plots: bool = option("--no-plots", default=True, dest="no_plots", help="draw no pictures")
+
+
 def add_ensemble_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     parser = commands.add_parser(
@@ -31,34 +73,7 @@ def add_ensemble_command(commands: Any) -> None:
         description=_DESCRIPTION,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
-    parser.add_argument("--target", metavar="NAME", help="analyse this target only (default: all)")
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        nargs="+",
-        action="extend",
-        metavar="FILE",
-        default=[],
-        help="structures of known states (PDB or mmCIF): TM-score and RMSD of each sample",
-    )
-    parser.add_argument(
-        "--similarity",
-        type=float,
-        default=SIMILARITY,
-        metavar="X",
-        help=f"join clusters while the mean TM-score of their pairs is at least this (default {SIMILARITY})",
-    )
-    parser.add_argument(
-        "--clusters", type=whole_number(1), metavar="N", help="make N clusters instead of --similarity"
-    )
-    parser.add_argument(
-        "--min-plddt",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="leave out samples of lower mean pLDDT (default 0)",
-    )
-    parser.add_argument("--no-plots", action="store_true", help="draw no pictures")
+    add_field_options({"": parser}, EnsembleOptions)
     parser.set_defaults(run=run_ensemble)
 
 
@@ -67,14 +82,15 @@ def run_ensemble(options: argparse.Namespace) -> int:
     from fastfold.inference.report import write_report
     from fastfold.products.ensemble.write import write_ensembles
 
+    chosen = from_options(EnsembleOptions, options)
     write_ensembles(
         options.directory,
-        target=options.target,
-        references=options.reference,
-        similarity=options.similarity,
-        num_clusters=options.clusters,
-        min_plddt=options.min_plddt,
-        plots=not options.no_plots,
+        target=chosen.target,
+        references=chosen.reference,
+        similarity=chosen.similarity,
+        num_clusters=chosen.clusters,
+        min_plddt=chosen.min_plddt,
+        plots=chosen.plots,
         say=print,
     )
     page = write_report(options.directory, say=lambda line: print_line(f"warning: {line}"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +14,13 @@ from fastfold.inference.command_line.fold_options import add_inputs
 from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.request import RunOptions
 from fastfold.products.serve.options import DEFAULT_PORT
-from fastfold.utils.command_line.from_fields import add_field_options
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import option
 
 if TYPE_CHECKING:
     from fastfold.products.serve.client import Client, Job
 
+_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 _SUBMIT = """\
 Fold sequences on a server of 'fastfold serve', wait for the answers, and download the results. FASTA files may have
 several records, each a job; an A3M file is a target with its alignment. Run with --no-wait to submit only, and with
@@ -33,6 +37,43 @@ see. exit code: 0 all jobs folded; 1 at least one failed or was refused; 2 wrong
 """
 
 
+@dataclass(frozen=True)
+class SubmitOptions:
+    """Options of the command other than its files."""
+
+    sequence: str | None = option(
+        "--sequence", default=None, metavar="LETTERS", help="a sequence; ':' joins chains"
+    )
+    job: Sequence[str] = option(
+        "--job", default=(), nargs="+", metavar="ID", help="jobs that were submitted before"
+    )
+    server: str = option("--server", default=_SERVER, metavar="URL", help=f"default {_SERVER}")
+    token: str | None = option(
+        "--token",
+        default=None,
+        metavar="TEXT",
+        is_secret=True,
+        help="token of the user (default: FASTFOLD_TOKEN)",
+    )
+    out: Path | None = option(
+        "--out", default=None, parse=Path, metavar="DIR", help="folder for the results, one for each job"
+    )
+    templates: Sequence[Path] = option(
+        "--templates", default=(), nargs="+", parse=Path, metavar="FILE", help="mmCIF or PDB files to send"
+    )
+    settings: Sequence[str] = option(
+        "--set",
+        default=(),
+        nargs="+",
+        metavar="NAME=VALUE",
+        dest="settings",
+        help="settings of the fold: num_recycles=6 seeds=0-4 relax=best",
+    )
+    priority: int = option("--priority", default=0, parse=int, metavar="N", help="-10 to 10 (default 0)")
+    no_wait: bool = option("--no-wait", default=False, help="print the jobs' ids and end")
+    quiet: bool = option("--quiet", default=False, help="print only the results")
+
+
 def add_submit_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     submit = commands.add_parser(
@@ -43,76 +84,53 @@ def add_submit_command(commands: Any) -> None:
         epilog=_EPILOG,
     )
     add_inputs(submit, "FASTA, A3M or CSV files")
-    submit.add_argument("--sequence", metavar="LETTERS", help="a sequence; ':' joins chains")
-    submit.add_argument("--job", nargs="+", default=[], metavar="ID", help="jobs that were submitted before")
-    submit.add_argument(
-        "--server",
-        default=f"http://127.0.0.1:{DEFAULT_PORT}",
-        metavar="URL",
-        help=f"default http://127.0.0.1:{DEFAULT_PORT}",
-    )
-    submit.add_argument("--token", metavar="TEXT", help="token of the user (default: FASTFOLD_TOKEN)")
-    submit.add_argument("--out", type=Path, metavar="DIR", help="folder for the results, one for each job")
+    add_field_options({"": submit}, SubmitOptions)
     add_field_options({"targets": submit}, RunOptions)
-    submit.add_argument(
-        "--templates", nargs="+", type=Path, default=[], metavar="FILE", help="mmCIF or PDB files to send"
-    )
-    submit.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="settings",
-        help="settings of the fold: num_recycles=6 seeds=0-4 relax=best",
-    )
-    submit.add_argument("--priority", type=int, default=0, metavar="N", help="-10 to 10 (default 0)")
-    submit.add_argument("--no-wait", action="store_true", help="print the jobs' ids and end")
-    submit.add_argument("--quiet", action="store_true", help="print only the results")
     submit.set_defaults(run=run_submit)
 
 
 def run_submit(options: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
-    if not (options.inputs or options.sequence or options.job):
+    chosen = from_options(SubmitOptions, options)
+    if not (options.inputs or chosen.sequence or chosen.job):
         raise ConfigError("no input given: give files, --sequence, or --job with the id of a job")
-    if options.out is None and not options.no_wait:
+    if chosen.out is None and not chosen.no_wait:
         raise ConfigError("give a folder for the results with --out, or submit only with --no-wait")
     from fastfold.products.serve.client import Client, RefusedError, read_templates
 
-    client = Client(options.server, options.token, say=partial(print_line, quiet=options.quiet))
-    settings = parse_settings(options.settings)
-    templates = read_templates(options.templates)
-    jobs, failed = [client.job(job) for job in options.job], 0
+    client = Client(chosen.server, chosen.token, say=partial(print_line, quiet=chosen.quiet))
+    settings = parse_settings(chosen.settings)
+    templates = read_templates(chosen.templates)
+    jobs, failed = [client.job(job) for job in chosen.job], 0
     for submission in _inputs(options):
         try:
             jobs.append(
-                client.submit(**submission, templates=templates, settings=settings, priority=options.priority)
+                client.submit(**submission, templates=templates, settings=settings, priority=chosen.priority)
             )
         except RefusedError as error:
             failed += 1
             print_line(f"error: {submission.get('name') or 'the sequence'}: {error}")
-    if options.no_wait:
+    if chosen.out is None or chosen.no_wait:
         for job in jobs:
             print(f"{job['id']}\t{job['name']}")
         return int(bool(failed))
     for job in jobs:
-        failed += not _fetch(client, job, options)
+        failed += not _fetch(client, job, chosen.out, quiet=chosen.quiet)
     return int(bool(failed))
 
 
-def _fetch(client: Client, job: Job, options: argparse.Namespace) -> bool:
+def _fetch(client: Client, job: Job, out: Path, *, quiet: bool) -> bool:
     """Wait for a job and download its files; return False if it was not folded."""
     from fastfold.data.targets import safe_stem
 
-    show = partial(print_line, quiet=options.quiet)
+    show = partial(print_line, quiet=quiet)
     if job["state"] == "queued" and job["position"]:
         show(f"{job['name']}: {job['position']} jobs precede it")
     answered = client.wait(job["id"], show)
     if answered["state"] != "done":
         print_line(f"error: {answered['text']}")
         return False
-    folder = options.out / f"{safe_stem(answered['name'])}_{answered['id'][:8]}"
+    folder = out / f"{safe_stem(answered['name'])}_{answered['id'][:8]}"
     client.download(answered, folder)
     print(f"{answered['name']}: {answered['text']}; results in {folder}")
     return True
@@ -140,7 +158,7 @@ def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
     return submissions
 
 
-def parse_settings(texts: list[str]) -> dict[str, Any]:
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings ``name=value``, JSON, a range of seeds such as ``0-4``, or text; or raise ConfigError."""
     from fastfold.inference.setting_values import parse_max_msa, parse_seeds
     from fastfold.utils.foreign_text import parse_json
