@@ -13,6 +13,7 @@ from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
+from tests.helpers.compiler import run_program
 from tests.helpers.kernel_checks import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
 
 
@@ -116,6 +117,31 @@ def test_the_kernel_puts_heads_in_front_of_a_cut_out_pair() -> None:
     assert pair_bias_forward(whole[:, :0], small, 1e-5).shape == (2, 3, 0, 9)
 
 
+STORES = """
+import json
+import torch
+from benchmarks.kernels.compilation import no_gpu
+from benchmarks.kernels.machine_code import listing
+from benchmarks.kernels.recording import launches_replaced
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
+from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
+
+z, norm = torch.empty(5, 21, 64, dtype=torch.bfloat16, device="meta"), torch.empty(64, device="meta")
+parameters, launches = PairBiasParams(norm, norm, z[0, :4]), []
+with launches_replaced(lambda kernel, grid: lambda *a, **options: launches.append((kernel, a, options))):
+    pair_bias_forward(z, parameters, 1e-5, multiple=16)
+(kernel, arguments, options), = launches
+with no_gpu(90):
+    code = listing(kernel.run(*arguments, grid=(1,), warmup=True, **options))
+print(json.dumps([instruction.name for instruction in code if instruction.name.startswith("STG")]))
+"""
+
+
+@pytest.mark.long
+def test_heads_are_stored_16_bytes_at_a_time() -> None:
+    assert run_program(STORES) == [["STG.E.128"]]
+
+
 def test_parameters_stand_in_the_order_of_the_arguments() -> None:
     names = tuple(inspect.signature(kernels.pair_bias).parameters)
     assert names[1:4] == PairBiasParams._fields
@@ -128,7 +154,8 @@ def test_rows_can_lie_as_attention_wants_them(length: int) -> None:
     with torch.no_grad():
         found = kernels.pair_bias(**inputs, aligned=True, backend="triton")
         expected = kernels.pair_bias(**inputs, backend="triton")
-    assert torch.equal(found, expected)
+    # A position's place in a tile differs where rows are padded, and with it the interpreter's order of a sum.
+    assert relative_error(found, expected) < 1e-7
     assert found.stride(-2) == -(-length // 16) * 16
     with torch.no_grad():
         assert kernels.attention_bias(found, 8, backend="triton") is found

@@ -19,13 +19,12 @@ from fastfold.kernels.common.normalised_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics, statistics_backward
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
-from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES
 
 PROGRAMS = 512
 """Maximum number of programs, so of terms of the second sum; equal on every GPU, so that results are too."""
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=["count", "size_1", "size_2", "head_stride"])
 def pair_bias_backward_kernel(
     p_grad, p_z, p_norm_weight, p_weight, p_grad_z, p_product, p_sum,
     count, channels, heads, size_1, size_2, grad_strides, z_strides, head_stride, eps,
