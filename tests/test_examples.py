@@ -115,13 +115,31 @@ def test_evoformer_only() -> None:
     assert number(r"differs by (\S+)", printed) < 1e-5
 
 
+def glycines(folder: Path, length: int) -> str:
+    """Write a training set of straight chains of glycine, and return their sequence."""
+    for name in ("train/1aaa_A", "train/1bbb_A", "valid/2aaa_A"):
+        small_sets.write(folder / f"{name}.pdb", small_sets.pdb_text({"A": "G" * length}))
+        small_sets.write(folder / "msas" / f"{name[-6:]}.a3m", small_sets.a3m("G" * length, "A" * length))
+    return "G" * length
+
+
+@pytest.mark.long
+def test_pretrain_embedder_in_one_step(tmp_path: Path) -> None:
+    """A network that knows nothing yet has the entropy of 64 equal bins; the file that is left is a network."""
+    glycines(tmp_path / "set", 12)
+    printed = run(
+        "pretrain_embedder.py", str(tmp_path / "set"), str(tmp_path / "out.safetensors"), "--steps", "1"
+    )
+    assert number(r"validation 3-6 (\S+),", printed) == pytest.approx(np.log(64), abs=0.05)
+    left, whole = (load_model(one).state_dict() for one in (tmp_path / "out.safetensors", "mini"))
+    assert {name: x.shape for name, x in left.items()} == {name: x.shape for name, x in whole.items()}
+
+
 @pytest.mark.slow
 def test_pretrain_embedder(tmp_path: Path) -> None:
     """Distances in straight chains are learnt, and the whole network says them from the beginning."""
-    glycine, out = "G" * 40, tmp_path / "embedder.safetensors"
-    for name in ("train/1aaa_A", "train/1bbb_A", "valid/2aaa_A"):
-        small_sets.write(tmp_path / "set" / f"{name}.pdb", small_sets.pdb_text({"A": glycine}))
-        small_sets.write(tmp_path / "set" / "msas" / f"{name[-6:]}.a3m", small_sets.a3m(glycine, "A" * 40))
+    out = tmp_path / "embedder.safetensors"
+    glycine = glycines(tmp_path / "set", 40)
     printed = run("pretrain_embedder.py", str(tmp_path / "set"), str(out), "--steps", "120")
     assert number(r"validation 3-6 (\S+),", printed) < 0.5
     network = load_model(out)
@@ -132,6 +150,20 @@ def test_pretrain_embedder(tmp_path: Path) -> None:
         distogram = network(lambda cycle, member: dict(inputs), 0)["distogram"]
     third = distogram["logits"].diagonal(3).argmax(0)
     assert (distogram["bin_edges"][third] - 3 * 3.8).abs().max() < 0.5
+
+
+@pytest.mark.long
+def test_train_structure_module_in_a_few_steps(tmp_path: Path) -> None:
+    """Only the structure module and its heads change."""
+    for name in ("train/1aaa_A", "valid/2aaa_A"):
+        small_sets.write(tmp_path / "set" / f"{name}.pdb", small_sets.pdb_text({"A": "GASTVLGAST"}))
+    start, out = one_weights_file("mini"), tmp_path / "structure.safetensors"
+    options = (str(tmp_path / "set"), str(start), str(out), "--recordings", str(tmp_path / "recordings"))
+    run("train_structure_module.py", *options, "--chains", "1", "--steps", "2")
+    first, last = load_model(start).state_dict(), load_model(out).state_dict()
+    changed = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}
+    assert changed == {"structure_module", "heads"}
+    assert len(list((tmp_path / "recordings").rglob("*.safetensors"))) == 2
 
 
 @pytest.mark.slow
@@ -180,7 +212,11 @@ def test_an_example_for_two_processes_says_how_to_start_them() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("plan", "share", "launch"),
-    [("dp=2", 1.0, run_by_two), pytest.param("tp=2", 0.6, run_by_torchrun, marks=pytest.mark.slow)],
+    [
+        ("dp=2", 1.0, run_by_two),
+        ("tp=2", 0.6, run_by_two),
+        pytest.param("tp=2", 0.6, run_by_torchrun, marks=pytest.mark.slow),
+    ],
 )
 def test_parallelize_my_model(plan: str, share: float, launch: Callable[..., str]) -> None:
     """Two processes compute what one computes; tensor parallelism holds about half of the model."""
