@@ -42,7 +42,8 @@ class OuterProductMean(PolicyModule):
         """
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
-        if self.policy.block_elements is None and kernels.keeps_bfloat16(msa):
+        policy = self.policy
+        if policy.block_elements is None and kernels.keeps_bfloat16(msa):
             both = kernels.normalised_linear(
                 msa,
                 self.norm.weight,
@@ -53,7 +54,7 @@ class OuterProductMean(PolicyModule):
             all_left, all_right = both.chunk(2, -1)
             return self.in_blocks(self.rows([all_right], msa_mask), lambda _: all_left, pair, msa_mask)
         # A side of a deep alignment is large, so the left one is computed for a block's rows only.
-        parts = (self.side(msa[..., part, :, :], self.right) for part in self.policy.slices(msa, -3))
+        parts = (self.side(msa[..., part, :, :], self.right) for part in policy.slices(msa, -3))
         updates = self.rows(parts, msa_mask)
 
         def left(rows: slice) -> Tensor:

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import accumulation_dtype
-
 Params = TypeVar("Params", bound=NamedTuple)
 
 
@@ -26,7 +24,7 @@ def in_dtype(parameters: Params, dtype: torch.dtype) -> Params:
 
 def with_exact_norms(parameters: Params, dtype: torch.dtype) -> Params:
     """Return parameters for PyTorch: names that begin with ``norm`` in an exact dtype, others in ``dtype``."""
-    exact = accumulation_dtype(dtype)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
     cast = []
     for name, x in zip(parameters._fields, parameters, strict=True):
         own = exact if name.startswith("norm") else dtype

@@ -77,7 +77,7 @@ class Scratch:
         """Copy ``x.t()`` into the buffer ``name``, contiguous; rows of the matrix ``x`` may be far apart."""
         # Reading a column directly would take one cache line from every row, most often all for the same place in the
         # cache. A contiguous copy comes first, because PyTorch transposes matrices without gaps tile by tile.
-        return self.copy(name, self.copy(f"{name} before", x).t())
+        return self.copy(name, (x if x.is_contiguous() else self.copy(f"{name} before", x)).t())
 
 
 def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
@@ -131,6 +131,7 @@ def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor
         torch.add(residual, update, out=out)
 
 
+@functools.lru_cache  # a cached call takes the host less time
 def block_positions(channels: int) -> int:
     """Return the number of positions per block, for a widest buffer of ``channels``."""
     # At most 1,024: the gradients of a normalisation's parameters are summed position by position within a block, and

@@ -51,11 +51,15 @@ def for_blocks(
     kept in ``scratch`` too. The result of a block does not depend on its thread; blocks must write to separate places.
     No gradients are recorded. After an exception of ``work`` or ``blocks``, which is raised, no block is started.
     """
-    lanes = _lanes(scratch, lanes)
+    lanes = 1 if torch.get_num_threads() == 1 else _lanes(scratch, lanes)
+    if lanes == 1:
+        for block in blocks:
+            work(scratch, *block)
+        return
     blocks = iter(blocks)
     first = list(itertools.islice(blocks, lanes))
     blocks = itertools.chain(first, blocks)
-    if lanes == 1 or len(first) < lanes:
+    if len(first) < lanes:
         for block in blocks:
             work(scratch, *block)
         return

@@ -46,6 +46,8 @@ Least = Literal["int8", "int8x2", "bf16", "fp32"]
 """Minimum precision of a product: weights in one or two words of 8 bits, bfloat16, or float32."""
 
 _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
+requested_products = _PRODUCTS.get
+"""Return the argument of :func:`reduced_products` that applies at the moment; None outside."""
 _LARGEST = 127
 _OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # size of a step of a weight's first word, in steps of its second
@@ -80,13 +82,13 @@ def reduced_products(products: Products) -> Iterator[None]:
 
 def reduced(x: Tensor | Scratch) -> Products | None:
     """Return the precision of products with weights like ``x``; None for their own dtype."""
-    products = _PRODUCTS.get() if x.dtype == torch.float32 and x.device.type != "cuda" else None
+    products = requested_products() if x.dtype == torch.float32 and x.device.type != "cuda" else None
     return "bf16" if products == "int8" and multiplies_bfloat16() else products
 
 
 def product_dtype(x: Tensor | Scratch) -> torch.dtype:
     """Return the dtype of data like ``x`` within an operator, from its normalisation to its residual."""
-    return torch.bfloat16 if _PRODUCTS.get() is not None and reduced(x) == "bf16" else x.dtype
+    return torch.bfloat16 if requested_products() is not None and reduced(x) == "bf16" else x.dtype
 
 
 def multiplies_units(x: Tensor) -> bool:
@@ -171,7 +173,7 @@ class Linear:
         self._with_bias: Tensor | None = None
         self._packed, self._by_onednn = weight, False
         self.products: Products | None = None
-        if weight.dtype != torch.bfloat16 and _PRODUCTS.get() is None and not onednn_multiplies():
+        if weight.dtype != torch.bfloat16 and requested_products() is None and not onednn_multiplies():
             return
         self.products = None if least == "fp32" else reduced(weight)
         if self.products == "int8" and (least == "bf16" or weight.shape[1] > max_inputs(positive)):
@@ -208,7 +210,11 @@ class Linear:
             return self._activate(onednn_linear(x, self._packed, self._bias))
         if self.products == "bf16" and scratch.dtype == torch.bfloat16:
             return self._activate(self._multiply(x))
-        return self.fill(scratch(name, x.shape[0], self._outputs), x, scratch)
+        out = scratch(name, x.shape[0], self._outputs)
+        if self.products is None and self._bias is not None:
+            torch.addmm(self._bias, x, self._weight.t(), out=out)
+            return out.relu_() if self._relu else out
+        return self.fill(out, x, scratch)
 
     def update(
         self, out: Tensor, x: Tensor, residual: Tensor | None, dropout: Tensor | None, scratch: Scratch
@@ -433,7 +439,7 @@ def centred(
     Returns:
         Scale, shift and bias to use instead; unchanged if products with weights are in their own dtype.
     """
-    if _PRODUCTS.get() is None or reduced(weight) is None:
+    if reduced(weight) is None:
         return norm, bias
     mean = mean_of(normalise(sample(x).to(weight.dtype), *norm, eps)[0])
     moved = torch.mv(weight, mean)

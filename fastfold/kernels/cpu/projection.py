@@ -8,7 +8,14 @@ from torch.nn.functional import linear
 
 from fastfold.kernels.common.scratch import Scratch, normalise_to, position_blocks, without_autocast
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
-from fastfold.kernels.cpu.linear import Linear, centred, multiplies_units, product_dtype, reduced
+from fastfold.kernels.cpu.linear import (
+    Linear,
+    centred,
+    multiplies_units,
+    product_dtype,
+    reduced,
+    requested_products,
+)
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 
 EPS = 1e-5
@@ -49,6 +56,8 @@ def keeps_bfloat16(x: Tensor) -> bool:
         >>> keeps_bfloat16(torch.zeros(3))
         False
     """
+    if x.dtype == torch.float32 and requested_products() is None:
+        return False
     return multiplies_units(x) or (x.device.type == "cpu" and reduced(x) == "bf16")
 
 

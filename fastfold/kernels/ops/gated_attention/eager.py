@@ -90,14 +90,19 @@ class Weights(NamedTuple):
     positions: int = 0  #: Number of positions to project, if known
 
 
-def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
-    """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
+def arrange(parameters: GatedAttentionParams, dtype: torch.dtype, positions: int = 0) -> Weights:
+    """Arrange weights in ``dtype`` for a number of positions, and the norm in the dtype of accumulation."""
     p = with_exact_norms(parameters, dtype)
     merged = [p.query_weight, p.key_weight, p.value_weight]
     if p.gate_weight is not None:
         merged.append(p.gate_weight)
     return Weights(
-        (p.norm_weight, p.norm_bias), torch.cat(merged), p.gate_bias, p.output_weight, p.output_bias
+        (p.norm_weight, p.norm_bias),
+        torch.cat(merged),
+        p.gate_bias,
+        p.output_weight,
+        p.output_bias,
+        positions=positions,
     )
 
 

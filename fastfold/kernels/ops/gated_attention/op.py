@@ -218,7 +218,7 @@ def gated_attention(
             raise InputError(
                 f"gated_attention: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
             )
-    if out is not None:
+    if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
     if bias is not None and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)

@@ -24,7 +24,7 @@ from fastfold.kernels.common.scratch import (
 )
 from fastfold.kernels.common.shared_masks import once
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
-from fastfold.kernels.cpu.linear import product_dtype
+from fastfold.kernels.cpu.linear import product_dtype, requested_products
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,
@@ -106,7 +106,9 @@ def forward(
     scratch = scratch.of(x, product_dtype(x))
     bias, mask = _lay_out(blocks, bias, mask, scratch.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    weights = centred_on(x, arrange(parameters, x.dtype))._replace(positions=x.shape[:-1].numel())
+    weights = arrange(parameters, x.dtype, x.shape[:-1].numel())
+    if requested_products() is not None:
+        weights = centred_on(x, weights)
     step = blocks.Forward(weights, heads)
     if x.dim() == 3 and 0 < x.shape[0] <= blocks.row_step(x) and x.numel():  # a single block
         step(out, RowBlock(x, bias, mask, residual, dropout), scratch, *begun)

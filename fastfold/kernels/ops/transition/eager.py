@@ -30,6 +30,7 @@ from fastfold.kernels.cpu.linear import (
     mean_of,
     product_dtype,
     reduced,
+    requested_products,
     sample,
 )
 
@@ -63,11 +64,14 @@ def forward(
 ) -> None:
     """Fill ``out``, which may be ``x`` or ``residual``; arguments as of ``transition``."""
     norm_weight, norm_bias, w1, b1, w2, b2 = with_exact_norms(parameters, x.dtype)
-    norm, bias = centred(x, (norm_weight, norm_bias), EPS, w1, b1)
-    positions = x.shape[:-1].numel()
+    norm, positions = (norm_weight, norm_bias), x.shape[:-1].numel()
+    bias: Tensor | None = b1
+    mean: Tensor | None = None
+    if requested_products() is not None and reduced(x):
+        norm, bias = centred(x, norm, EPS, w1, b1)
+        mean = _mean_hidden(x, norm, w1, bias)
     # NaN of ``x`` stay in a residual that is ``x``.
     first = Linear(w1, bias, relu=True, keep_nan=residual is not x, positions=positions)
-    mean = _mean_hidden(x, norm, w1, bias) if reduced(x) else None
     second = Linear(w2, b2, positive=True, mean=mean, positions=positions)
     residuals = () if residual is None else (residual,)
 

@@ -133,5 +133,6 @@ def transition(
     backend = products_backend(x, x.shape[-1], backend)
     if out is None:
         return _transition(x, None if residual is x else residual, residual is x, parameters, backend)
-    refuse_gradients(x, residual, *parameters)
+    if torch.is_grad_enabled():
+        refuse_gradients(x, residual, *parameters)
     return _forward(out, x, parameters, residual, scratch or Scratch(), backend)

@@ -109,11 +109,11 @@ def multiply(
         blocks = _product(part(z, i), part(mask, i), backend, plan, outgoing=outgoing, c=c, scratch=scratch)
         for rows, product in blocks:
             here: tuple[int | slice, ...] = i if rows == slice(0, n) else (*i, rows)
-            b_out, b_z, b_residual, b_dropout = [part(x, here) for x in (out, z, residual, dropout)]
-            assert b_out is not None
-            assert b_z is not None
             product = product if product.dim() == 3 else product.view(c, -1, backend.width(n))
-            backend.write(b_out, product, b_z, b_residual, b_dropout)
+            if here:
+                backend.write(out[here], product, z[here], part(residual, here), part(dropout, here))
+            else:
+                backend.write(out, product, z, residual, dropout)
 
 
 def _product(

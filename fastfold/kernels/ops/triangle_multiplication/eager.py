@@ -28,7 +28,15 @@ from fastfold.kernels.common.scratch import (
     share_of,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import Linear, Norm, add_product, centred, gradient_dtype, product_dtype
+from fastfold.kernels.cpu.linear import (
+    Linear,
+    Norm,
+    add_product,
+    centred,
+    gradient_dtype,
+    product_dtype,
+    requested_products,
+)
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 
 _glu: Any = torch._C._nn.glu  #: Binding that starts faster than that of ``torch.ops``
@@ -89,7 +97,7 @@ def update_gradients(grads: UpdateWeights) -> tuple[Tensor, ...]:
 
 def of_channels(weights: FactorWeights, first: int, count: int) -> FactorWeights:
     """Return the parameters of ``count`` hidden channels from ``first`` on."""
-    c = len(weights.projections) // 4
+    c = weights.projections.shape[0] // 4
     if count == c:
         return weights
 
@@ -171,7 +179,10 @@ class Forward:
         """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
         assert self._factors is not None
         weights, projections = of_channels(self._factors, first, count), projections.flatten(1)
-        norm, bias = centred(z, weights.norm, EPS, weights.projections, weights.projections_bias.flatten())
+        norm = weights.norm
+        bias: Tensor | None = weights.projections_bias.flatten()
+        if requested_products() is not None:
+            norm, bias = centred(z, norm, EPS, weights.projections, bias)
         linear = Linear(weights.projections, bias)
 
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
@@ -199,8 +210,12 @@ class Forward:
         weights, product = self._update, product.flatten(1)
         residuals = () if residual is None else (residual,)
         out_eps = EPS * self.share**2
-        norm, gate_bias = centred(z, weights.norm, EPS, weights.gate, weights.gate_bias)
-        norm_out, out_bias = centred(product.t(), weights.norm_out, out_eps, weights.out, weights.out_bias)
+        norm, norm_out = weights.norm, weights.norm_out
+        out_bias: Tensor | None = weights.out_bias
+        gate_bias: Tensor | None = weights.gate_bias
+        if requested_products() is not None:
+            norm, gate_bias = centred(z, norm, EPS, weights.gate, gate_bias)
+            norm_out, out_bias = centred(product.t(), norm_out, out_eps, weights.out, out_bias)
         # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
         in_bfloat16 = self.dtype == torch.bfloat16
         project = Linear(weights.out, out_bias, least="bf16")

@@ -161,7 +161,7 @@ def triangle_multiplication(
         >>> torch.allclose(found, plain, atol=1e-5)
         True
     """
-    if out is not None:
+    if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
     if cuequivariance.is_requested(z, backend):
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
