@@ -10,6 +10,7 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import InputError
+from fastfold.inference.folding import target_lines
 from fastfold.inference.folding.target_lines import compare_target, find_reference
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
@@ -123,6 +124,20 @@ def test_a_reference_of_ca_alone_is_refused_before_anything_is_folded(
     assert _fold(cli, "--reference", str(tmp_path / "ca.pdb")) == 1
     assert "cannot compare with a structure: 20 of 20 residues have CA alone" in capsys.readouterr().err
     assert not list(cli.out.glob("one_*"))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("x-ray diffraction", "experiment"),
+        ("solution nmr, theoretical model", "experiment"),
+        ("theoretical model", "model"),
+        ("predicted model", "model"),
+        ("", "structure"),
+    ],
+)
+def test_the_method_of_a_file_tells_experiments_from_models(method: str, kind: str) -> None:
+    assert target_lines._kind(method) == kind
 
 
 def test_a_missing_reference_is_named() -> None:

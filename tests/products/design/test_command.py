@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import shutil
@@ -13,8 +14,10 @@ import yaml
 
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference import models
-from fastfold.products.design.command_task import PROTOCOLS
+from fastfold.products.design.command import add_design_command
+from fastfold.products.design.command_task import PROTOCOLS, design_task
 from fastfold.products.design.run import SEQUENCES, TABLE
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction
@@ -29,6 +32,16 @@ def design(cli: CommandLine, *arguments: str | Path, weights: str = "model_1_ptm
 def table(cli: CommandLine) -> list[dict[str, str]]:
     with (cli.out / TABLE).open(newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))
+
+
+def test_a_design_has_one_chain_unless_copies_are_asked_for() -> None:
+    parser = argparse.ArgumentParser()
+    add_design_command(parser.add_subparsers())
+    for copies, words in ((1, ()), (3, ("--copies", "3"))):
+        options = parser.parse_args(["design", "hallucinate", "--length", "12", "--out", "x", *words])
+        task = design_task(options)
+        assert isinstance(task, DesignTask)
+        assert [len(chain.sequence) for chain in task.target.chains] == [12] * copies
 
 
 @pytest.mark.long

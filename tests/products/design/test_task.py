@@ -39,6 +39,16 @@ def test_copies_share_their_residues() -> None:
     assert task.weights == {"con": 1.0, "i_con": 1.0}
 
 
+def test_a_binder_alone_has_its_chain_and_other_tasks_have_none(backbone: Path) -> None:
+    task = binder(backbone, 7, chains=["A"])
+    assert task.alone is not None
+    assert [len(chain.sequence) for chain in task.alone.target.chains] == [7]
+    assert task.alone.source.tolist() == list(range(7))
+    assert [len(chain.sequence) for chain in task.target.chains] == [14, 7]
+    assert hallucination(12).alone is None
+    assert fixed_backbone(backbone, chain="A").alone is None
+
+
 def test_gradients_of_copies_add_up() -> None:
     one_hot = torch.rand(12, 20, requires_grad=True)
     hallucination(12, copies=3).sequence(one_hot).sum().backward()

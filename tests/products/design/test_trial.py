@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,21 @@ from fastfold.products.design import (
 )
 
 STEPS = DesignConfig(soft_steps=1, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=1)
+
+
+def test_a_design_that_is_given_up_is_listed_with_its_reason_and_not_folded(tmp_path: Path) -> None:
+    steps = DesignConfig(soft_steps=1, temperature_steps=1, hard_steps=1, give_up_below=100.0)
+    lines: list[str] = []
+    (design,) = run_designs(DesignRequest(hallucination(10), tmp_path, config=steps), say=lines.append)
+    (row,) = csv.DictReader((tmp_path / "designs.tsv").read_text().splitlines(), delimiter="\t")
+    assert design.is_given_up
+    assert (
+        lines[-1]
+        == f"{design.name}: given up after step 1: pLDDT {design.state.log[-1]['designed_plddt']:.1f}"
+    )
+    assert (row["folds"], row["note"]) == ("0", "given up after step 1")
+    assert (tmp_path / "designs.fasta").read_text() == ""
+    assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.long

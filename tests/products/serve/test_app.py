@@ -186,6 +186,22 @@ def test_only_listed_files_are_served(server: str, path: str):
     assert ask(server, "GET", f"/v1/jobs/{path}")[0] == 404
 
 
+def test_a_file_that_was_replaced_by_a_link_is_not_served(guarded: tuple[str, Service], tmp_path: Path):
+    server, service = guarded
+    client = Client(server, ADA)
+    job = client.wait(client.submit("MKV")["id"])
+    address, head = f"/v1/jobs/{job['id']}/files/model.pdb", {"Authorization": f"Bearer {ADA}"}
+    assert ask(server, "GET", address, **head) == (200, b"REMARK MKV\n")
+    queued = service.queue.get(job["id"])
+    assert queued is not None
+    path = service.file(queued, "model.pdb")
+    (tmp_path / "secret").write_text("secret")
+    path.unlink()
+    assert ask(server, "GET", address, **head)[0] == 404
+    path.symlink_to(tmp_path / "secret")
+    assert ask(server, "GET", address, **head)[0] == 404
+
+
 def test_a_file_comes_with_its_sum(server: str):
     client = Client(server)
     job = client.wait(client.submit("MKV", key="listed-files")["id"])

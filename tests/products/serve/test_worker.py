@@ -57,6 +57,22 @@ def test_jobs_of_a_group_are_folded_into_their_folders(worker: GroupWorker, tmp_
     assert not Path("unused").exists()
 
 
+@pytest.mark.parametrize("memory", [None, 5 << 30])
+def test_a_fold_has_the_memory_that_its_task_grants(
+    memory: int | None, worker: GroupWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[object] = []
+
+    def cost(target: object, networks: object, config: InferConfig) -> float:
+        budgets.append(config.memory_budget)
+        return 1.0
+
+    monkeypatch.setattr("fastfold.products.serve.worker.target_cost", cost)
+    folder = request(tmp_path / "a", "MKV")
+    worker(1, Task(Job(1, "group", "fold", (folder,), 1.0), memory))
+    assert budgets == [memory]
+
+
 @pytest.mark.long
 def test_short_jobs_of_similar_length_share_passes_and_equal_single_folds(
     worker: GroupWorker, tmp_path: Path
