@@ -17,8 +17,8 @@ from fastfold.data.search.engine import SearchEngine, SearchPlan
 from fastfold.data.search.needs import find_needs
 from fastfold.data.search.settings import ColabFoldModes, SearchSources
 from fastfold.data.targets import Target
-from fastfold.errors import InputError, spelled
-from fastfold.inference.progress import Progress
+from fastfold.errors import InputError
+from fastfold.inference.progress import Progress, print_line
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.packages import require_package
@@ -48,8 +48,8 @@ def alignment_engines(options: RunOptions) -> Engines:
         return MmseqsSource(folder, modes=modes, threads=sources.num_workers, gpu=sources.gpu)
     secrets = sources.access.headers(sources.server)
     if secrets and sources.server.startswith("http://"):
-        _print("warning: `msa_server` begins with http://: credentials are sent unencrypted")
-    say = (lambda line: None) if options.quiet else _print
+        print_line("warning: `msa_server` begins with http://: credentials are sent unencrypted")
+    say = (lambda line: None) if options.quiet else print_line
     modes = replace(modes, msa_mode=sources.msa_mode or ColabFoldModes.msa_mode)
     return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
 
@@ -60,10 +60,6 @@ def database_engines(sources: SearchSources) -> list[SearchEngine]:
     from fastfold.data.search.local import local_engines
 
     return local_engines(sources)
-
-
-def _print(line: str) -> None:
-    print(spelled(line), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,12 @@ class AlignmentSearch:
                 continue
             usable.append(target)
             if line and not self.quiet:
-                _print(line)
+                print_line(line)
         if isinstance(self.engines, Sequence):
             self.search_databases(usable, needed_alone=needed_alone)
             return usable, errors
         wanted = [target for target in usable if not (needed_alone and target.has_all_alignments)]
-        failures = search_colabfold(wanted, self.engines, self.out, say=_print)
+        failures = search_colabfold(wanted, self.engines, self.out, say=print_line)
         failed = {id(target) for target, _ in failures}
         complete = [target for target in usable if id(target) not in failed]
         return complete, [*errors, *(error for _, error in failures)]

@@ -35,6 +35,12 @@ def wrapped(text: str, stream: IO[str]) -> str:
     return "\n".join(lines)
 
 
+def print_line(line: str, *, quiet: bool = False) -> None:
+    """Print a line for the user on the standard error at once, unless it is quiet."""
+    if not quiet:
+        print(spelled(line), file=sys.stderr, flush=True)
+
+
 class RunLog:
     """Log of the runs in a folder, in memory until the folder is known; a failed write does not stop the run."""
 

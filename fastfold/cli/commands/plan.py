@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fastfold.errors import ConfigError
-from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.planning.options import PlanOptions
+from fastfold.inference.progress import print_line
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
 
 PLAN = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError, FastFoldError, OutputError, PlaceError, WriteError
-from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.error_messages import debugging, internal_error
+from fastfold.inference.progress import print_line
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
 

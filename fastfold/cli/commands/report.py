@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.progress import print_line
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
 from fastfold.utils.option_fields import option

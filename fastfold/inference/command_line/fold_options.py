@@ -11,8 +11,8 @@ from fastfold.data.databases.published import find_databases
 from fastfold.data.search.settings import SearchSources, ServerAccess
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
-from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.config import InferConfig
+from fastfold.inference.progress import print_line
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.sampling.settings import Sampling
 from fastfold.utils.command_line.from_fields import More, add_field_options, from_options, whole_number

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfold._version import __version__
-from fastfold.errors import spelled
 from fastfold.inference.progress import wrapped
 
 if TYPE_CHECKING:
@@ -29,12 +28,6 @@ def announce(options: argparse.Namespace) -> None:
     line = f"fastfold {__version__}, results go to {options.out}"
     with contextlib.suppress(OSError):
         print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
-
-
-def print_line(line: str, *, quiet: bool = False) -> None:
-    """Print a line for the user on the standard error at once, unless it is quiet."""
-    if not quiet:
-        print(spelled(line), file=sys.stderr, flush=True)
 
 
 def print_summary(summary: Summary, out: Path, *, done: str = "folded", table: str = "") -> int:

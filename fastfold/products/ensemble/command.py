@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.progress import print_line
 from fastfold.inference.sampling.settings import SIMILARITY
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
 from fastfold.utils.option_fields import LARGEST, option

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fastfold.errors import as_option, settings_spelled
-from fastfold.inference.command_line.printing import print_line, print_summary
+from fastfold.inference.command_line.printing import print_summary
+from fastfold.inference.progress import print_line
 from fastfold.inference.runner import Summary
 
 

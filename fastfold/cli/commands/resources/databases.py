@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.resources.weights import download_bar
-from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.progress import print_line
 
 _DOWNLOAD = """\
 Fetch databases that AlphaFold 2.3's scripts download, from their publishers' servers, into folders of DIR:

@@ -10,7 +10,7 @@ from fastfold.data.search.settings import HmmerSettings, SearchSources, ServerAc
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.fold_options import add_inputs, found_databases
-from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.progress import print_line
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
 from fastfold.utils.command_line.help_all import finish_command

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.progress import print_line
 
 _SETS = ("monomer", "monomer_ptm", "multimer", "all")
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.command_line.printing import print_line
 from fastfold.inference.config import InferConfig
+from fastfold.inference.progress import print_line
 from fastfold.inference.request import InferRequest
 from fastfold.inference.workers.options import ScreenOptions
 from fastfold.products.serve.options import ServeOptions

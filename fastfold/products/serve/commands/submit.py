@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.command_line.fold_options import add_inputs
-from fastfold.inference.command_line.printing import print_line
+from fastfold.inference.progress import print_line
 from fastfold.inference.request import RunOptions
 from fastfold.products.serve.options import DEFAULT_PORT
 from fastfold.utils.command_line.from_fields import add_field_options, from_options

@@ -265,7 +265,7 @@ def _pair(
             "interface_pae": touching.interface_pae(errors),
         }
     there, back = directions.values()
-    pair_scores |= {key: max(there[key], back[key]) for key in _LARGER}
-    for key in _MEAN:
-        pair_scores[key] = None if there[key] is None else (there[key] + back[key]) / 2.0
+    both_ways = {key: (there[key], back[key]) for key in (*_LARGER, *_MEAN) if there[key] is not None}
+    pair_scores |= {key: max(both_ways[key]) if key in both_ways else None for key in _LARGER}
+    pair_scores |= {key: sum(both_ways[key]) / 2.0 if key in both_ways else None for key in _MEAN}
     return pair_scores | {"directions": directions}

@@ -11,6 +11,7 @@ import pytest
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.interface import (
     ChainConfidence,
+    InterfaceContacts,
     directed_scores,
     interface_contacts,
     interface_scores,
@@ -125,6 +126,13 @@ def test_contacts_are_found_in_blocks(monkeypatch) -> None:
     np.testing.assert_array_equal(whole.second, cut.second)
     near = np.argwhere(np.linalg.norm(first[:, None] - second, axis=-1) <= 8.0)
     np.testing.assert_array_equal(np.stack([cut.first, cut.second], 1), near)
+
+
+def test_a_score_that_a_direction_lacks_is_none_for_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InterfaceContacts, "pdockq2", lambda *_: None)
+    pair = interface_scores(**two_chains(), pae=np.full((5, 5), 5.0))["pairs"]["A-B"]
+    assert pair["pdockq2"] is None
+    assert pair["ipsae"] == max(one["ipsae"] for one in pair["directions"].values())
 
 
 def test_chains_apart_have_no_means_and_scores_of_zero() -> None:
