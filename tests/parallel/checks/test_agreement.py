@@ -168,6 +168,19 @@ def _infinities(plan: dict[str, int], place: Callable[[nn.Module], nn.Parameter]
     assert scaler.get_scale() == 4.0
 
 
+@pytest.mark.parametrize("is_contiguous", [True, False])
+@pytest.mark.parametrize("bad", [False, True])
+def test_an_infinite_gradient_reaches_the_first_number_of_the_first(is_contiguous: bool, bad: bool) -> None:
+    one = object.__new__(StepAgreement)
+    one._parts, one._parameters = [Group(None)], lambda: []  # type: ignore[method-assign]
+    first, second = torch.ones(3, 4), torch.ones(2)
+    first = first if is_contiguous else first.T
+    if bad:
+        second[1] = torch.inf
+    one._spread_infinities({"empty": torch.ones(0), "first": first, "second": second})
+    assert first.isnan().nonzero().tolist() == ([[0, 0]] if bad else [])
+
+
 def _scaler() -> None:
     _infinities({"tp": 2}, lambda module: module.mlp.first.weight)
     _infinities({"dp": 2, "zero": 1}, lambda module: module.head.bias)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
+from torch import nn
 
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.tensor_parallel.linear import CubeLinear, CubeLines
+from fastfold.parallel.tensor_parallel.linear import CubeLinear, CubeLines, Linear3D
 from tests.helpers.thread_ranks import on_a_grid, together
 
 BATCH, INNER, IN, OUT = 9, 2, 6, 10
@@ -39,6 +42,21 @@ def test_parts_of_product_and_gradients_are_those_of_the_whole() -> None:
         return [float((a - b).detach().abs().max()) for a, b in pairs]  # type: ignore[operator]
 
     assert max(error for rank in on_a_grid((2, 2, 2), run) for error in rank) < 1e-12
+
+
+def test_a_weight_is_cut_once_along_its_inputs_and_twice_along_its_outputs() -> None:
+    layer, slab, line = object.__new__(Linear3D), SimpleNamespace(size=2), SimpleNamespace(size=2)
+    nn.Module.__init__(layer)
+    inputs, outputs = SimpleNamespace(rank=0), SimpleNamespace(rank=1)
+    layer.before = SimpleNamespace(features=inputs, rows=[slab, line])  # type: ignore[assignment]
+    layer.after = SimpleNamespace(features=outputs)  # type: ignore[assignment]
+    layer.in_parts, layer.out_parts = SimpleNamespace(sizes=[3, 2]), SimpleNamespace(sizes=[6, 5])  # type: ignore[assignment]
+    specs = layer._weight_specs()
+    assert [(spec.dim, spec.group, list(spec.sizes)) for spec in specs] == [
+        (1, inputs, [3, 2]),
+        (0, outputs, [6, 5]),
+        (0, slab, [3, 2]),
+    ]
 
 
 def test_a_rank_alone_multiplies_and_sends_nothing() -> None:
