@@ -131,6 +131,15 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     return argname if isinstance(val, bytes) else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep measurements of this run out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache") / "least_work.json"
+        patch.setattr("fastfold.evoformer.quantization.least_work.cache_file", lambda: cache)
+        yield
+
+
 @pytest.fixture(scope="session")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One browser for all tests, because its start takes longer than a page."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
+from fastfold.evoformer.quantization.least_work import is_faster, work_of
 from fastfold.kernels.cpu.int8_layers import adds_int8_exactly
 from fastfold.kernels.cpu.linear import Products, reduced_products
 from fastfold.kernels.cpu.products import BFLOAT16_UNITS
@@ -23,17 +24,10 @@ Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 * ``fp32``: float32;
 * ``bf16``: parameters and activations in bfloat16; softmax, statistics and parameters of normalisations in float32;
 * ``bf16-products``: float32 representations; operators compute in bfloat16 from normalisation to residual, or in
-  float32 where the representations are small, which is faster (:data:`LEAST_WORK`);
+  float32 where the representations are small, which is faster (:mod:`~fastfold.evoformer.quantization.least_work`);
 * ``int8``: most products in 8 bits, the others in float32; on processors with bfloat16 units ``bf16-products``.
 
 The last two are for inference on CPUs (:mod:`fastfold.kernels.cpu.linear`).
-"""
-
-
-LEAST_WORK = 80e6
-"""Minimum work of a call for products in fewer bits: elements of its representations times their channels.
-
-Preparing such products takes a fixed time; ``benchmarks/results/choices.md`` has the sizes from which they are faster.
 """
 
 
@@ -42,12 +36,13 @@ def in_trunk(model: AlphaFold, child: nn.Module) -> bool:
     return child is not model.structure_module and child is not model.heads
 
 
-def set_precision(model: AlphaFold, precision: str, *, least_work: float = LEAST_WORK) -> AlphaFold:
+def set_precision(model: AlphaFold, precision: str, *, least_work: float | None = None) -> AlphaFold:
     """Set the precision of embedders, extra MSA stack and Evoformer, in place.
 
     Structure module and heads stay in float32.
 
-    ``int8`` and ``bf16-products`` are for inference only, and for calls of ``least_work`` (:data:`LEAST_WORK`).
+    ``int8`` and ``bf16-products`` are for inference only. Calls below ``least_work`` stay in float32: elements of their
+    representations times channels, by default as measured on this processor.
 
     Raises:
         ConfigError: The name is not a precision, or the model is not an AlphaFold network.
@@ -60,11 +55,18 @@ def set_precision(model: AlphaFold, precision: str, *, least_work: float = LEAST
             "stores any module in 8 bits, and model.to(torch.bfloat16) casts it"
         )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+
+    def pays(representations: Sequence[Tensor]) -> bool:
+        if least_work is not None:
+            return work_of(representations) >= least_work
+        trunk = model.config.model.embeddings_and_evoformer
+        return is_faster(representations, trunk, _PRODUCTS[precision])
+
     for module in model.children():
         parameters_to(module, dtype if in_trunk(model, module) else torch.float32)
         module.__dict__.pop("forward", None)
         if in_trunk(model, module) and precision in _PRODUCTS:
-            multiply_with_fewer_bits(module, precision, least_work)
+            multiply_with_fewer_bits(module, precision, pays)
     return model
 
 
@@ -139,13 +141,13 @@ _PRODUCTS: dict[str, Products] = {"bf16-products": "bf16", "int8": "int8"}
 """Precisions that apply to products only."""
 
 
-def _work(args: Iterable[Any]) -> int:
-    """Return the elements of representations ``[*, rows, columns, channels]`` times their channels."""
-    return sum(x.numel() * x.shape[-1] for x in args if isinstance(x, Tensor) and x.dim() >= 3)
+def multiply_with_fewer_bits(
+    module: nn.Module, precision: str, pays: Callable[[Sequence[Tensor]], bool] = lambda representations: True
+) -> None:
+    """Let the operators of a module's forward pass multiply with fewer bits, in place.
 
-
-def multiply_with_fewer_bits(module: nn.Module, precision: str, least_work: float) -> None:
-    """Let the operators of a module's forward pass multiply with fewer bits, in place, from a ``least_work`` on."""
+    ``pays`` tells from the representations ``[*, rows, columns, channels]`` of a call if fewer bits are faster.
+    """
     forward = type(module).forward
 
     @functools.wraps(forward)
@@ -159,7 +161,7 @@ def multiply_with_fewer_bits(module: nn.Module, precision: str, least_work: floa
             raise ConfigError(
                 f"precision {precision} runs on CPUs only; on {unsupported.pop()} use bf16 or fp32"
             )
-        if _work(args) < least_work:
+        if not pays([x for x in args if isinstance(x, Tensor) and x.dim() >= 3]):
             return forward(self, *args, **options)
         with reduced_products(_PRODUCTS[precision]):
             return forward(self, *args, **options)

@@ -109,3 +109,21 @@ def test_without_a_mask_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert available_cores() == 1
+
+
+def test_the_processor_has_a_name_wherever_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "processor : 0\nmodel name\t: A Processor @ 2 GHz\nmodel name\t: another\n"
+    monkeypatch.setattr(Path, "read_text", lambda *arguments, **options: lines)
+    assert machine.processor_name() == "A Processor @ 2 GHz"
+    monkeypatch.setattr(Path, "read_text", lambda *arguments, **options: "Features: neon\n")
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
+    assert machine.processor_name() == "arm64"
+
+
+def test_the_cache_follows_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert machine.user_cache() == tmp_path / "fastfold"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert machine.user_cache() == tmp_path / "home" / ".cache" / "fastfold"

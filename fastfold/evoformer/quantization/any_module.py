@@ -145,7 +145,7 @@ def _quantized(
         if isinstance(model, AlphaFold):
             set_precision(model, "int8", least_work=0)
         else:
-            multiply_with_fewer_bits(model, "int8", least_work=0)
+            multiply_with_fewer_bits(model, "int8")
     errors: dict[str, list[float]] = {}
     for batch, outputs in zip(batches, expected, strict=True):
         found = _outputs(model, batch)

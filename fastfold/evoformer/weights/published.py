@@ -16,6 +16,7 @@ from fastfold.errors import OutputError, WeightsError, suggest
 from fastfold.evoformer.config import MINI
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest
+from fastfold.utils.machine import user_cache
 
 ARCHIVE = "alphafold_params_2022-12-06.tar"  #: Name of the published archive: the parameters of AlphaFold 2.3
 SOURCE = "https://storage.googleapis.com/alphafold"  #: DeepMind's address of the archive's folder
@@ -39,8 +40,7 @@ def weights_folder() -> Path:
     """Return the folder of downloaded parameters: ``FASTFOLD_WEIGHTS``, or one in the user's cache."""
     if given := os.environ.get("FASTFOLD_WEIGHTS"):
         return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fastfold" / "weights"
+    return user_cache() / "weights"
 
 
 def file_name(network: str) -> str:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fastfold._version import __version__
-from fastfold.utils.machine import available_cores, host_available_bytes
+from fastfold.utils.machine import available_cores, host_available_bytes, processor_name
 from fastfold.utils.units import GIB
 
 _SETTINGS = re.compile(r"(FASTFOLD|TRITON|PYTORCH|CUDA|OMP|MKL|NCCL)_\w+")
@@ -30,7 +30,7 @@ def describe_environment() -> dict[str, str]:
         "fastfold": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, {' '.join(platform.libc_ver())}",
-        "processor": f"{_processor()}, {available_cores()} cores",
+        "processor": f"{processor_name()}, {available_cores()} cores",
         "free memory": f"{host_available_bytes() / GIB:.1f} GiB",
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}, ROCm {torch.version.hip or 'none'}, "
         f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
@@ -64,15 +64,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "missing"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _driver() -> str:
