@@ -14,6 +14,10 @@ from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, float32_product
 
 INTERPRETED = tl.constexpr(interpreted())
 
+NO_PTX = tl.constexpr(
+    interpreted() or torch.version.hip is not None
+)  #: True where NVIDIA's assembly does not run
+
 LOG2E = tl.constexpr(1.4426950408889634)  #: Factor that turns an exponent of e into an exponent of 2
 
 
@@ -117,3 +121,20 @@ def load_again(p_x, mask):
     """Load a tile a second time, zero outside of the mask, so that no register keeps it meanwhile."""
     # The compiler merges equal loads; one with another eviction policy is not equal.
     return tl.load(p_x, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def index_again(i):
+    """Return the int32 ``i``, so that registers need not keep what was computed from it before."""
+    # The compiler merges equal expressions, and moves constant ones out of loops, but not the results of assembly.
+    if NO_PTX:
+        return i
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def channels_again(C, BC: tl.constexpr):
+    """Return the offsets ``[BC]`` of channels, and the mask of those below C; see :func:`index_again`."""
+    o_c = tl.multiple_of(index_again(0), BC) + tl.arange(0, BC)
+    return o_c, o_c < C

@@ -18,7 +18,16 @@ from fastfold.kernels.common.normalised_rows import (
     projected,
     splits,
 )
-from fastfold.kernels.common.triton_math import cast, dot, load_again, pair_tile, precision, sigmoid
+from fastfold.kernels.common.triton_math import (
+    cast,
+    channels_again,
+    dot,
+    index_again,
+    load_again,
+    pair_tile,
+    precision,
+    sigmoid,
+)
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams
 
 SIZES = ["rows", "n", "width"]  #: Arguments of kernels whose divisibility changes nothing
@@ -157,13 +166,11 @@ def triangle_project_backward_kernel(
 ):  # fmt: skip
     """Turn ``grad_z`` from the output gate's share for the normalised ``z`` into the gradient of ``z``."""
     # Write partial sums for the parameters of the norm to ``grad_norm [programs, 2, CZ]``.
-    o_z = tl.arange(0, BZ)
-    m_z = o_z < CZ
     norm = (weights.norm_weight, weights.norm_bias)
-    p_partial = grad_norm + tl.program_id(0) * 2 * CZ + o_z
+    p_partial = grad_norm + tl.program_id(0) * 2 * CZ
     for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
-        m_zz = m_pair[:, None] & m_z[None, :]
+        o_z, m_z = channels_again(CZ, BZ)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
         b_mask = load_mask(mask, mask_strides, o_i, o_j, m_pair)
         b_total = tl.zeros([BM, BZ], tl.float32)
@@ -182,13 +189,18 @@ def triangle_project_backward_kernel(
             # [BH, BZ]
             b_w = tl.load(weights.gate_weight + o_w, mask=m_w, other=0.0)
             b_total += dot(cast(b_logits, b_w.dtype), b_w, PRECISION)
+        # The sum fills the registers: positions and channels are computed again.
+        _, _, o_i, o_j, m_pair = pair_positions(index_again(i_m), size, rows, n, width, BM)
+        o_z, m_z = channels_again(CZ, BZ)
+        m_zz = m_pair[:, None] & m_z[None, :]
+        p_z = z + o_i * z_strides[0] + o_j * z_strides[1]
         p_out = pair_tile(grad_z, grad_z_strides, o_i, o_j, o_z)
         # [BM, BZ]
         b_total += tl.load(p_out, mask=m_zz, other=0.0).to(tl.float32)
         b_z = load_again(p_z[:, None] + o_z[None, :] * z_strides[2], m_zz).to(tl.float32)
-        add_sums(p_partial + CZ, b_total, m_z, i_m == tl.program_id(0))
+        add_sums(p_partial + CZ + o_z, b_total, m_z, i_m == tl.program_id(0))
         b_total, b_scales = normalised_backward(b_total, b_z, b_statistics, norm, o_z, m_z, CZ)
-        add_sums(p_partial, b_scales, m_z, i_m == tl.program_id(0))
+        add_sums(p_partial + o_z, b_scales, m_z, i_m == tl.program_id(0))
         if ADD_GRAD:
             p_grad = pair_tile(grad, grad_strides, o_i, o_j, o_z)
             b_total += tl.load(p_grad, mask=m_zz, other=0.0).to(tl.float32)

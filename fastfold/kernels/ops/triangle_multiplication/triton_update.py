@@ -21,7 +21,16 @@ from fastfold.kernels.common.normalised_rows import (
     split_dot,
     splits,
 )
-from fastfold.kernels.common.triton_math import cast, dot, load_again, pair_tile, precision, sigmoid
+from fastfold.kernels.common.triton_math import (
+    cast,
+    channels_again,
+    dot,
+    index_again,
+    load_again,
+    pair_tile,
+    precision,
+    sigmoid,
+)
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors import SIZES, load_pair, pair_positions
 
@@ -148,14 +157,11 @@ def triangle_output_backward_kernel(
 ):  # fmt: skip
     """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``."""
     # Write partial sums for the parameters of the product's norm to ``grad_norm_out [programs, 2, C]``.
-    o_c = tl.arange(0, BC)
-    m_c = o_c < C
-    o_z = tl.arange(0, BZ)
-    m_z = o_z < CZ
-    p_partial = grad_norm_out + tl.program_id(0) * 2 * C + o_c
+    p_partial = grad_norm_out + tl.program_id(0) * 2 * C
     for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
-        m_p = m_m[:, None] & m_c[None, :]
+        o_c, m_c = channels_again(C, BC)
+        o_z, m_z = channels_again(CZ, BZ)
         b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
         b_grad_p = tl.zeros([BM, BC], tl.float32)
@@ -178,14 +184,19 @@ def triangle_output_backward_kernel(
             p_w = weights.out_gate_weight + o_o[:, None] * CZ + o_z[None, :]
             b_w = tl.load(p_w, mask=m_o[:, None] & m_z[None, :], other=0.0)
             b_grad_x = split_dot(b_grad_gate, b_w, SPLIT, PRECISION, b_grad_x)
+        # The sums fill the registers: positions and channels are computed again.
+        o_m, m_m, o_i, o_j, m_pair = pair_positions(index_again(i_m), size, rows, n, width, BM)
+        o_c, m_c = channels_again(C, BC)
+        o_z, m_z = channels_again(CZ, BZ)
+        m_p = m_m[:, None] & m_c[None, :]
         p_grad_x = pair_tile(grad_x, grad_x_strides, o_i, o_j, o_z)
         tl.store(p_grad_x, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_pair[:, None] & m_z[None, :])
-        p_block = p_p[:, None] + o_c.to(tl.int64)[None, :] * size
+        p_block = (product + o_m)[:, None] + o_c.to(tl.int64)[None, :] * size
         b_p = load_again(p_block, m_p).to(tl.float32)
-        add_sums(p_partial + C, b_grad_p, m_c, i_m == tl.program_id(0))
+        add_sums(p_partial + C + o_c, b_grad_p, m_c, i_m == tl.program_id(0))
         norm = (weights.norm_out_weight, weights.norm_out_bias)
         b_grad_p, b_scales = normalised_backward(b_grad_p, b_p, b_statistics_p, norm, o_c, m_c, C)
-        add_sums(p_partial, b_scales, m_c, i_m == tl.program_id(0))
+        add_sums(p_partial + o_c, b_scales, m_c, i_m == tl.program_id(0))
         tl.store(p_block, cast(b_grad_p * share, product.dtype.element_ty), mask=m_p)
 
 
@@ -244,16 +255,14 @@ def triangle_output_weights_kernel(
     # ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
     o_o = tl.program_id(0) * BO + tl.arange(0, BO)
     m_o = o_o < CZ
-    o_c = tl.arange(0, BC)
-    m_c = o_c < C
-    o_z = tl.arange(0, BZ)
-    m_z = o_z < CZ
     b_grad_weight = tl.zeros([BO, BC], tl.float32)
     b_grad_gate = tl.zeros([BO, BZ], tl.float32)
     b_grad_bias = tl.zeros([BO], tl.float32)
     b_grad_gate_bias = tl.zeros([BO], tl.float32)
     for i_m in range(tl.program_id(1), tl.cdiv(size, BM), tl.num_programs(1)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
+        o_c, m_c = channels_again(C, BC)
+        o_z, m_z = channels_again(CZ, BZ)
         b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
         b_out, b_logits = gated_output_gradients(
@@ -270,6 +279,8 @@ def triangle_output_weights_kernel(
         b_grad_gate += dot(tl.trans(cast(b_logits, dtype)), cast(b_z, dtype), PRECISION)
     i_s = tl.program_id(1).to(tl.int64)
     o_w = (i_s * CZ + o_o)[:, None]
+    o_c, m_c = channels_again(C, BC)
+    o_z, m_z = channels_again(CZ, BZ)
     tl.store(grad_weight + o_w * C + o_c[None, :], b_grad_weight, mask=m_o[:, None] & m_c[None, :])
     tl.store(grad_gate + o_w * CZ + o_z[None, :], b_grad_gate, mask=m_o[:, None] & m_z[None, :])
     p_bias = grad_biases + i_s * 2 * CZ + o_o
