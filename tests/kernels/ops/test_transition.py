@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.recording import launches_replaced
 from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.ops.transition import eager, triton_fwd
+from fastfold.kernels.ops.transition import eager, triton_bwd, triton_fwd
 from tests.helpers import named_operators
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
@@ -74,6 +76,24 @@ def test_units_on_the_wrong_side_of_the_relu(dtype: torch.dtype, monkeypatch: py
     """Of many units some are so close to zero that normalised rows in 16 bits would put them on the other side."""
     force_blocks(monkeypatch, BM=128, BH=64, BK=WHOLE)
     check_against_definition(_on("triton"), reference.transition, _inputs(1500, 16, hidden=64), dtype)
+
+
+@pytest.mark.parametrize(
+    ("needed", "split"), [(("x", "w1"), [True, False]), (("w1",), [True]), (("x",), [True])]
+)
+def test_signs_replace_the_second_split_product(needed: tuple[str, ...], split: list[bool]) -> None:
+    """The kernel that decides which units pass the ReLU tells the other, in a bit for each."""
+    launches: list[dict[str, Any]] = []
+
+    def launcher(kernel: object, grid: object) -> Callable[..., None]:
+        return lambda *arguments, **options: launches.append(options)
+
+    x, norm = torch.empty(9, 16, dtype=torch.bfloat16, device="meta"), torch.empty(16, device="meta")
+    w1, b1 = x.new_empty(52, 16), x.new_empty(52)
+    with launches_replaced(launcher):
+        triton_bwd.backward(x, x, eager.TransitionParams(norm, norm, w1, b1, w1.t(), x[0]), False, needed)
+    assert [options["SPLIT"] for options in launches] == split
+    assert [options["SIGNS"] for options in launches] == [len(split) == 2] * len(split)
 
 
 def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
