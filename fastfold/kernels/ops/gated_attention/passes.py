@@ -110,7 +110,11 @@ def forward(
     if requested_products() is not None:
         weights = centred_on(x, weights)
     step = blocks.Forward(weights, heads)
-    if x.dim() == 3 and 0 < x.shape[0] <= blocks.row_step(x) and x.numel():  # a single block
+    indices = row_blocks(x, blocks.row_step)
+    first = next(indices, None)
+    if first is None:
+        return out
+    if first == ((), ()):  # a single block
         step(out, RowBlock(x, bias, mask, residual, dropout), scratch, *begun)
         return out
 
@@ -118,9 +122,8 @@ def forward(
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
         step(part(out, rows), own, scratch, *begun)
 
-    for_blocks(
-        block, _with_first(row_blocks(x, blocks.row_step), begun), scratch, lanes=_most_lanes(x, backend)
-    )
+    blocks_and_begun = _with_first(itertools.chain([first], indices), begun)
+    for_blocks(block, blocks_and_begun, scratch, lanes=_most_lanes(x, backend))
     return out
 
 
