@@ -412,21 +412,34 @@ def sample(x: Tensor) -> Tensor:
     """Copy at most 256 positions ``[n, c]``, spread over ``x [*, c]`` with any strides; equal in every run."""
     # Fake tensors must not be kept.
     indices = _sample_indices.__wrapped__ if is_traced() else _sample_indices
-    return x[indices(x.shape[:-1], SAMPLE, x.device)]
+    flat, *by_axis = indices(x.shape[:-1], SAMPLE, x.device)
+    return x.view(-1, x.shape[-1]).index_select(0, flat) if x.is_contiguous() else x[tuple(by_axis)]
 
 
 @functools.lru_cache(64)
 def _sample_indices(shape: torch.Size, limit: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the indices of at most ``limit`` positions of a tensor whose leading axes have a shape."""
+    """Return at most ``limit`` positions of a tensor whose leading axes have a shape, and their index of each axis."""
     total = math.prod(shape)
     with torch.inference_mode(False):
         steps = torch.arange(min(limit, -(-total // 8)), dtype=torch.float64, device=device).mul_(_GOLDEN)
-        return torch.unravel_index(steps.frac_().mul_(total).long(), shape)
+        flat = steps.frac_().mul_(total).long()
+        return flat, *torch.unravel_index(flat, shape)
 
 
 def mean_of(positions: Tensor) -> Tensor:
     """Return the mean ``[c]`` of the finite values of ``[n, c]``; 0 for channels without any."""
+    mean = positions.mean(0)
+    # PyTorch's mean without NaN is slow.
+    if not is_traced() and bool(mean.isfinite().all()):
+        return mean
     return positions.nanmean(0).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def estimate(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x Wᵀ + b`` for a sample ``x [n, K]``, rounded to bfloat16 if the processor has units for it."""
+    if not multiplies_bfloat16():
+        return linear(x, weight, bias)
+    return onednn_linear(x.to(torch.bfloat16), weight.to(torch.bfloat16), bias).to(x.dtype)
 
 
 def centred(

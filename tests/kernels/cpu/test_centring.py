@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.cpu import linear
-from fastfold.kernels.cpu.linear import SAMPLE, Products, centred, mean_of, reduced_products, sample
+from fastfold.kernels.cpu.linear import SAMPLE, Products, centred, estimate, mean_of, reduced_products, sample
 from tests.kernels.test_operators import case_of
 
 EPS = 1e-5
@@ -48,6 +48,25 @@ def test_what_is_not_finite_is_no_part_of_a_mean() -> None:
     x = torch.tensor([[1.0, 2.0, torch.nan], [torch.nan, 4.0, torch.nan], [3.0, torch.inf, torch.nan]])
     assert mean_of(x).tolist() == [2.0, 0.0, 0.0]
     assert mean_of(x[:0]).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_mean_of_finite_values_is_that_of_numpy() -> None:
+    x = torch.randn(300, 7) + 5
+    torch.testing.assert_close(mean_of(x), torch.from_numpy(x.numpy().mean(0, dtype="float64")).float())
+
+
+@pytest.mark.parametrize(("units", "error"), [(True, 4e-3), (False, 1e-6)])
+def test_an_estimate_is_a_product_of_the_precision_of_the_units(
+    units: bool, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if units and not linear.multiplies_bfloat16():
+        pytest.skip("this processor has no units for bfloat16")
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: units)
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(50, 64), torch.randn(24, 64), torch.randn(24)
+    for given in (bias, None):
+        exact = x.double() @ weight.double().T + (0 if given is None else given.double())
+        assert float((estimate(x, weight, given) - exact).norm() / exact.norm()) < error
 
 
 def _layer(

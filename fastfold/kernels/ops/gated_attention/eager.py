@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
@@ -22,6 +22,7 @@ from fastfold.kernels.cpu.linear import (
     Linear,
     add_product,
     centred,
+    estimate,
     gradient_dtype,
     mean_of,
     product_dtype,
@@ -140,7 +141,9 @@ def centred_on(x: Tensor, weights: Weights) -> Weights:
     attended = None
     if weights.bias is not None:
         normed, *_ = normalise(sample(x).to(weights.merged.dtype), *norm, EPS)
-        value, gate = linear(normed, weights.merged, bias).chunk(4, -1)[2:]
+        assert bias is not None
+        # Rows of values and gates are the second half.
+        value, gate = estimate(normed, weights.merged.chunk(2)[1], bias.chunk(2)[1]).chunk(2, -1)
         attended = mean_of(value).mul_(mean_of(gate.sigmoid()))
     return weights._replace(norm=norm, bias=bias, attended=attended)
 

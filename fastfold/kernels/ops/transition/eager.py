@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
@@ -26,6 +25,7 @@ from fastfold.kernels.cpu.linear import (
     Linear,
     add_product,
     centred,
+    estimate,
     gradient_dtype,
     mean_of,
     product_dtype,
@@ -87,7 +87,7 @@ def forward(
 def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:
     """Estimate the mean over positions of the intermediate, ``[c_hidden]``."""
     normed, *_ = normalise(sample(x), *norm, EPS)
-    return mean_of(linear(normed, w1, b1).relu_())
+    return mean_of(estimate(normed, w1, b1).relu_())
 
 
 @without_autocast
