@@ -116,8 +116,8 @@ class RelaxResult:
             return f"not relaxed on {self.platform}: {self.reason}"
         what = (
             f"{self.energy_before:,.0f} to {self.energy_after:,.0f} kJ/mol, heavy atoms moved by "
-            f"{self.heavy_atom_rmsd:.2f} Å (RMSD), {self.rounds} rounds of {self.iterations:,} iterations on "
-            f"{self.platform}, {self.seconds:.0f} s"
+            f"{self.heavy_atom_rmsd:.2f} Å (RMSD), {self.rounds} round{'s' * (self.rounds != 1)} of "
+            f"{self.iterations:,} iterations on {self.platform}, {self.seconds:.0f} s"
         )
         if self.chain_breaks:
             more = len(self.chain_breaks) - _SHOWN_BREAKS
