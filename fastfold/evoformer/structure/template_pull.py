@@ -23,7 +23,7 @@ Places of M residues ``[M]``, positions of their CA atoms in a template ``[M, 3]
 _STIFFNESS = 2000.0  #: Per Å²
 _LONGEST = 4.0  #: Excess in Å from which the pull stays the same
 _MARGIN = 0.5  #: Largest distance in Å within the threshold from which an atom is free
-_LEAST = 1e-6
+_SHORTEST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TemplatePull:
         """Return offsets ``[M, 3]`` from the template, their lengths, and how far these are above the free ones."""
         atoms = points[self.points]
         offset = atoms - self.placed(atoms)
-        deviation = offset.norm(dim=-1).clamp(min=_LEAST)
+        deviation = offset.norm(dim=-1).clamp(min=_SHORTEST)
         return offset, deviation, (deviation - self.free).relu()
 
 
