@@ -31,17 +31,23 @@ from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.precision import parameters_to
 from fastfold.evoformer.structure.structure_module import StructureModule
-from fastfold.inference.planning.planner import FOLDING_POLICY
+from fastfold.inference.planning.planner import FOLDING_POLICY, Planner
 from fastfold.kernels.common import operator
 from fastfold.kernels.common.backend import VARIABLE
+from fastfold.utils.units import GIB
 
 TABLE = Path(__file__).parent.parent / "results" / "dispatches.csv"
 SHAPES = ((32, 64), (37, 100), (128, 256), (516, 256), (516, 384), (516, 1024))
 """Rows and residues of the alignment; the last ones of 512 clusters and 4 templates."""
 EXTRA_SHAPES = ((1024, 256), (5120, 256), (5120, 384))
 """Rows and residues of the extra alignment of official networks."""
+PLANNED_SHAPES = ((516, 256), (516, 1024), (516, 2048))
+"""Rows and residues of blocks by plan."""
 FORWARD, BOTH = "forward", "forward + backward"
 EXTRA = "forward, extra MSA"
+PLANNED = "forward, by plan"
+"""Blocks whose layers have the policies of a plan for ``BUDGET``."""
+BUDGET = 78 * GIB  #: Bytes for the plans, of an H100 with 80 GB
 C_S = 384  #: Channels of the single representation
 C_E = 64  #: Channels of the extra alignment
 
@@ -119,7 +125,7 @@ def count(run: Callable[[], object]) -> tuple[Counter[str], int]:
 def of_stack(name: str, rows: int, residues: int, blocks: int = 1) -> tuple[Counter[str], int]:
     """Count blocks of bfloat16, in inference or with gradients of all inputs and parameters.
 
-    :data:`EXTRA` are blocks of the extra MSA stack.
+    :data:`EXTRA` are blocks of the extra MSA stack, and :data:`PLANNED` blocks as a fold runs them.
     """
     channels, is_extra = (C_E, True) if name == EXTRA else (C_M, False)
 
@@ -134,6 +140,9 @@ def of_stack(name: str, rows: int, residues: int, blocks: int = 1) -> tuple[Coun
         stack = parameters_to(EvoformerStack(made).eval(), torch.bfloat16)
     msa, pair, masks = new(rows, residues, channels), new(residues, residues, C_Z), (rows, residues)
     inputs = msa, pair, new(*masks), new(residues, residues)
+    if name == PLANNED:
+        plan = Planner(model_config("model_1_ptm"), 2, "cuda").plan(residues, BUDGET)
+        set_policy(stack, plan.policy, plan.blocks)
 
     def forward() -> None:
         with torch.no_grad():
@@ -169,7 +178,8 @@ def of_structure_module(residues: int) -> tuple[Counter[str], int]:
 def counts() -> list[Count]:
     """Count all blocks and shapes."""
     found = []
-    for name, shapes in ((FORWARD, SHAPES), (BOTH, SHAPES), (EXTRA, EXTRA_SHAPES)):
+    shapes_of = {FORWARD: SHAPES, BOTH: SHAPES, EXTRA: EXTRA_SHAPES, PLANNED: PLANNED_SHAPES}
+    for name, shapes in shapes_of.items():
         for rows, residues in shapes:
             dispatches, launches = of_stack(name, rows, residues)
             found.append(Count(name, rows, residues, sum(dispatches.values()), launches))

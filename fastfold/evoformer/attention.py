@@ -83,6 +83,7 @@ def self_attention(
         residual=part.x,
         dropout=part.dropout,
         out=part.out,
+        at_once=part.at_once,
     )
     if block.out is not None:
         return block.out

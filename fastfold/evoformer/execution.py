@@ -30,6 +30,7 @@ class Block(NamedTuple):
     rows: slice  #: Slice of the axis that ``x`` is cut along
     dropout: Tensor | None  #: Factors that broadcast against ``x``, or None
     out: Tensor | None  #: Tensor for the result, or None for a new tensor
+    at_once: bool = False  #: :attr:`ExecutionPolicy.attention_at_once`
 
     def add(self, update: Tensor) -> Tensor:
         """Return ``x + dropout * update``, for operators without a residual; ``update`` has the shape of ``x``."""
@@ -42,9 +43,8 @@ class Block(NamedTuple):
         dropout = self.dropout
         if dropout is not None and dropout.shape[dim] > 1:
             dropout = _take(dropout, dim, rows)
-        return Block(
-            _take(self.x, dim, rows), rows, dropout, None if self.out is None else _take(self.out, dim, rows)
-        )
+        out = None if self.out is None else _take(self.out, dim, rows)
+        return Block(_take(self.x, dim, rows), rows, dropout, out, self.at_once)
 
     def rows_of(self, x: Tensor, dim: int) -> Tensor:
         """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
@@ -53,7 +53,8 @@ class Block(NamedTuple):
 
     def transposed(self) -> Block:
         """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
-        return Block(self.x.transpose(-3, -2), self.rows, columns(self.dropout), columns(self.out))
+        turned = (columns(self.dropout), columns(self.out))
+        return Block(self.x.transpose(-3, -2), self.rows, *turned, self.at_once)
 
 
 Parameters = TypeVar("Parameters")
@@ -79,6 +80,8 @@ class ExecutionPolicy:
     #: Maximum number of elements of a block of the input (but at least one row); None for a single block, which the
     #: operators cut further
     block_elements: int | None = None
+    #: Compute attention of all rows of a block at once on a GPU: more memory, fewer launches
+    attention_at_once: bool = False
     #: Write results into their input. The caller's tensors change: only for callers that own them.
     inplace: bool = False
     #: Block size of triangle multiplications, and the memory that holds their product
@@ -132,9 +135,9 @@ class ExecutionPolicy:
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
         if dim is None or self.block_elements is None or x.numel() <= self.block_elements:
             rows = slice(None) if dim is None else slice(0, x.shape[dim])
-            result = branch(Block(x, rows, dropout, out))
+            result = branch(Block(x, rows, dropout, out, self.attention_at_once))
             return result if out is None else out
-        whole = Block(x, slice(None), dropout, out)
+        whole = Block(x, slice(None), dropout, out, self.attention_at_once)
         results = [branch(whole.take(dim, rows)) for rows in self.slices(x, dim)]
         if out is not None:
             return out

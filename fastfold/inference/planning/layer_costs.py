@@ -31,6 +31,10 @@ _PASSING = 4  #: Left sides of outer products on a rank: its own, the one in use
 _PAIR_CLASSES = (
     40  #: Bytes per pair of the int64 classes of its distance and position, with intermediate values
 )
+_ATTENTION_BUFFERS = 6.05
+"""Elements that attention of a whole block holds for each of its input: 4 projections, attended values, and the update.
+
+Masks take the rest. Sums of exponentials are counted separately."""
 _POINT_TERMS = 9
 """Tensors ``[H, rows, N]`` of float32 in point attention: logits, their terms, and differences of points."""
 
@@ -46,6 +50,7 @@ class LayerSizes:
     c_z: int  #: Pair channels
     element_size: int  #: Bytes per element of the trunk
     ranks: int = 1  #: Processes that share the target
+    at_once: bool = False  #: True if attention of a block of rows is computed at once
 
 
 class LayerCost(NamedTuple):
@@ -61,7 +66,7 @@ def evoformer_costs(config: ConfigDict, sizes: LayerSizes, *, global_column: boo
     """Return the costs of an Evoformer block's layers from its official config node."""
     rows, n, c_m = sizes.sequences, sizes.residues, sizes.c_m
     row, column = config.msa_row_attention_with_pair_bias, config.msa_column_attention
-    attended = partial(_bias_bytes, row.num_head, 1, sizes)
+    attended = partial(_attention_bytes, row.num_head, c_m, 1, sizes)
     column_cost = LayerCost("msa_column_attention", MSA)
     if is_enabled(column) and global_column:
         # A block's normalised input, keys and values, gated values, and output.
@@ -96,7 +101,7 @@ def pair_costs(config: ConfigDict, sizes: LayerSizes) -> list[LayerCost]:
             LayerCost(f"triangle_attention_{name}", ATTENTION),
         )
         if is_enabled(node):
-            attended = partial(_bias_bytes, node.num_head, 2, sizes)
+            attended = partial(_attention_bytes, node.num_head, c_z, 2, sizes)
             cost = cost._replace(flops=sum(gated_attention_flops(n, n, c_z)), nbytes=attended)
         costs.append(cost)
     return [
@@ -114,10 +119,15 @@ def _outer_product_mean_flops(config: ConfigDict, sizes: LayerSizes) -> float:
     return 4.0 * rows * n * sizes.c_m * c + sum(outer_product_flops(rows, n * n, c, sizes.c_z))
 
 
-def _bias_bytes(heads: int, copies: int, sizes: LayerSizes, elements: int) -> int:
-    """Return the bytes of copies of a bias, whose rows are padded to a multiple of 16, or those of gathering it."""
+def _attention_bytes(heads: int, channels: int, copies: int, sizes: LayerSizes, elements: int) -> int:
+    """Return the bytes of copies of a bias, whose rows are padded to a multiple of 16, or those of gathering it.
+
+    If attention of a block of ``channels`` is computed at once, add its buffers.
+    """
     n = sizes.residues
     bias = copies * heads * n * -(-n // 16) * 16 * sizes.element_size
+    if sizes.at_once:
+        bias += int(_ATTENTION_BUFFERS * elements) * sizes.element_size + 4 * heads * elements // channels
     if sizes.ranks == 1:
         return bias
     return max(bias, gather_bytes(heads, n, sizes.own, sizes.element_size))

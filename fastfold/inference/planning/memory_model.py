@@ -19,6 +19,8 @@ from fastfold.data.features.transforms import Alignment, RandomDraw, cluster_fea
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.evoformer.structure.distogram_descent import descent_bytes
 from fastfold.inference.planning.layer_costs import (
+    ATTENTION,
+    MSA,
     LayerSizes,
     aligned_error_bytes,
     embedding_bytes,
@@ -107,6 +109,7 @@ A monomer's is there as :class:`~fastfold.data.msa.msa.Msa` and as
 
 Workspace = Callable[[int], int]  #: Function from elements of a block to bytes
 
+ATTENTION_STEPS = (MSA, ATTENTION)  #: Steps with attention in blocks of rows
 IN_ROWS = (
     *("embedding", "MSA attention", "outer product mean", "triangle attention", "structure module", "heads"),
 )
@@ -120,7 +123,7 @@ They are for the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB
 blocks of PyTorch's allocator."""
 
 CUDA_BLOCK = GPU_POSITIONS << 10
-"""Elements of the largest block of attention on a GPU, with 1,024 channels in all."""
+"""Elements of the largest block of attention on a GPU, with 1,024 channels in all, where no step computes more."""
 FIXED_NCCL = 1 << 30  #: Bytes of a GPU reserved for the buffers of NCCL if several GPUs share a target
 MAX_BLOCK = 1 << 22  #: Elements of the largest blocks of rows on a CPU; larger ones are not faster
 MAX_BLOCK_CUDA = 1 << 26
@@ -164,6 +167,11 @@ class Fold:
         return self.own * self.residues
 
     @property
+    def attends_at_once(self) -> bool:
+        """True if attention of a block of rows is computed at once."""
+        return self.device == "cuda" and self.ranks == 1
+
+    @property
     def max_block(self) -> int:
         """Elements of the largest block of rows."""
         return max_block(self.device)
@@ -174,7 +182,8 @@ class Fold:
 
     def layer_sizes(self, rows: int, c_m: int, c_z: int) -> LayerSizes:
         """Return the sizes of layers that read ``rows`` of an MSA of ``c_m`` channels and a pair of ``c_z``."""
-        return LayerSizes(rows, self.residues, self.own, c_m, c_z, self.element_size, self.ranks)
+        shared = (self.element_size, self.ranks, self.attends_at_once)
+        return LayerSizes(rows, self.residues, self.own, c_m, c_z, *shared)
 
 
 @cache
@@ -234,7 +243,9 @@ def operators(config: ConfigDict, fold: Fold, costs: Costs, *, room: OffloadRoom
         gaps = 0
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
-        sizes = [max(1, min(fold.own, fold.max_block // row[name]) >> k) for k in range(24)]
+        at_once = fold.attends_at_once and name in ATTENTION_STEPS
+        largest = fold.own if at_once else min(fold.own, fold.max_block // row[name])
+        sizes = [max(1, largest >> k) for k in range(24)]
         candidates = [
             Candidate(
                 size,

@@ -15,6 +15,7 @@ from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule, policies
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.network_settings import max_rows
 from fastfold.inference.planning.memory_model import (
+    ATTENTION_STEPS,
     MAX_BLOCK,
     TEMPLATE_BLOCK,
     Fold,
@@ -73,7 +74,7 @@ class FoldPlan:
     unit: int  #: Bytes of the pair tensor, U
     slow_down: float  #: Expected time relative to a plan without a memory limit
     policy: ExecutionPolicy  #: Execution policy of the network; :func:`folding_policy` if everything fits
-    blocks: dict[str, int | None]  #: ``block_elements`` of each step; empty if everything fits
+    blocks: dict[str, int | None]  #: ``block_elements`` of steps where they differ from the policy's
     templates: ContractionPlan  #: Contraction plan of the templates' pair stacks
     request: FoldRequest  #: Request of the plan
 
@@ -87,7 +88,9 @@ class FoldPlan:
         policies = policies_of(model, self.policy, self.blocks)
         if model.template_embedder is not None:
             stack = model.template_embedder.get_submodule("stack")
-            policies |= policies_of(stack, replace(self.policy, contraction=self.templates), self.blocks)
+            # The plan counts attention of templates in the blocks of the kernel.
+            policy = replace(self.policy, contraction=self.templates, attention_at_once=False)
+            policies |= policies_of(stack, policy, self.blocks)
         return policies
 
     @property
@@ -148,10 +151,15 @@ class Planner:
         request = FoldRequest(own, residues, budget)
         if self.device == "cuda":
             everything = replace(
-                everything, contraction=ContractionPlan(chosen["triangle multiplication"].size)
+                everything,
+                contraction=ContractionPlan(chosen["triangle multiplication"].size),
+                attention_at_once=fold.attends_at_once,
             )
+        row = row_elements(self.config, fold)
+        blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}
         if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):
-            return FoldPlan(chunks, unit, 1.0, everything, {}, everything.contraction, request)
+            blocks = {name: blocks[name] for name in ATTENTION_STEPS} if fold.attends_at_once else {}
+            return FoldPlan(chunks, unit, 1.0, everything, blocks, everything.contraction, request)
 
         def contraction(channels: int, kept: float) -> ContractionPlan:
             return ContractionPlan(channels, self.host, kept) if kept < 1.0 else ContractionPlan(channels)
@@ -170,8 +178,6 @@ class Planner:
                 offload_kept=kept if kept < 1.0 else 0.0,
             )
             of_templates = contraction(embedding.settings["channels"], embedding.settings["product"])
-        row = row_elements(self.config, fold)
-        blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}
         blocks["templates"] = TEMPLATE_BLOCK
         return FoldPlan(chunks, unit, chunks.slow_down, policy, blocks, of_templates, request)
 

@@ -333,11 +333,41 @@ def test_ample_memory_of_a_gpu_holds_all_channels_of_a_product() -> None:
     assert (channels[14] or 128) < 128
     ample = planner.plan(4096, 78 << 30)
     assert ample.templates.channels == 128
-    assert not ample.blocks
     assert channel_groups(128) == channel_groups(128, 1, "cpu") == [32, 16, 8, 4, 2, 1]
     assert channel_groups(128, 2, "cuda")[0] == 32
     assert channel_groups(128, 1, "cpu", 2)[0] == 128  # operators in 16 bits take as long for each group
     assert channel_groups(128, 2, "cpu", 2)[0] == 32
+
+
+def test_attention_of_a_gpu_takes_the_memory_that_there_is() -> None:
+    """All rows at once where they fit, fewer where not; the blocks of templates stay those of the kernel."""
+    planner, n = Planner(CONFIG, 2, "cuda"), 2048
+    ample, small = (planner.plan(n, budget << 30) for budget in (78, 10))
+    assert (ample.blocks["triangle attention"] or 0) >= n * n * 128
+    assert (ample.blocks["MSA attention"] or 0) >= n * 516 * 256
+    assert (small.blocks["triangle attention"] or 0) < n * n * 128
+    assert small.peak <= 10 << 30
+    # Queries, keys, values, gates, attended values and the update of every pair are counted.
+    assert ample.peak > 6 * n * n * 128 * 2
+    for plan in (ample, small):
+        assert plan.policy.attention_at_once
+    config = model_config("model_1")
+    trunk = config.model.embeddings_and_evoformer
+    trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = (
+        trunk.template.template_pair_stack.num_block
+    ) = 1
+    with torch.device("meta"):
+        model = AlphaFold(config)
+    policies = ample.policies(model)
+    at_once = {
+        name: policies[module].attention_at_once
+        for name, module in model.named_modules()
+        if isinstance(module, TriangleAttention)
+    }
+    assert at_once == {name: not name.startswith("template") for name in at_once}
+    assert len(at_once) == 6
+    shared = Planner(CONFIG, 2, "cuda", ranks=2).plan(n, 78 << 30)
+    assert not shared.policy.attention_at_once
 
 
 def test_infer_goes_on_when_memory_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,6 +296,23 @@ def test_a_gpu_has_equal_blocks_of_rows(rows: int, length: int, blocks: int) -> 
     assert step == -(-rows // blocks)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_rows_at_once_make_one_block(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is that of several blocks; PyTorch's blocks stay as they are."""
+    monkeypatch.setattr({"torch": eager, "triton": triton_launch}[backend], "row_step", lambda x: 2)
+    inputs = {name: x.detach() for name, x in on_device(operands(5, 7)).items()}
+    launches, forward = [], triton_launch.Forward.begin
+    monkeypatch.setattr(
+        triton_launch.Forward, "begin", lambda *given: launches.append(len(given[1])) or forward(*given)
+    )
+    found = []
+    for at_once in (False, True):
+        out = torch.empty_like(inputs["x"])
+        found.append(gated_attention(**inputs, heads=2, out=out, at_once=at_once, backend=backend))
+    assert relative_error(found[1], found[0]) < 1e-6
+    assert launches == ([2, 2, 1, 5] if backend == "triton" else [])
+
+
 @pytest.mark.parametrize("length", [64, 99])
 def test_a_bias_for_many_blocks_is_copied_once(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Triton's path, which wants aligned rows: at most lengths every block would copy all of it."""

@@ -168,6 +168,7 @@ def gated_attention(
     dropout: Tensor | None = None,
     out: Tensor | None = None,
     scratch: Scratch | None = None,
+    at_once: bool = False,
     backend: str | None = None,
 ) -> Tensor:
     """Compute self-attention within every row, as a residual branch: ``(attention(LN(x)) · sigmoid(gate)) Oᵀ + o``.
@@ -185,6 +186,8 @@ def gated_attention(
         dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). Gets no gradient.
         out: Tensor for the result, without recording gradients; may be ``x`` or ``residual``.
         scratch: With ``out``: buffers to use, which the next operator can reuse.
+        at_once: With ``out``: let Triton project all rows at once, rather than at most 2^17 positions. The buffers
+            then have about 6 times the elements of ``x``.
         backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.attention`. ``cueq`` is NVIDIA's
             cuEquivariance if there is a bias, and ``auto`` otherwise.
 
@@ -230,7 +233,9 @@ def gated_attention(
         return _gated_attention(x, bias, mask, added, dropout, group, **options)
     operands = RowBlock(x, bias, mask, residual, dropout)
     scratch = scratch or Scratch()
-    return passes.forward(out, operands, parameters, heads=heads, backend=backend, scratch=scratch)
+    return passes.forward(
+        out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once
+    )
 
 
 @without_autocast

@@ -96,6 +96,7 @@ def forward(
     backend: str,
     scratch: Scratch,
     begun: Sequence[Tensor] = (),
+    at_once: bool = False,
 ) -> Tensor:
     """Fill ``out``; projections, scores and output exist for one block of rows at a time.
 
@@ -110,7 +111,7 @@ def forward(
     if requested_products() is not None:
         weights = centred_on(x, weights)
     step = blocks.Forward(weights, heads)
-    indices = row_blocks(x, blocks.row_step)
+    indices = row_blocks(x, len if at_once and backend == "triton" else blocks.row_step)
     first = next(indices, None)
     if first is None:
         return out
