@@ -147,8 +147,11 @@ def design_results(folder: Path) -> np.ndarray:
     (trajectories / "d_seed_000.jsonl").write_text("\n".join(lines))
     (trajectories / "d_seed_000.pdb").write_text(film_pdb(trace, folds[0].chain_index))
     (folder / "designs.tsv").write_text(
-        "name\tfilters\tnote\nd_seed_000\tpassed\t\n"
-        "d_seed_000_mpnn_1\tAverage_pLDDT 0.4 < 0.8\tcharge +9, not 0 to 2\n"
+        "name\tloss\tsequence\tfilters\tnote\nd_seed_000\t1.25\tMKVL:AC\tpassed\t\n"
+        "d_seed_000_mpnn_1\t\tMKVI:AC\tAverage_pLDDT 0.4 < 0.8\tcharge +9, not 0 to 2\n"
+    )
+    (folder / "statistics.tsv").write_text(
+        "kind\tname\tcount\tof\tshare\nsequence\taccepted\t1\t2\t0.500\nfilter\tAverage_pLDDT\t1\t2\t0.500\n"
     )
     return trace
 

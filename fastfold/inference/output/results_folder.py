@@ -122,6 +122,10 @@ class ResultsFolder:
         """Lock the folder; reentrant within a process."""
         return held(_file_lock(self.state / "lock"))
 
+    def claimed(self, work: str) -> AbstractContextManager[bool]:
+        """Yield True if no other process does ``work``, and keep others away meanwhile; a name such as a record's."""
+        return _claimed(self.state / f"{work}.lock")
+
     def target(self, target: Target) -> TargetResults:
         """Return a target's results, under its own stem, or raise WriteError (PlaceError for this one alone)."""
         owner = {"record": target.record, "chains": [chain.sequence for chain in target.chains]}
@@ -187,19 +191,9 @@ class TargetResults:
         """Return the name of a prediction's file (:func:`fastfold.inference.output.file_names.file_name`)."""
         return file_name(self.stem, record.rank, record.key, ending, self.parent.output_format)
 
-    @contextlib.contextmanager
-    def claimed(self, prediction: str) -> Iterator[bool]:
+    def claimed(self, prediction: str) -> AbstractContextManager[bool]:
         """Yield True if no other process works on a prediction, and keep others away meanwhile."""
-        path = self.state / f"{prediction}.lock"
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(held(_file_lock(path, timeout=0)))
-            except Timeout:
-                yield False
-                return
-            # A process that has the removed file open sees the record, which was written earlier.
-            stack.callback(path.unlink, missing_ok=True)
-            yield True
+        return _claimed(self.state / f"{prediction}.lock")
 
     def add(
         self,
@@ -350,6 +344,20 @@ def _prepare_records(folder: Path) -> None:
         if isinstance(error.__cause__, PermissionError):  # only for this folder
             raise PlaceError(str(error)) from error
         raise
+
+
+@contextlib.contextmanager
+def _claimed(path: Path) -> Iterator[bool]:
+    """Yield True if no other process holds the lock of a path, and hold it meanwhile."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held(_file_lock(path, timeout=0)))
+        except Timeout:
+            yield False
+            return
+        # A process that has the removed file open sees the record, which was written earlier.
+        stack.callback(path.unlink, missing_ok=True)
+        yield True
 
 
 def _file_lock(path: Path, timeout: float = -1) -> FileLock:

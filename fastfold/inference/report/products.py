@@ -10,7 +10,11 @@ from fastfold.protein.metrics.scores import SCORES
 
 MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results
 DESIGNS = "designs.tsv"  #: Table of designs in a folder of results
-TABLES = ("summary.tsv", "interfaces.csv", MUTATIONS, "mutations.png", DESIGNS, "designs.fasta")
+STATISTICS = "statistics.tsv"  #: Table of the trajectories and filters of designs
+TABLES = (
+    *("summary.tsv", "interfaces.csv", MUTATIONS, "mutations.png"),
+    *(DESIGNS, "designs.fasta", "mpnn.tsv", STATISTICS),
+)
 """Files of a whole folder that the page offers."""
 
 _OF_MUTANTS = tuple(one.name for one in SCORES if one.covers == "mutant")
@@ -22,7 +26,7 @@ def product_columns(folder: Path) -> dict[str, dict[str, Any]]:
     """Return further columns of the page's list by target, from the tables of mutants and of designs.
 
     Mutants have ``mutation`` (``A24G``) and their differences; designs have ``order`` (their place in the table),
-    ``sequence``, ``filters`` and their figures. Foreign tables give nothing.
+    ``sequence``, ``filters``, ``note`` and their figures. Foreign tables give nothing.
     """
     columns: dict[str, dict[str, Any]] = {}
     if is_regular(folder / MUTATIONS):
@@ -36,6 +40,22 @@ def product_columns(folder: Path) -> dict[str, dict[str, Any]]:
     if is_regular(folder / DESIGNS):
         for order, line in enumerate(read_table(folder / DESIGNS), 1):
             if name := line.get("name"):
-                texts = {key: text[:_LONGEST] for key in ("sequence", "filters") if (text := line.get(key))}
+                shown = ("sequence", "filters", "note")
+                texts = {key: text[:_LONGEST] for key in shown if (text := line.get(key))}
                 columns[name] = {"order": order, **texts, **numbers_of(line, _OF_DESIGNS)}
     return columns
+
+
+def design_statistics(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of :data:`STATISTICS` for the page: ``kind``, ``name``, ``count`` and ``of``."""
+    if not is_regular(folder / STATISTICS):
+        return []
+    return [
+        {
+            "kind": line["kind"][:_LONGEST],
+            "name": line["name"][:_LONGEST],
+            **numbers_of(line, ("count", "of")),
+        }
+        for line in read_table(folder / STATISTICS)
+        if line.get("kind") and line.get("name")
+    ]

@@ -43,7 +43,7 @@ from fastfold.inference.report.interfaces import (
     write_rows,
 )
 from fastfold.inference.report.molstar import PACKAGE, load_molstar, packed_viewer
-from fastfold.inference.report.products import TABLES, product_columns
+from fastfold.inference.report.products import TABLES, design_statistics, product_columns
 from fastfold.inference.report.relaxations import relaxations_page
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES, Score
@@ -71,6 +71,7 @@ _SCRIPTS = (
         "products/restraints.js",
         "products/ensemble.js",
         "products/design.js",
+        "products/design_table.js",
         "products/scan.js",
     ),
     *("filter.js", "list.js", "state.js", "chosen.js", "address.js", "main.js"),
@@ -205,6 +206,7 @@ def _page(
         "tables": [name for name in TABLES if is_regular(folder / name)],
         "ensembles": overlays,
         "designs": designs,
+        "statistics": design_statistics(folder),
         "viewer": None,
         "scores": [_shown_score(one) for one in SCORES if one.shown],
         "style": {

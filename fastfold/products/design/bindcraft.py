@@ -38,9 +38,9 @@ _FIXED = {
 }  # fmt: skip
 """Keys with one value that designs support."""
 
-_TARGET = ("starting_pdb", "chains", "target_hotspot_residues", "lengths")
+_TARGET = ("starting_pdb", "chains", "target_hotspot_residues", "lengths", "number_of_final_designs")
 """Keys of a target file that designs use."""
-_TARGET_ABSENT = ("design_path", "binder_name", "number_of_final_designs")
+_TARGET_ABSENT = ("design_path", "binder_name")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class TargetSettings:
     chains: str  #: Chain names with commas
     hotspots: str  #: Residues; empty for any
     length: str  #: Length or range, such as ``65-150``
+    until: int | None = None  #: Accepted sequences that end a campaign; None for any number
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,15 @@ def read_target(path: Path, say: Callable[[str], None]) -> TargetSettings:
     structure = Path(_text(content["starting_pdb"], "starting_pdb", path))
     if not structure.is_absolute() and not structure.exists():
         structure = path.parent / structure
+    until = content.get("number_of_final_designs")
+    if until is not None and (type(until) is not int or until < 1):
+        raise InputError(
+            f"number_of_final_designs: expected a number such as 100, found {shown(until)}", path=path
+        )
     _announce_absent(path, [key for key in content if key in _TARGET_ABSENT], say)
-    return TargetSettings(structure, chains, hotspots.replace(" ", ""), f"{min(lengths)}-{max(lengths)}")
+    return TargetSettings(
+        structure, chains, hotspots.replace(" ", ""), f"{min(lengths)}-{max(lengths)}", until
+    )
 
 
 def read_advanced(path: Path, say: Callable[[str], None]) -> AdvancedSettings:

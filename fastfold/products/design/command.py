@@ -24,6 +24,7 @@ from fastfold.utils.command_line.from_fields import (
 if TYPE_CHECKING:
     from fastfold.products.design.results.redesign import Redesign
 
+_MOST_DESIGNS = 10_000  #: Designs of --until without --num-designs
 _OF_FOLDS = ("device", "precision", "memory_budget", "host_memory", "parallel", "relax", "relax_platform")
 """Settings of folds that the command takes; others have another meaning here, such as ``--num-recycles``."""
 
@@ -160,7 +161,16 @@ def add_design_command(commands: Any) -> None:
     )
     run = parser.add_argument_group("run")
     run.add_argument(
-        "--num-designs", "--num-seeds", **count, default=1, help="designs, of seeds from --seed on"
+        "--num-designs",
+        "--num-seeds",
+        **count,
+        help=f"designs, of seeds from --seed on (default 1; with --until at most {_MOST_DESIGNS:,})",
+    )
+    run.add_argument(
+        "--until",
+        **count,
+        help="fold designs one by one until N sequences pass --filters and --where; several processes may run the same "
+        "command in one folder",
     )
     run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
     run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
@@ -185,7 +195,8 @@ def run_design(options: argparse.Namespace) -> int:
     task, config = design_task(options), _design_config(options, advanced)
     if options.precision not in (None, "fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
-    seeds = check_seeds(range(options.seed, options.seed + options.num_designs))
+    count = options.num_designs or (1 if options.until is None else _MOST_DESIGNS)
+    seeds = check_seeds(range(options.seed, options.seed + count))
     request = DesignRequest(
         task,
         options.out,
@@ -199,7 +210,8 @@ def run_design(options: argparse.Namespace) -> int:
             num_recycles=None if advanced is None else advanced.fold_recycles,
         ),
         filters=options.filters,
-        condition=options.where,
+        where=options.where,
+        until=options.until,
         redesign=_redesign(options, config.forbid),
         overwrite=options.overwrite,
     )
@@ -228,6 +240,8 @@ def _bindcraft(options: argparse.Namespace, say: Callable[[str], None]) -> Advan
             options.hotspots or target.hotspots,
         )
         options.length = options.length or target.length
+        if options.filters is not None:
+            options.until = options.until or target.until
     advanced = AdvancedSettings() if options.advanced is None else read_advanced(options.advanced, say)
     if options.flexible == "none":
         options.flexible = advanced.flexible

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from fastfold.errors import InputError
-from fastfold.evoformer.model import AlphaFold
+from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
-from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
-from fastfold.inference.output.plots import trajectory_png
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
@@ -27,16 +21,10 @@ from fastfold.inference.report.interfaces import parse_condition
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, fold_all, open_log
 from fastfold.products.design.config import DesignConfig, parse_contacts
-from fastfold.products.design.evaluate import Evaluator
-from fastfold.products.design.joint import SharedEvaluator, plan_design, planned_evaluator, recycled_bytes
 from fastfold.products.design.optimise import (
-    DesignState,
     check_start,
-    final_parameters,
-    first_state,
-    optimise,
-    schedule,
 )
+from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.redesign import (
@@ -47,6 +35,7 @@ from fastfold.products.design.results.redesign import (
     program_designs,
 )
 from fastfold.products.design.results.refold import fold_designs
+from fastfold.products.design.results.statistics import STATISTICS, statistic_rows, statistic_text
 from fastfold.products.design.results.table import (
     COLUMNS,
     PASSED,
@@ -54,11 +43,12 @@ from fastfold.products.design.results.table import (
     open_ring,
     table_text,
 )
-from fastfold.products.design.saved import design_identity, film_pdb, load_state, save_state
+from fastfold.products.design.saved import design_identity
 from fastfold.products.design.tasks.task import DesignTask
-from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.products.design.trajectory import Optimiser
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.device import choose_device
+from fastfold.utils.hashing import input_hash
 
 SEQUENCES, TABLE, TRAJECTORIES = "designs.fasta", "designs.tsv", "trajectories"
 """Files of a results folder that only designs have, and the folder of trajectories."""
@@ -67,8 +57,6 @@ _TRIAL = (
     "warning: a trial: mini sees several chains as one chain with a gap in the residue numbers, without the structure "
     "of given chains; it was not trained on complexes. Design binders and oligomers with --weights multimer"
 )
-_SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
-"""Steps after which the state of a design is saved and shown; earlier if they take longer."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +86,16 @@ class DesignRequest:
     )
     redesign: Redesign | None = None  #: Another program, whose sequences are folded as well; None for none
     overwrite: bool = False  #: True to start again where the folder has designs with other settings
-    condition: str | None = None  #: Condition on the table's columns that designs have to meet; None for none
+    #: Condition on columns of the table that designs have to meet, such as ``iptm>0.6 and rmsd<2``; None for none
+    where: str | None = None
+    #: Number of sequences that pass the filters after which no seed is begun; None for all seeds
+    until: int | None = None
 
 
 def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -> list[Design]:
     """Design a sequence with each seed, fold all of them again, and write tables and a page.
+
+    With ``until``, designs are folded one by one. Several processes may share the folder.
 
     Args:
         request: Task, networks and settings.
@@ -129,14 +122,29 @@ def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -
     """
     task, config, infer = request.task, request.config, request.infer
     device = choose_device(infer.device)
-    if request.condition is not None:
-        parse_condition(request.condition, COLUMNS)  # refused before anything is computed
+    where, until = request.where, request.until
+    if where is not None:
+        parse_condition(where, COLUMNS)  # refused before anything is computed
+    has_filters = request.filters is not None or where is not None
+    if until is not None and (until < 1 or not has_filters or infer.ranks > 1):
+        raise ConfigError(
+            f"`until`: expected a number from 1 with `filters` or `where`, and one process a design, found {until}; "
+            "start the command several times to share the designs"
+        )
     with distributed_folder(infer.ranks, device) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return []
         contacts = {name: parse_contacts(name, getattr(config, name)) for name in ("con", "i_con")}
-        tasks = [(task(seed) if callable(task) else task).with_contacts(contacts) for seed in request.seeds]
+
+        def task_of(seed: int) -> DesignTask:
+            made = (task(seed) if callable(task) else task).with_contacts(contacts)
+            if not request.weights and made.templates is not None:
+                made = made.without_templates
+            check_start(made, config)
+            return made
+
+        first = task_of(request.seeds[0])
         networks = folding = requested_networks(request.weights)
         if request.predict is not None:  # networks that are open already are shared
             known = {network.path: network for network in networks}
@@ -146,31 +154,27 @@ def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -
             device = distributed.context.device
         chosen: list[Filter] = []
         if request.filters is not None:
-            folders = len(suitable(folding, tasks[0].target))
+            folders = len(suitable(folding, first.target))
             relaxed = infer.relax == "all"
-            chosen = read_filters(request.filters, tasks[0], networks=folders, is_relaxed=relaxed, say=say)
-        if not request.weights and tasks[0].templates is not None:
-            tasks = [one.without_templates for one in tasks]
-        for one in tasks:
-            check_start(one, config)
-        run = _DesignRun(request.output, config, infer, device, distributed, request.overwrite, say)
+            chosen = read_filters(request.filters, first, networks=folders, is_relaxed=relaxed, say=say)
+        run = _DesignRun(request, device, distributed, filters=chosen, shows=say)
         if not request.weights:
             run.say(about_mini(networks[0]))
-            if tasks[0].target.is_complex:
+            if first.target.is_complex:
                 run.say(_TRIAL)
-        designs = run.design_all(tasks, request.seeds, networks, request.redesign)
-        del networks  # those that do not fold are freed
-        return run.finish(designs, folding, chosen, request.condition)
+        # A task that does not depend on the seed is made once.
+        tasks = task_of if callable(task) else (lambda seed: first)
+        if until is None:
+            return run.all_at_once([(seed, tasks(seed)) for seed in request.seeds], networks, folding)
+        return run.campaign(tasks, networks, folding, until)
 
 
 @dataclass
 class _DesignRun:
-    output: Path
-    config: DesignConfig
-    infer: InferConfig
+    request: DesignRequest
     device: torch.device
     distributed: DistributedFolder | None
-    overwrite: bool
+    filters: Sequence[Filter]
     shows: Callable[[str], None]
     log: RunLog = field(default_factory=RunLog)
 
@@ -178,123 +182,154 @@ class _DesignRun:
         self.log.append(line)
         self.shows(line)
 
-    def design_all(
-        self,
-        tasks: Sequence[DesignTask],
-        seeds: Sequence[int],
-        networks: Sequence[Network],
-        redesign: Redesign | None,
+    def all_at_once(
+        self, tasks: Sequence[tuple[int, DesignTask]], networks: Sequence[Network], folding: Sequence[Network]
     ) -> list[Design]:
-        """Return the designs, each with the other program's sequences; the networks leave the device."""
-        models = [network.load(self.infer.precision or "fp32").to(self.device) for network in networks]
-        digests = [network.digest for network in networks]
-        evaluator = self._evaluator(tasks[0], models)
-        folder = prepare_output_directory(prepare_output_directory(self.output) / TRAJECTORIES)
-        together = "" if self.distributed is None else f", {self.distributed.ranks} processes"
-        open_log(self.log, self.output, f"{len(tasks):,} designs on {self.device}{together}")
-        designs = []
-        for seed, one in zip(seeds, tasks, strict=True):
-            if one is not evaluator.task:
-                evaluator = self._evaluator(one, models)
-            identity = f"{design_identity(one, self.config, digests)}-{seed}"
-            path = folder / f"{one.name}_seed_{seed:03d}"
-            design = self._design(evaluator, seed, path, identity)
-            designs.append(design)
-            if redesign is not None and not design.is_given_up:
-                designs += program_designs(design, redesign, self.output, self.config.limits, seed, self.say)
-        if redesign is not None:
-            write_atomic(self.output / CHANGES, change_text(change_rows(designs, redesign)))
+        """Return the designs of seeds and tasks, each with the other program's sequences, and fold them together."""
+        optimiser = self._optimiser(networks, tasks[0][1], f"{len(tasks):,} designs")
+        designs = [design for seed, one in tasks for design in self._trajectory(optimiser, one, seed)]
         if self.distributed is not None:
             self.distributed.rest()
-        for model in models:  # they fold one after the other
-            model.to("cpu")
+        optimiser.leave()
+        folded = [design for design in designs if not design.is_given_up]
+        self._fold(folded, self.request.output / SEQUENCES, folding)
+        rows = self._rows(designs, folding)
+        ended = [_stage_given_up(design) for design in designs if not design.is_external]
+        self._conclude(rows, ended, has_page=bool(folded))
+        self.log.append(f"{len(designs)} designed")
         return designs
 
-    def finish(
-        self, designs: list[Design], networks: Sequence[Network], filters: Sequence[Filter], where: str | None
+    def campaign(
+        self,
+        tasks: Callable[[int], DesignTask],
+        networks: Sequence[Network],
+        folding: Sequence[Network],
+        until: int,
     ) -> list[Design]:
-        """Fold designs again, and write their table and the page; return the designs."""
-        folded = [design for design in designs if not design.is_given_up]
-        sequences = self.output / SEQUENCES
-        write_atomic(sequences, "".join(design.records for design in folded))
-        if folded:
-
-            def fold(request: InferRequest) -> Summary:
-                return fold_all(prepare(request, self.device, networks), self.device, self.distributed)
-
-            for target, why in fold_designs(
-                folded, sequences, networks, self.infer, overwrite=self.overwrite, run=fold
-            ):
-                self.say(f"error: {target}: {why}")
-        rows = design_rows(designs, self.output, networks, filters, self.config.limits, where)
-        write_atomic(self.output / TABLE, table_text(rows))
-        for row in rows:
-            if (problem := open_ring(row)) is not None:
-                self.say(f"{row['name']}: {problem}")
-        if folded:
-            with suppress(InputError):  # nothing to show if all folds failed
-                write_report(self.output, say=self.say)  # the page shows the table's verdicts
-        if filters or where is not None:
+        """Return the designs that this process made until the folder has enough accepted ones."""
+        optimiser = self._optimiser(
+            networks, tasks(self.request.seeds[0]), f"designs until {until:,} are accepted"
+        )
+        verdict = [
+            repr(one) for one in (self.filters, self.request.where, self.request.redesign, self.request.infer)
+        ]
+        settings = input_hash(*verdict, [network.digest for network in folding])
+        campaign = Campaign(prepare_output_directory(self.request.output), until, settings)
+        designs: list[Design] = []
+        for seed in self.request.seeds:
+            if campaign.is_done:
+                break
+            task = tasks(seed)
+            name = f"{task.name}_seed_{seed:03d}"
+            identity = f"{design_identity(task, self.request.config, optimiser.digests)}-{seed}"
+            with campaign.claimed(name) as is_own:
+                if not is_own or campaign.find(name, identity) is not None:
+                    continue
+                made = self._trajectory(optimiser, task, seed)
+                folded = [design for design in made if not design.is_given_up]
+                optimiser.leave()
+                self._fold(folded, self.request.output / TRAJECTORIES / f"{name}.fasta", folding)
+                rows = self._rows(made, folding)
+                campaign.add(Trajectory(name, identity, settings, _stage_given_up(made[0]), rows))
+                designs += made
+            self.say(f"{campaign.accepted:,} of {until:,} accepted, {name} with {_accepted(rows)}")
+        with campaign.folder.locked():
+            finished = campaign.trajectories()
+            names = [
+                self.request.output / TRAJECTORIES / f"{one.name}.fasta" for one in finished if not one.ended
+            ]
+            write_atomic(
+                self.request.output / SEQUENCES, "".join(one.read_text() for one in names if one.exists())
+            )
+            self._conclude(all_rows(finished), [one.ended for one in finished], has_page=bool(names))
+        if not campaign.is_done:
             self.say(
-                f"{sum(row['filters'] == PASSED for row in rows)} of {len(rows)} designs pass the filters"
+                f"{campaign.accepted:,} of {until:,} accepted after {len(finished):,} trajectories; the same command "
+                "with a larger `num_designs` continues"
             )
         self.log.append(f"{len(designs)} designed")
         return designs
 
-    def _evaluator(self, task: DesignTask, models: Sequence[AlphaFold]) -> Evaluator:
-        kept = recycled_bytes(self.config, len(task.source), models[0])
-        plans = [
-            plan_design(one, models, self.infer, self.say, self.distributed, kept=kept)
-            for one in task.complexes
+    def _trajectory(self, optimiser: Optimiser, task: DesignTask, seed: int) -> list[Design]:
+        """Return the design of a seed, and the other program's sequences for it."""
+        design = optimiser.design(task, seed, self.request.output / TRAJECTORIES)
+        if self.request.redesign is None or design.is_given_up:
+            return [design]
+        limits = self.request.config.limits
+        return [
+            design,
+            *program_designs(design, self.request.redesign, self.request.output, limits, seed, self.say),
         ]
-        if self.distributed is None:
-            return planned_evaluator(task, self.config, plans, models)
-        return SharedEvaluator(task, self.config, plans, models, self.distributed)
 
-    def _design(self, evaluator: Evaluator, seed: int, path: Path, identity: str) -> Design:
-        """Optimise one sequence from its last saved state, and write its trajectory."""
+    def _fold(self, designs: Sequence[Design], sequences: Path, networks: Sequence[Network]) -> None:
+        """Write the sequences of designs and fold them."""
+        write_atomic(sequences, "".join(design.records for design in designs))
 
-        def file(ending: str) -> Path:
-            return path.with_name(path.name + ending)
+        def fold(request: InferRequest) -> Summary:
+            return fold_all(prepare(request, self.device, networks), self.device, self.distributed)
 
-        saved = file(".safetensors")
-        if (state := load_state(saved, identity, overwrite=self.overwrite)) is None:
-            state = first_state(evaluator, self.config, seed)
-        elif state.step:
-            self.say(f"{path.name}: continues after step {state.step}")
-        total, saved_at = len(schedule(self.config)), time.monotonic()
+        if designs:
+            for target, why in fold_designs(
+                designs,
+                sequences,
+                networks,
+                self.request.infer,
+                output=self.request.output,
+                overwrite=self.request.overwrite,
+                run=fold,
+            ):
+                self.say(f"error: {target}: {why}")
 
-        def keep(current: DesignState) -> None:
-            nonlocal saved_at
-            is_due = current.step % _SAVE_STEPS == 0 or time.monotonic() - saved_at > _SAVE_SECONDS
-            if is_due or current.step == total:
-                row = current.log[-1]
-                save_state(saved, current, identity)
-                self.say(
-                    f"{path.name}: step {current.step} of {total} ({row['stage']}), loss {row['loss']:.3f}, "
-                    f"pLDDT {row['mean_plddt']:.1f}"
-                )
-                saved_at = time.monotonic()
+    def _rows(self, designs: Sequence[Design], networks: Sequence[Network]) -> list[dict[str, Any]]:
+        """Return the rows of designs, with the substitutions of the other program."""
+        rows = design_rows(
+            designs,
+            self.request.output,
+            networks,
+            self.filters,
+            self.request.config.limits,
+            self.request.where,
+        )
+        changes = {} if self.request.redesign is None else change_rows(designs, self.request.redesign)
+        return [row | changes.get(row["name"], {}) for row in rows]
 
-        try:
-            optimise(evaluator, self.config, seed, state, keep)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise InputError(
-                f"{path.name}: the memory was not enough for a gradient of {len(evaluator.task.source)} residues; use "
-                "fewer, `precision=bf16`, or a device with more memory"
-            ) from error
-        save_state(saved, state, identity)
-        design = Design(path.name, evaluator.task, final_parameters(evaluator, state), state)
-        names, about = evaluator.task.target.names, evaluator.task.residue_columns
-        write_atomic(file(".jsonl"), "".join(f"{json.dumps(row | about)}\n" for row in state.log))
-        write_atomic(file(".pdb"), film_pdb(np.stack(state.trace), evaluator.task.chain, names))
-        write_atomic(file("_design.pdb"), to_pdb(design.structure, names=names))
-        if find_spec("matplotlib") is not None:
-            series = ([row[key] for row in state.log] for key in ("loss", "mean_plddt", "stage"))
-            write_atomic(file(".png"), trajectory_png(*series, title=path.name))
-        if design.is_given_up:
-            why = state.log[-1].get("reason", f"pLDDT {state.log[-1]['designed_plddt']:.1f}")
-            self.say(f"{path.name}: given up after step {state.step}: {why}")
-        return design
+    def _conclude(self, rows: Sequence[dict[str, Any]], ended: Sequence[str], *, has_page: bool) -> None:
+        """Write the tables and the page of rows, and of the stage after which each trajectory ended."""
+        write_atomic(self.request.output / TABLE, table_text(rows))
+        write_atomic(self.request.output / STATISTICS, statistic_text(statistic_rows(ended, rows)))
+        if self.request.redesign is not None:
+            write_atomic(self.request.output / CHANGES, change_text(rows))
+        for row in rows:
+            if (problem := open_ring(row)) is not None:
+                self.say(f"{row['name']}: {problem}")
+        if has_page:
+            with suppress(InputError):  # nothing to show if all folds failed
+                write_report(self.request.output, say=self.say)  # the page shows the table's verdicts
+        if self.filters or self.request.where is not None:
+            self.say(f"{_accepted(rows)} of {len(rows)} designs pass the filters")
+
+    def _optimiser(self, networks: Sequence[Network], first: DesignTask, what: str) -> Optimiser:
+        """Load the networks, check that they can design the first task, and open the folders and the log."""
+        optimiser = Optimiser(
+            networks,
+            self.request.config,
+            self.request.infer,
+            self.device,
+            self.distributed,
+            overwrite=self.request.overwrite,
+            say=self.say,
+        )
+        optimiser.evaluator(first)
+        prepare_output_directory(prepare_output_directory(self.request.output) / TRAJECTORIES)
+        together = "" if self.distributed is None else f", {self.distributed.ranks} processes"
+        open_log(self.log, self.request.output, f"{what} on {self.device}{together}")
+        return optimiser
+
+
+def _stage_given_up(design: Design) -> str:
+    """Return the stage after which a design was given up; empty for one that is folded."""
+    return str(design.state.log[-1]["stage"]) if design.is_given_up else ""
+
+
+def _accepted(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(row["filters"] == PASSED for row in rows)

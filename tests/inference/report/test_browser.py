@@ -439,6 +439,23 @@ def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp
         == "d_seed_000_mpnn_1: 3 steps, soft, hard · failed filters: Average_pLDDT 0.4 < 0.8 · charge +9, not 0 to 2"
     )
     assert browser.evaluate("document.getElementById('restraints').hidden")
+    heads = browser.evaluate("[...document.querySelectorAll('#list th')].map((one) => one.textContent)")
+    assert [one.split(" ")[0] for one in heads[:5]] == ["target", "loss", "sequence", "filters", "note"]
+    browser.evaluate(
+        "Object.defineProperty(navigator, 'clipboard', "
+        "{ value: { writeText: async (one) => { window.copied = one; } }, configurable: true })"
+    )
+    browser.evaluate("document.getElementById('fasta-copy').click()")
+    browser.wait("document.getElementById('fasta-note').textContent === 'copied 2 sequences'")
+    first, second = browser.evaluate("window.copied").split("\n>")
+    assert first.startswith(">d_seed_000 loss=1.25 mean_plddt=")
+    assert first.endswith(" filters=passed\nMKVL:AC")
+    assert second.startswith("d_seed_000_mpnn_1 mean_plddt=")
+    assert second.endswith(" filters=Average_pLDDT_0.4_<_0.8\nMKVI:AC\n")
+    counted = browser.evaluate(
+        "[...document.querySelectorAll('#statistics td')].map((one) => one.textContent)"
+    )
+    assert counted == ["sequence", "accepted", "1", "2", "50%", "filter", "Average_pLDDT", "1", "2", "50%"]
     browser.click("#list tbody tr:nth-child(4)")
     browser.wait("document.getElementById('name').textContent === 'restrained'")
     cells = browser.evaluate("[...document.querySelectorAll('#restraints td')].map((one) => one.textContent)")

@@ -81,8 +81,10 @@ def test_files_are_read_unchanged(tmp_path: Path) -> None:
     }  # fmt: skip
     target = read_target(write(tmp_path, given, "PDL1.json"), lines.append)
     assert (target.structure, target.chains) == (tmp_path / "PDL1.pdb", "A,B")
-    assert (target.hotspots, target.length) == ("A56", "65-150")
-    assert lines[-1] == "PDL1.json: not used: design_path, binder_name, number_of_final_designs"
+    assert (target.hotspots, target.length, target.until) == ("A56", "65-150", 100)
+    with pytest.raises(InputError, match="number_of_final_designs: expected a number such as 100"):
+        read_target(write(tmp_path, {**given, "number_of_final_designs": "many"}, "PDL1.json"), lines.append)
+    assert lines[-1] == "PDL1.json: not used: design_path, binder_name"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.losses.design import Outputs
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.products.design import DesignConfig, run_designs
+from fastfold.products.design import DesignConfig, DesignRequest, run_designs
 from fastfold.products.design.agreement import given_agreement
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.tasks.binders import BinderParts, binder
@@ -290,9 +290,8 @@ def protocols(backbone: Path, framework: Path) -> dict[str, DesignTask]:
 )
 def test_mini_obeys_what_is_given(protocol: str, tmp_path: Path, backbone: Path, framework: Path) -> None:
     task = protocols(backbone, framework)[protocol]
-    (design,) = run_designs(
-        task, tmp_path / "out", config=STEPS, infer=InferConfig(num_recycles=0), say=lambda line: None
-    )
+    request = DesignRequest(task, tmp_path / "out", config=STEPS, infer=InferConfig(num_recycles=0))
+    (design,) = run_designs(request, say=lambda line: None)
     fixed = np.array(list("".join(chain.sequence for chain in task.target.chains)))
     made = np.array(list("".join(design.sequences)))
     assert (made == fixed)[task.source < 0].all()

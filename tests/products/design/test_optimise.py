@@ -170,6 +170,6 @@ def test_a_design_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.
     def fail(*arguments: Any, **settings: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("fastfold.products.design.run.optimise", fail)
+    monkeypatch.setattr("fastfold.products.design.trajectory.optimise", fail)
     with pytest.raises(InputError, match="not enough for a gradient of 10 residues"):
         run_designs(DesignRequest(hallucination(10), tmp_path, config=SHORT))

@@ -119,7 +119,7 @@ def test_the_table_of_changes_names_each_substitution(backbone: Path) -> None:
     made = Design("d_mpnn_1", task, "ACWEFY", state, 1.25, True)
     program = SequenceProgram(f"{sys.executable} {{out}} {{pdb}}")
     for keep, fixed in ((False, ""), (True, "B1")):
-        (row,) = change_rows([design, made], Redesign(program, keep))
+        row = change_rows([design, made], Redesign(program, keep))[made.name]
         assert row == {
             "name": "d_mpnn_1",
             "design": "d",
@@ -129,7 +129,10 @@ def test_the_table_of_changes_names_each_substitution(backbone: Path) -> None:
             "substitutions": "B:D3W,B:G6Y",
             "fixed": fixed,
         }
-    assert change_text([row]).splitlines() == ["\t".join(row), "\t".join(map(str, row.values()))]
+    assert change_text([{"name": "d"}, row]).splitlines() == [
+        "\t".join(row),
+        "\t".join(map(str, row.values())),
+    ]
 
 
 def test_copies_are_tied_and_must_be_equal(tmp_path: Path) -> None:

@@ -153,7 +153,13 @@ def test_every_complex_is_folded_with_its_templates(
         "fastfold.products.design.results.refold.takes_templates", lambda *settings, are_whole: are_whole
     )
     fold_designs(
-        [design], tmp_path / "d.fasta", requested_networks([]), InferConfig(), overwrite=False, run=run
+        [design],
+        tmp_path / "d.fasta",
+        requested_networks([]),
+        InferConfig(),
+        output=tmp_path,
+        overwrite=False,
+        run=run,
     )
     assert rings == ["B", True, "A", "C"]  # a binder of chain B is chain A
     assert read == {

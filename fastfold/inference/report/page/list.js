@@ -2,9 +2,9 @@
 
 const has = (key) => meta.rows.some((row) => row[key] !== undefined && row[key] !== null);
 const ALL_COLUMNS = ['name', 'mutation', 'sequence', 'model', 'seed', 'sample', 'rank', 'partner_1', 'partner_2', 'length',
-  ...meta.scores.filter(({ shown: place }) => place === 'list').map(({ name }) => name), 'filters', 'seconds', 'peak_memory'];
+  ...meta.scores.filter(({ shown: place }) => place === 'list').map(({ name }) => name), 'filters', 'note', 'seconds', 'peak_memory'];
 const NAMES = { name: 'target', partner_1: 'partner 1', partner_2: 'partner 2', length: 'residues', peak_memory: 'memory (MiB)' };
-const TEXT = new Set(['name', 'sample', 'partner_1', 'partner_2', 'model', 'mutation', 'sequence', 'filters']);
+const TEXT = new Set(['name', 'sample', 'partner_1', 'partner_2', 'model', 'mutation', 'sequence', 'filters', 'note']);
 const FROM_SMALL = new Set(['rank', 'seed', 'order', 'loss', 'rmsd', 'interface_pae']);
 const LATE = new Set(['model', 'seed', 'contacts', 'interface_pae', 'dplddt', 'dpae', 'rmsd', 'iptm', 'length']);
 const PAGE_ROWS = 100;
@@ -13,7 +13,7 @@ const SIDE_ROWS = 200;
 // Products by their key columns and first order, the special before the general ones.
 const PRODUCTS = [
   { is: mutants.length > 0, key: 'dplddt_site', isDown: false, columns: ['name', 'mutation', 'dplddt_site', 'dplddt', 'dpae_site', 'dpae', 'strain_site'] },
-  { is: meta.designs.length > 0, key: 'order', isDown: false, columns: ['name', 'sequence', 'filters', 'loss', 'mean_plddt', 'ptm', 'iptm'] },
+  { is: meta.designs.length > 0, key: 'order', isDown: false, columns: ['name', 'loss', 'sequence', 'filters', 'note', 'mean_plddt', 'ptm', 'iptm'] },
   { is: isScreen, key: 'ipsae', isDown: true, columns: ['partner_1', 'partner_2', 'rank', 'ipsae', 'iptm', 'pdockq2', 'interface_pae', 'contacts'] },
   { is: has('composite'), key: 'composite', isDown: true, columns: ['name', 'composite', 'given_tm', 'mean_plddt', 'ptm'] },
 ];
@@ -66,7 +66,7 @@ function rowElement(data) {
   const row = make('tr', undefined, { tabindex: '0', 'aria-selected': String(Boolean(state.prediction && state.prediction.row === data)) });
   for (const [key] of shownColumns()) {
     const text = cellText(key, data[key]);
-    const cell = make('td', text, { class: `${TEXT.has(key) ? 'text' : ''} ${LATE.has(key) ? 'late' : ''} ${key === 'sequence' ? 'letters' : key === 'filters' ? 'narrow' : ''}`, ...(TEXT.has(key) ? { title: text } : {}) });
+    const cell = make('td', text, { class: `${TEXT.has(key) ? 'text' : ''} ${LATE.has(key) ? 'late' : ''} ${key === 'sequence' ? 'letters' : ['filters', 'note'].includes(key) ? 'narrow' : ''}`, ...(TEXT.has(key) ? { title: text } : {}) });
     if (key === sorting.key && ['ipsae', 'composite'].includes(key) && typeof data[key] === 'number') cell.prepend(railOf(key, data[key]));
     if (key === 'filters' && data.filters) cell.replaceChildren(make('span', text, { class: `pill ${text === 'passed' ? 'good' : 'poor'}` }));
     row.append(cell);
@@ -151,11 +151,12 @@ function arrange() {
   byId('overview').hidden = kind !== 'list';
   byId('matrix').hidden = !isScreen;
   byId('table').hidden = meta.rows.length < 2;
+  if (meta.designs.length) arrangeDesigns();
   if (kind !== 'list') byId('tiles').after(byId('design'));
   if (kind !== 'list') return;
   byId('table').open = true;
   byId('best').checked = true;
-  byId('overview').append(byId('table'), byId('matrix'), byId('design'));
+  byId('overview').append(byId('table'), byId('matrix'), byId('design'), byId('statistics'));
   const [headline, subline, title] = headlines();
   byId('headline').textContent = headline;
   byId('subline').textContent = subline;

@@ -54,7 +54,7 @@ def program_designs(
     Raises:
         InputError: The program fails, or its sequences do not fit.
     """
-    found = redesign.program.sequences(
+    written = redesign.program.sequences(
         design.task,
         to_pdb(replace(design.structure, residue_index=design.task.place + 1)),
         "".join(design.sequences),
@@ -65,7 +65,7 @@ def program_designs(
     )
     made = [
         Design(f"{design.name}_mpnn_{number}", design.task, parameters, design.state, score, True)
-        for number, (parameters, score) in enumerate(found, 1)
+        for number, (parameters, score) in enumerate(written, 1)
     ]
     within = [one for one in made if not limits.broken(one.designed)]
     left = len(made) - len(within)
@@ -83,13 +83,13 @@ def _fixed(design: Design, redesign: Redesign) -> np.ndarray:
     return np.flatnonzero(near & task.in_designed & (task.source >= 0))
 
 
-def change_rows(designs: Sequence[Design], redesign: Redesign) -> list[dict[str, Any]]:
-    """Return a row of :data:`CHANGE_COLUMNS` for each sequence of the program.
+def change_rows(designs: Sequence[Design], redesign: Redesign) -> dict[str, dict[str, Any]]:
+    """Return a row of :data:`CHANGE_COLUMNS` for each sequence of the program, by its name.
 
     ``substitutions`` are those of the designed chain, equal ones once, such as ``B:G3A``; ``identity`` is the share of
     its designed residues that stay, and ``fixed`` has the residues that had to stay at the interface.
     """
-    rows = []
+    rows = {}
     own = {design.name: design for design in designs if not design.is_external}
     for made in (design for design in designs if design.is_external):
         design, task = own[made.name.rpartition("_mpnn_")[0]], made.task
@@ -98,20 +98,19 @@ def change_rows(designs: Sequence[Design], redesign: Redesign) -> list[dict[str,
         places = [i for i in task.designed_chain if task.source[i] >= 0]
         changed = [i for i in places if before[i] != after[i]]
         texts = [f"{names.chain_ids[task.chain[i]]}:{before[i]}{names.numbers[i]}{after[i]}" for i in changed]
-        rows.append(
-            {
-                "name": made.name,
-                "design": design.name,
-                "score": "" if made.score is None else f"{made.score:.4f}",
-                "changed": len(changed),
-                "identity": f"{1 - len(changed) / len(places):.3f}",
-                "substitutions": ",".join(texts),
-                "fixed": residue_text(task.target, _fixed(design, redesign).tolist()),
-            }
-        )
+        rows[made.name] = {
+            "name": made.name,
+            "design": design.name,
+            "score": "" if made.score is None else f"{made.score:.4f}",
+            "changed": len(changed),
+            "identity": f"{1 - len(changed) / len(places):.3f}",
+            "substitutions": ",".join(texts),
+            "fixed": residue_text(task.target, _fixed(design, redesign).tolist()),
+        }
     return rows
 
 
 def change_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as tab-separated text with :data:`CHANGE_COLUMNS`."""
-    return tab_separated([CHANGE_COLUMNS, *([row[column] for column in CHANGE_COLUMNS] for row in rows)])
+    """Return the rows of the program's sequences as tab-separated text with :data:`CHANGE_COLUMNS`."""
+    made = [row for row in rows if "substitutions" in row]
+    return tab_separated([CHANGE_COLUMNS, *([row[column] for column in CHANGE_COLUMNS] for row in made)])

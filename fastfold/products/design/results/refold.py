@@ -25,10 +25,11 @@ def fold_designs(
     networks: Sequence[Network],
     config: InferConfig,
     *,
+    output: Path,
     overwrite: bool,
     run: Callable[[InferRequest], Summary],
 ) -> list[tuple[str, str]]:
-    """Fold designs from a FASTA file into its folder; return name and reason of each fold that failed.
+    """Fold designs from a FASTA file into a folder; return name and reason of each fold that failed.
 
     Given chains have their templates if a network takes any, designed ones their sequence alone. ``run`` folds the
     targets of a request by the networks.
@@ -60,6 +61,6 @@ def fold_designs(
         settings = replace(config, **kept)
         options = RunOptions(overwrite=overwrite)
         weights = [network.path for network in networks]
-        summary = run(InferRequest(partial(read, rings), path.parent, weights, settings, options))
+        summary = run(InferRequest(partial(read, rings), output, weights, settings, options))
         failed += summary.failed
     return failed

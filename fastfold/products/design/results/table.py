@@ -51,7 +51,21 @@ def design_rows(
             if not meets({column: _value(row.get(column)) for column in COLUMNS}):
                 failed.append(f"not {where}")
             row["filters"] = "; ".join(failed) or PASSED
+    return sorted_rows(rows)
+
+
+def sorted_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows in the order of the table: those that pass all filters first, then by confidence."""
     return sorted(rows, key=lambda row: (row["filters"] not in ("", PASSED), -_confidence(row)))
+
+
+def failed_filters(verdict: str) -> set[str]:
+    """Return the names of the filters that a row's ``filters`` says were failed.
+
+    A condition on columns is one of them, as it was given.
+    """
+    parts = [] if verdict in ("", PASSED) else verdict.split("; ")
+    return {part if part.startswith("not ") else part.rpartition(": ")[2].split(" ")[0] for part in parts}
 
 
 def _value(cell: Any) -> float | str | None:

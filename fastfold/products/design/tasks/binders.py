@@ -123,9 +123,9 @@ def binder(
         raise ConfigError("`contigs` holds a motif at one place of the target; leave out `copies`")
     structure = read_logged(path, BINDING_SITE, chain_ids=(*chains, *parts.redesign) if chains else ())
     bound = _bound_chains(structure, chains, parts, path)
-    taken = [chain.id for chain in structure_chains(bound)]
+    used_names = [chain.id for chain in structure_chains(bound)]
     designed = _designed_chains(
-        parts, structure, taken, path, length=length, copies=copies, repeats=repeats, seed=seed
+        parts, structure, used_names, path, length=length, copies=copies, repeats=repeats, seed=seed
     )
     if cyclic and any(one.chain.has_gap for one in designed):
         raise ConfigError(
@@ -134,29 +134,29 @@ def binder(
     own_flexible = parts.flexible or ("none" if parts.framework else "free")
     paratope = np.concatenate([one.rows >= 0 for one in designed]) if parts.framework else np.zeros(0, bool)
 
-    def bind(given: ObservedStructure, spots: str, where: Path, own: Sequence[DesignedChain]) -> DesignTask:
-        residues = sum(map(len, given.chains))
+    def bind(target: ObservedStructure, spots: str, file: Path, own: Sequence[DesignedChain]) -> DesignTask:
+        residues = sum(map(len, target.chains))
         weights = {"plddt": 0.1, "i_con": 1.0} | ({} if parts.is_empty else {"dgram_cce": 1.0})
         return assemble(
             "binder",
             own,
             {"dgram_cce": 1.0} if parts.redesign else weights,
-            bound=given,
+            bound=target,
             tied=copies,
             is_summed=bool(parts.redesign),
-            hotspots=residue_places(spots, given.chains, where),
+            hotspots=residue_places(spots, target.chains, file),
             paratope=np.flatnonzero(paratope) + residues,
-            templates=[*given.chains, *(one.observed for one in own)],
+            templates=[*target.chains, *(one.observed for one in own)],
             cyclic=cyclic,
             flexible=flexible,
             own_flexible=own_flexible,
         )
 
     def bound_to(other: TargetStructure) -> DesignTask:
-        given = read_logged(other.path, BINDING_SITE, chain_ids=other.chains)
+        target = read_logged(other.path, BINDING_SITE, chain_ids=other.chains)
         # Only the first target is in the frame of the binder's given residues.
-        own = _renamed([replace(one, frame=one.frame + 1) for one in designed], given)
-        return bind(given, other.hotspots, other.path, own)
+        own = _renamed([replace(one, frame=one.frame + 1) for one in designed], target)
+        return bind(target, other.hotspots, other.path, own)
 
     task = bind(bound, hotspots, path, designed)
     return replace(task, others=[bound_to(one) for one in others], avoided=[bound_to(one) for one in avoided])
@@ -185,7 +185,7 @@ def _bound_chains(
 def _designed_chains(
     parts: BinderParts,
     structure: ObservedStructure,
-    taken: Sequence[str],
+    used_names: Sequence[str],
     path: Path,
     *,
     length: int | tuple[int, int] | None,
@@ -193,8 +193,8 @@ def _designed_chains(
     repeats: int,
     seed: int,
 ) -> list[DesignedChain]:
-    """Return the chains of a binder; ``taken`` are the names of the given ones."""
-    free = next(name for name in map(chain_name, count()) if name not in taken)
+    """Return the chains of a binder; ``used_names`` are the names of the given ones."""
+    free = next(name for name in map(chain_name, count()) if name not in used_names)
     if repeats > 1 and not parts.is_empty:
         raise ConfigError("`repeats` belongs to new binders; leave it out")
     if parts.contigs:
@@ -217,7 +217,7 @@ def _designed_chains(
         return named
     if not isinstance(length, int) or length * repeats < _SHORTEST:
         raise ConfigError(f"expected a binder of {_SHORTEST} residues or more, found {length}")
-    return copied(new_chain(free, length, repeats=repeats), copies, taken=(*taken, free))
+    return copied(new_chain(free, length, repeats=repeats), copies, used_names=(*used_names, free))
 
 
 def _framework(parts: BinderParts, seed: int) -> list[DesignedChain]:
@@ -241,25 +241,25 @@ def _framework(parts: BinderParts, seed: int) -> list[DesignedChain]:
         loops.append((number, own))
         ranges.append(wanted)
     for number, chain in enumerate(structure.chains):
-        used = np.concatenate([own for where, own in loops if where == number] or [np.zeros(0, int)])
+        used = np.concatenate([own for index, own in loops if index == number] or [np.zeros(0, int)])
         if len(used) != len(set(used.tolist())) or len(used) == len(chain):
             raise ConfigError(f"`loops`: {parts.loops!r} overlap, or leave nothing of chain {chain.chain_id}")
     drawn = draw_numbers(ranges, seed)
     sized = [(number, own, size) for (number, own), size in zip(loops, drawn, strict=True)]
     return [
-        chain_with_loops(one, chain, [(own, size) for where, own, size in sized if where == number], frame=1)
+        chain_with_loops(one, chain, [(own, size) for index, own, size in sized if index == number], frame=1)
         for number, (one, chain) in enumerate(zip(structure_chains(structure), structure.chains, strict=True))
     ]
 
 
-def _renamed(designed: Sequence[DesignedChain], given: ObservedStructure) -> list[DesignedChain]:
-    """Return designed chains with free names in place of those that given or earlier chains have."""
-    taken = [chain.id for chain in structure_chains(given)]
+def _renamed(designed: Sequence[DesignedChain], structure: ObservedStructure) -> list[DesignedChain]:
+    """Return designed chains with free names in place of those of a structure or of earlier chains."""
+    used_names = [chain.id for chain in structure_chains(structure)]
     made = []
     for one in designed:
         name = one.chain.id
-        if name in taken:
-            name = next(free for free in map(chain_name, count()) if free not in taken)
-        taken.append(name)
+        if name in used_names:
+            name = next(free for free in map(chain_name, count()) if free not in used_names)
+        used_names.append(name)
         made.append(replace(one, chain=replace(one.chain, id=name)))
     return made

@@ -132,13 +132,13 @@ def draw_numbers(
     ``total`` limits the sum of the numbers and ``fixed``. A ConfigError tells that no numbers have such a sum.
     """
     low, high = (0, _LARGEST) if total is None else total
-    least, most = (fixed + sum(one[end] for one in ranges) for end in (0, 1))
+    shortest, longest = (fixed + sum(one[end] for one in ranges) for end in (0, 1))
     rng = np.random.default_rng([seed, 2**20])
-    for _ in range(_MOST_DRAWS if least <= high and most >= low else 0):
+    for _ in range(_MOST_DRAWS if shortest <= high and longest >= low else 0):
         drawn = [int(rng.integers(first, last + 1)) for first, last in ranges]
         if low <= fixed + sum(drawn) <= high:
             return drawn
-    raise ConfigError(f"`length`: expected a range that overlaps {least}-{most}, found {low}-{high}")
+    raise ConfigError(f"`length`: expected a range that overlaps {shortest}-{longest}, found {low}-{high}")
 
 
 def chain_of_parts(

@@ -105,7 +105,7 @@ def _between_chains(task: DesignTask, designed: Tensor, offset: Tensor, chain: T
     rows, columns = (goal, touching) if has_hotspots else (touching, goal)
     between = different * columns[None]
     options = replace(INTERFACE_CONTACTS, **task.contact_settings.get("i_con", {}))
-    found: dict[str, Loss] = {
+    between_losses: dict[str, Loss] = {
         "i_con": MaskedLoss(
             lambda o, _: losses.contact_loss(o, offset, options, rows, between),
             rows[:, None] * between,
@@ -114,23 +114,27 @@ def _between_chains(task: DesignTask, designed: Tensor, offset: Tensor, chain: T
     }
     if is_binder:
         facing = between.transpose(0, 1) if has_hotspots else between
-        found["avoid"] = MaskedLoss(
+        between_losses["avoid"] = MaskedLoss(
             lambda o, _: losses.avoid_loss(o, CONTACTS.cutoff, designed, facing),
             designed[:, None] * facing,
             "between chains",
         )
-    found["i_ptm"] = MaskedLoss(lambda o, _: losses.interface_ptm_loss(o, chain), different, "between chains")
+    between_losses["i_ptm"] = MaskedLoss(
+        lambda o, _: losses.interface_ptm_loss(o, chain), different, "between chains"
+    )
     error_pairs = different * (designed[:, None] * goal[None])
-    found["i_pae"] = MaskedLoss(lambda o, _: losses.pae_loss(o, error_pairs), error_pairs, "between chains")
-    return found
+    between_losses["i_pae"] = MaskedLoss(
+        lambda o, _: losses.pae_loss(o, error_pairs), error_pairs, "between chains"
+    )
+    return between_losses
 
 
 def _supervised(
-    reference: Reference, given: Tensor | None, device: torch.device, dtype: torch.dtype
+    reference: Reference, target: Tensor | None, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Loss]:
     """Return losses against given atoms; CB is that of the designed residue type, as in ColabDesign.
 
-    ``given [N]`` are 1 for the chains that a binder binds, None for other protocols. A binder whose atoms are given in
+    ``target [N]`` are 1 for the chains that a binder binds, None for other protocols. A binder whose atoms are given in
     their frame is superposed on them.
     """
     positions, mask = reference.positions.to(device, dtype), reference.mask.to(device, dtype)
@@ -140,8 +144,8 @@ def _supervised(
     backbone = mask[:, 0] * mask[:, 1] * mask[:, 2]
     frames = backbone[:, None] * backbone[None] * same
     moved = mask[:, 1] * rows
-    is_bound = given is not None and bool((reference.frame[reference.rows > 0] == 0).all())
-    fitted = mask[:, 1] * given if given is not None and is_bound else None
+    is_bound = target is not None and bool((reference.frame[reference.rows > 0] == 0).all())
+    fitted = mask[:, 1] * target if target is not None and is_bound else None
 
     def summed(loss: Tensor, pairs: Tensor) -> Tensor:
         return loss * pairs.sum() / (rows.sum() + 1e-8) if reference.is_summed else loss

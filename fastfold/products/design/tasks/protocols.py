@@ -198,12 +198,12 @@ def chains_of_contigs(
     drawn = iter(draw_numbers(ranges, seed, fixed=len(kept), total=length))
     fixed = [next(drawn) if isinstance(part, tuple) else part for part in parts]
     first = chain_of_parts(name, fixed, chains, frame=0 if is_bound else 1)
-    return copied(first, copies, taken=(name,))
+    return copied(first, copies, used_names=(name,))
 
 
-def copied(chain: DesignedChain, copies: int, *, taken: Sequence[str]) -> list[DesignedChain]:
-    """Return a chain and equal ones, each with a frame of its own and the next name that is not ``taken``."""
-    free = (name for name in map(chain_name, range(10**6)) if name not in taken)
+def copied(chain: DesignedChain, copies: int, *, used_names: Sequence[str]) -> list[DesignedChain]:
+    """Return a chain and equal ones, each with a frame of its own and the next name that is not ``used_names``."""
+    free = (name for name in map(chain_name, range(10**6)) if name not in used_names)
     more = [
         replace(chain, chain=replace(chain.chain, id=next(free)), frame=chain.frame + number)
         for number in range(1, copies)
@@ -248,7 +248,7 @@ def assemble(
     Raises:
         ConfigError: Chains that shall be equal differ in length or kept residues.
     """
-    given = () if bound is None else bound.chains
+    target_chains = () if bound is None else bound.chains
     chains = [*(() if bound is None else structure_chains(bound)), *(one.chain for one in designed)]
     count, rest = divmod(len(designed), tied)
     for number, one in enumerate(designed):
@@ -262,21 +262,21 @@ def assemble(
     rows = [
         np.where(one.rows >= 0, one.rows + first[number % count], -1) for number, one in enumerate(designed)
     ]
-    source_rows = np.concatenate([np.full(sum(map(len, given)), -1), *rows])
+    source_rows = np.concatenate([np.full(sum(map(len, target_chains)), -1), *rows])
     if source_rows.max(initial=-1) < 0:
         raise ConfigError(f"{name}: all residues are kept; leave at least one to design")
     atoms = None
     if bound is not None:
         ca = rc.atom_order["CA"]
-        known = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in given]
+        known = [np.where(one.mask[:, ca, None] > 0.5, one.positions[:, ca], np.nan) for one in target_chains]
         atoms = np.concatenate([*known, np.full((sum(map(len, rows)), 3), np.nan)])
     return DesignTask(
         name,
         make_target(name, chains, source if bound is None else bound.name),
         source_rows,
         weights,
-        reference=_reference(given, designed, is_summed),
-        own_chains=range(len(given), len(chains)),
+        reference=_reference(target_chains, designed, is_summed),
+        own_chains=range(len(target_chains), len(chains)),
         bound_ca=atoms,
         **fields,
     )

@@ -1,0 +1,128 @@
+"""Campaigns: designs until enough are accepted, shared by processes, and statistics of trajectories."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
+from fastfold.products.design import DesignConfig, DesignRequest, hallucination, run_designs
+from fastfold.products.design import run as run_module
+from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
+from fastfold.products.design.results.statistics import statistic_rows, statistic_text
+from fastfold.products.design.results.table import PASSED, failed_filters
+from fastfold.products.design.trajectory import Optimiser
+
+STEPS = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0)
+
+
+def row(name: str, filters: str, plddt: float = 50.0, folds: int = 1) -> dict[str, object]:
+    return {"name": name, "filters": filters, "plddt": str(plddt), "folds": folds}
+
+
+def test_records_are_shared_and_belong_to_their_settings(tmp_path: Path) -> None:
+    campaign, other = Campaign(tmp_path, 2, "s"), Campaign(tmp_path, 2, "s")
+    campaign.add(
+        Trajectory("a", "x", "s", "", [row("a", PASSED, 40.0), row("a_mpnn_1", "Average_pLDDT 0.5 < 0.8")])
+    )
+    campaign.add(Trajectory("b", "x", "s", "soft", [row("b", "", folds=0)]))
+    assert other.find("a", "x") == campaign.trajectories()[0]
+    assert other.find("a", "y") is None
+    assert (other.accepted, other.is_done) == (1, False)
+    other.add(Trajectory("c", "x", "s", "", [row("c", PASSED, 60.0)]))
+    assert campaign.is_done
+    assert [one["name"] for one in all_rows(campaign.trajectories())] == ["c", "b", "a", "a_mpnn_1"]
+    (tmp_path / ".fastfold" / "designs" / "d.json").write_text('{"name": "d"}')
+    assert len(campaign.trajectories()) == 3
+    changed = Campaign(tmp_path, 2, "t")
+    assert (changed.find("a", "x"), changed.accepted) == (None, 0)
+
+
+def test_a_trajectory_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path, 2, "s")
+    with FileLock(tmp_path / ".fastfold" / "a.lock"), campaign.claimed("a") as is_own:
+        assert not is_own
+    with campaign.claimed("a") as is_own:
+        assert is_own
+    assert not (tmp_path / ".fastfold" / "a.lock").exists()
+
+
+def test_statistics_count_trajectories_sequences_and_filters() -> None:
+    failed = "Average_pLDDT 0.5 < 0.8; target 2: 2_i_pAE 0.6 > 0.35; not iptm>0.6"
+    assert failed_filters(failed) == {"Average_pLDDT", "2_i_pAE", "not iptm>0.6"}
+    rows = [
+        row("a", PASSED),
+        row("a_mpnn_1", failed),
+        row("b", "Average_pLDDT 0.5 < 0.8"),
+        row("c", "", 0, 0),
+    ]
+    counted = {
+        (one["kind"], one["name"]): (one["count"], one["of"])
+        for one in statistic_rows(["", "", "soft"], rows)
+    }
+    assert counted == {
+        ("trajectory", "finished"): (3, 3),
+        ("trajectory", "given up after soft"): (1, 3),
+        ("trajectory", "folded"): (2, 3),
+        ("sequence", "folded"): (3, 3),
+        ("sequence", "accepted"): (1, 3),
+        ("filter", "Average_pLDDT"): (1, 3),
+        ("filter", "2_i_pAE"): (2, 3),
+        ("filter", "not iptm>0.6"): (2, 3),
+    }
+    assert statistic_text(statistic_rows([], [])).splitlines()[0] == "kind\tname\tcount\tof\tshare"
+
+
+@pytest.mark.long
+def test_designs_are_made_until_enough_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    design = Optimiser.design
+
+    def counted(self: Optimiser, task: object, seed: int, folder: Path) -> object:
+        made.append(seed)
+        return design(self, task, seed, folder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Optimiser, "design", counted)
+    lines: list[str] = []
+
+    def run(until: int, where: str = "plddt>0", seeds: int = 5) -> list[str]:
+        request = DesignRequest(
+            hallucination(10), tmp_path, config=STEPS, infer=InferConfig(num_recycles=0), seeds=range(seeds),
+            where=where, until=until,
+        )  # fmt: skip
+        return [one.name for one in run_designs(request, say=lines.append)]
+
+    def table(name: str) -> list[dict[str, str]]:
+        with (tmp_path / name).open(newline="") as file:
+            return list(csv.DictReader(file, delimiter="\t"))
+
+    first = run(2)
+    assert first == ["hallucinate_seed_000", "hallucinate_seed_001"]
+    assert run(2) == []
+    with FileLock(tmp_path / ".fastfold" / "hallucinate_seed_002.lock"):
+        assert run(3) == ["hallucinate_seed_003"]
+    assert made == [0, 1, 3]
+    rows = table(run_module.TABLE)
+    assert {one["name"] for one in rows} == {f"hallucinate_seed_00{seed}" for seed in (0, 1, 3)}
+    assert all(one["filters"] == PASSED for one in rows)
+    assert (tmp_path / "designs.fasta").read_text().count(">") == 3
+    assert (tmp_path / "report.html").exists()
+    best = max(float(one["plddt"]) for one in rows)
+    run(1, where=f"plddt>{best}", seeds=4)
+    counted_rows = {(one["kind"], one["name"]): one["count"] for one in table("statistics.tsv")}
+    assert counted_rows["trajectory", "finished"] == "4"
+    assert counted_rows["sequence", "accepted"] in ("0", "1")
+    assert int(counted_rows["filter", f"not plddt>{best}"]) == int(counted_rows["sequence", "accepted"])
+    if counted_rows["sequence", "accepted"] == "0":
+        assert "0 of 1 accepted after 4 trajectories" in lines[-1]
+
+
+def test_a_campaign_needs_filters(tmp_path: Path) -> None:
+    for settings in ({"until": 2}, {"until": 0, "where": "plddt>0"}):
+        with pytest.raises(ConfigError, match="until=: expected a number from 1 with filters= or where="):
+            request = DesignRequest(hallucination(10), tmp_path, **settings)  # type: ignore[arg-type]
+            run_designs(request, say=lambda line: None)
