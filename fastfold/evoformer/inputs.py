@@ -20,6 +20,7 @@ RESIDUES = 20
 """Residue types of a designed sequence, in the order of ``fastfold.protein.residue_constants.restypes``."""
 
 _MSA_CHANNELS, _PROFILE = 49, 25
+_GAPS = (21, _PROFILE + 21)  #: Channels of a gap in a row and in its profile
 
 
 @dataclass(frozen=True)
@@ -83,29 +84,35 @@ def relax_sequence(parameters: Tensor, relaxation: Relaxation, bias: Tensor | No
 
 
 def sequence_features(
-    sequence: Tensor, *, multimer: bool, profile: Tensor | None = None
+    sequence: Tensor, *, multimer: bool, profile: Tensor | None = None, blocks: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Return the network's features of a sequence without an alignment, differentiable.
 
-    The sequence is the only row of the MSA and its own cluster profile, without deletions and masked positions.
+    The sequence is the first row of the MSA and its own cluster profile, without deletions and masked positions. Each
+    block adds a row with gaps outside of it, as ColabDesign shows equal chains to a monomer network.
 
     Args:
         sequence: ``[N, 20]``, one-hot or any mixture of residues.
         multimer: True for a multimer network, whose ``target_feat`` has no flag of chain breaks.
         profile: Cluster profile ``[N, 20]``; by default ``sequence``.
+        blocks: ``[K, N]``, True for the residues of each block; None for no further row.
 
     Returns:
-        ``target_feat [N, 22 or 21]``, ``msa_feat [1, N, 49]``, ``msa_mask [1, N]`` and ``aatype [N]`` (int64, the
-        largest entry of each residue).
+        ``target_feat [N, 22 or 21]``, ``msa_feat [1 + K, N, 49]``, ``msa_mask [1 + K, N]`` and ``aatype [N]`` (int64,
+        the largest entry of each residue).
     """
     target = F.pad(sequence, (0, 1) if multimer else (1, 1))
     gap = sequence.new_zeros(len(sequence), _PROFILE - RESIDUES)
     rest = sequence.new_zeros(len(sequence), _MSA_CHANNELS - _PROFILE - RESIDUES)
     row = torch.cat([sequence, gap, sequence if profile is None else profile, rest], -1)
+    rows = row[None]
+    if blocks is not None:
+        gaps = torch.zeros_like(row[0]).index_fill(0, torch.tensor(_GAPS, device=row.device), 1.0)
+        rows = torch.cat([rows, torch.where(blocks[..., None], row, gaps)])
     return {
         "target_feat": target,
-        "msa_feat": row[None],
-        "msa_mask": sequence.new_ones(1, len(sequence)),
+        "msa_feat": rows,
+        "msa_mask": sequence.new_ones(rows.shape[:2]),
         "aatype": sequence.detach().argmax(-1),
     }
 

@@ -242,7 +242,11 @@ class Evaluator:
         if order is not None:
             back = torch.argsort(order)
             sequence, profile = sequence[back], profile[back]
-        dynamic = sequence_features(sequence, multimer=self.models[network].multimer, profile=profile)
+        multimer, blocks = self.models[network].multimer, self.task.copy_blocks
+        if blocks is not None:
+            blocks = None if multimer else blocks.to(sequence.device)
+            blocks = blocks if blocks is None or order is None else blocks[:, back]
+        dynamic = sequence_features(sequence, multimer=multimer, profile=profile, blocks=blocks)
         return constant | dynamic, aatype, order
 
     def _constant_features(self, model: AlphaFold) -> tuple[dict[str, Tensor], Tensor | None]:

@@ -153,6 +153,7 @@ def plan_design(
         ranks=1 if distributed is None else distributed.ranks,
         host_memory=memory.host if device.type == "cuda" else 0,
         templates=task.template_indices,
+        msa=1 if task.copy_blocks is None or model.multimer else 1 + task.copies,
     )
     # The planner counts the parameters of one network.
     plan = plan_gradients(planner, budget - here - kept + parameter_bytes(model), name=task.name)

@@ -37,7 +37,12 @@ def design_identity(task: DesignTask, config: DesignConfig, digests: Sequence[st
 def _task_facts(task: DesignTask) -> list[Any]:
     """Return everything that a task's losses depend on."""
     facts: list[Any] = [task.source, task.hotspots, task.paratope, task.cyclic, sorted(task.own_losses)]
-    facts += [task.flexible, task.own_flexible, None if task.own_chains is None else list(task.own_chains)]
+    facts += [
+        task.flexible,
+        task.own_flexible,
+        task.copies,
+        None if task.own_chains is None else list(task.own_chains),
+    ]
     facts += [list(map(_task_facts, group)) for group in (task.others, task.avoided)]
     if task.reference is not None:
         atoms = task.reference

@@ -13,7 +13,7 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import current_call
-from fastfold.evoformer.inputs import Relaxation
+from fastfold.evoformer.inputs import Relaxation, relax_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.gradients import differentiable
 from fastfold.products.design.evaluate import Evaluator, RecycleMode, uniform_bias
@@ -122,6 +122,28 @@ def test_a_monomer_network_sees_chains_with_a_gap(monomer: AlphaFold) -> None:
     assert (index[1:] - index[:-1]).tolist() == [1] * 9 + [201] + [1] * 9
     assert int(index[10] - index[9]) > 2 * 32
     check_gradient(evaluator)
+
+
+def test_a_monomer_network_sees_copies_in_rows_of_their_own(monomer: AlphaFold, multimer: AlphaFold) -> None:
+    """Row 0 has all copies; each further one has a copy and gaps (class 21), as in ColabDesign."""
+    task = hallucination(10, copies=3)
+    model = copy.deepcopy(monomer).double()
+    evaluator = Evaluator(task, [model], {"con": 1.0, "i_con": 1.0})
+    relaxed = relax_sequence(start(task).double(), SOFT)
+    features, _, _ = evaluator._features_of(0, relaxed)
+    rows = features["msa_feat"]
+    assert rows.shape == (4, 30, 49)
+    assert torch.equal(features["msa_mask"], torch.ones(4, 30))
+    for number in range(3):
+        own = slice(10 * number, 10 * number + 10)
+        assert torch.equal(rows[1 + number, own], rows[0, own])
+        others = torch.cat([rows[1 + number, : own.start], rows[1 + number, own.stop :]])
+        gap = torch.zeros(49, dtype=torch.float64)
+        gap[[21, 46]] = 1.0
+        assert torch.equal(others, gap.expand_as(others))
+    check_gradient(evaluator)
+    several = Evaluator(task, [multimer], {"con": 1.0})._features_of(0, relax_sequence(start(task), SOFT))[0]
+    assert several["msa_feat"].shape[0] == 1
 
 
 def test_a_monomer_network_sees_the_target_of_a_binder(monomer: AlphaFold, backbone: Path) -> None:

@@ -277,6 +277,7 @@ def assemble(
         weights,
         reference=_reference(target_chains, designed, is_summed),
         own_chains=range(len(target_chains), len(chains)),
+        copies=tied,
         bound_ca=atoms,
         **fields,
     )

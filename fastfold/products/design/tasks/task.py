@@ -85,6 +85,7 @@ class DesignTask:
     bound_ca: np.ndarray | None = None
     #: Numbers of the designed chains; None for those with a designed residue
     own_chains: Sequence[int] | None = None
+    copies: int = 1  #: Groups of designed chains, in their order, with the same sequences
 
     @cached_property
     def in_designed(self) -> np.ndarray:
@@ -210,6 +211,14 @@ class DesignTask:
             apart = np.where(self.in_designed[:, None], (apart + length // 2) % length - length // 2, apart)
         same = self.chain[:, None] == self.chain[None]
         return torch.from_numpy(np.where(same, apart, 10**6))
+
+    @property
+    def copy_blocks(self) -> Tensor | None:
+        """Residues of each copy, ``[copies, N]`` bool; None without copies, and for binders."""
+        if self.copies == 1 or not self.in_designed.all():
+            return None
+        length = len(self.source) // self.copies
+        return torch.arange(len(self.source)) // length == torch.arange(self.copies)[:, None]
 
     @property
     def contacts(self) -> ContactOptions:
