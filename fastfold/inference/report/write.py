@@ -70,6 +70,7 @@ _SCRIPTS = (
         "details.js",
         "products/restraints.js",
         "products/ensemble.js",
+        "products/film.js",
         "products/design.js",
         "products/design_table.js",
         "products/scan.js",

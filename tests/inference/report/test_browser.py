@@ -396,6 +396,27 @@ def test_samples_are_chosen_and_representatives_shown_together(browser: Browser,
 
 
 @pytest.mark.long
+def test_the_viewer_plays_the_film_of_a_design(browser: Browser, tmp_path: Path) -> None:
+    if load_molstar() is None:
+        pytest.skip("needs the viewer, the package molstar-cli")
+    design_results(tmp_path)
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    shown = "document.getElementById('design-view').dataset.shown"
+    browser.wait(f"{shown} === '3'")
+    assert browser.evaluate("document.getElementById('design-film').hidden")
+    assert not browser.evaluate("document.getElementById('design-view').hidden")
+    browser.evaluate(
+        "(() => { const one = document.getElementById('design-frame'); one.value = '0'; "
+        "one.dispatchEvent(new Event('input')); })()"
+    )
+    browser.wait(f"{shown} === '1'")
+    browser.evaluate("document.getElementById('design-play').click()")
+    browser.wait(f"{shown} === '3'")
+    assert browser.messages == []
+
+
+@pytest.mark.long
 def test_a_design_plays_its_film_and_restraints_are_listed(browser: Browser, tmp_path: Path) -> None:
     folder = tmp_path / "designs"
     design_results(folder)

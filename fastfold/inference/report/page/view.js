@@ -13,6 +13,37 @@ window.fetch = (address, ...rest) => {
   return Promise.resolve(new Response(bytes, { headers: { 'Content-Type': found[1] } }));
 };
 
+// Add the viewer's style and script to the page, once.
+let library = null;
+function viewerLibrary() {
+  const add = async (kind, blob) => {
+    const element = document.createElement(kind);
+    element.textContent = await unpackText(blob);
+    document.head.append(element);
+  };
+  if (!library) library = add('style', meta.viewer.style).then(() => add('script', meta.viewer.script));
+  return library;
+}
+
+// Start a viewer without its controls in an element.
+async function startViewer(element) {
+  await viewerLibrary();
+  const off = ['layoutIsExpanded', 'layoutShowControls', 'layoutShowRemoteState', 'layoutShowSequence',
+    'layoutShowLog', 'layoutShowLeftPanel', 'viewportShowExpand', 'viewportShowSelectionMode',
+    'viewportShowAnimation', 'viewportShowSettings', 'viewportShowTrajectoryControls',
+    'viewportShowToggleFullscreen'];
+  const options = Object.fromEntries(off.map((name) => [name, false]));
+  const { plugin } = await window.molstar.Viewer.create(element, { ...options, extensions: [], volumeStreamingDisabled: true });
+  plugin.canvas3d.setProps({ camera: { helper: { axes: { name: 'off', params: {} } } } });
+  for (const link of element.querySelectorAll('a')) link.setAttribute('aria-label', 'Mol*');
+  return plugin;
+}
+
+// The ground of the theme.
+function dressViewer(plugin) {
+  plugin.canvas3d.setProps({ renderer: { backgroundColor: parseInt(token('raised').slice(1), 16) } });
+}
+
 class View {
   constructor(element, note, { hover, pick }) {
     Object.assign(this, { element, note, hover, pick, version: 0, mode: 'plddt', block: null, turn: 0 });
@@ -67,31 +98,16 @@ class View {
   }
 
   async start() {
-    const style = document.createElement('style');
-    style.textContent = await unpackText(meta.viewer.style);
-    document.head.append(style);
-    const script = document.createElement('script');
-    script.textContent = await unpackText(meta.viewer.script);
-    document.head.append(script);
-    const off = ['layoutIsExpanded', 'layoutShowControls', 'layoutShowRemoteState', 'layoutShowSequence',
-      'layoutShowLog', 'layoutShowLeftPanel', 'viewportShowExpand', 'viewportShowSelectionMode',
-      'viewportShowAnimation', 'viewportShowSettings', 'viewportShowTrajectoryControls',
-      'viewportShowToggleFullscreen'];
-    const options = Object.fromEntries(off.map((name) => [name, false]));
-    const viewer = await window.molstar.Viewer.create(this.element, { ...options, volumeStreamingDisabled: true });
-    this.plugin = viewer.plugin;
+    this.plugin = await startViewer(this.element);
     this.plugin.representation.structure.themes.colorThemeRegistry.add(this.theme());
-    this.plugin.canvas3d.setProps({ camera: { helper: { axes: { name: 'off', params: {} } } } });
     this.dress();
-    for (const link of this.element.querySelectorAll('a')) link.setAttribute('aria-label', 'Mol*');
     const { interaction } = this.plugin.behaviors;
     interaction.hover.subscribe(({ current }) => this.hover(this.residueOf(current.loci)));
     interaction.click.subscribe(({ current }) => this.pick(this.residueOf(current.loci)));
   }
 
-  // The ground of the theme.
   dress() {
-    if (this.plugin) this.plugin.canvas3d.setProps({ renderer: { backgroundColor: parseInt(token('raised').slice(1), 16) } });
+    if (this.plugin) dressViewer(this.plugin);
   }
 
   async load(turn) {

@@ -3,8 +3,8 @@
 const CURVE_MARGIN = 44;
 
 class Design {
-  constructor({ curve, film, slider, play }) {
-    Object.assign(this, { curve, film, slider, play, design: null, points: null, frame: 0, angles: [0.4, 0.3], timer: null });
+  constructor({ curve, film, viewer, slider, play }) {
+    Object.assign(this, { curve, film, viewer, slider, play, design: null, points: null, frame: 0, angles: [0.4, 0.3], timer: null });
     slider.addEventListener('input', () => this.go(Number(slider.value)));
     play.addEventListener('click', () => this.toggle());
     film.addEventListener('pointerdown', (event) => film.setPointerCapture(event.pointerId));
@@ -26,14 +26,34 @@ class Design {
       if (this.design !== found) return true;
       this.points = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
       this.slider.max = String(found.film.frames - 1);
+      if (meta.viewer) {
+        if (!this.frames) this.frames = new FilmView(this.viewer);
+        this.arrange();
+        this.frames.show(found.film, this.points).catch((error) => this.withoutViewer(error));
+      }
       this.go(found.film.frames - 1);
     }
     return Boolean(found);
   }
 
+  // Draw the film without the viewer, which failed.
+  withoutViewer(error) {
+    console.warn(`The film is drawn without the viewer: ${error.message || error}`);
+    this.frames = null;
+    this.arrange();
+    this.draw();
+  }
+
+  arrange() {
+    const hasFilm = Boolean(this.design && this.design.film);
+    this.film.hidden = !hasFilm || Boolean(this.frames);
+    this.viewer.hidden = !hasFilm || !this.frames;
+  }
+
   go(frame) {
     this.frame = frame;
     this.slider.value = String(frame);
+    if (this.frames) this.frames.go(frame);
     this.draw();
   }
 
@@ -57,7 +77,7 @@ class Design {
   draw() {
     if (!this.design) return;
     this.drawCurve();
-    if (this.points) this.drawFilm();
+    if (this.points && !this.frames) this.drawFilm();
   }
 
   drawCurve() {
@@ -133,7 +153,7 @@ class Design {
   }
 }
 
-const designView = new Design({ curve: byId('design-curve'), film: byId('design-film'), slider: byId('design-frame'), play: byId('design-play') });
+const designView = new Design({ curve: byId('design-curve'), film: byId('design-film'), viewer: byId('design-view'), slider: byId('design-frame'), play: byId('design-play') });
 const OF_DESIGNS = meta.scores.filter(({ covers, shown: place }) => covers === 'design' && place === 'details');
 
 async function drawDesign({ row }) {
@@ -152,6 +172,6 @@ async function drawDesign({ row }) {
   if (!film) facts.push('no film of this design on the page');
   byId('design-note').textContent = facts.join(' · ');
   byId('design-controls').hidden = !film;
-  byId('design-film').hidden = !film;
+  designView.arrange();
   designView.draw();
 }
