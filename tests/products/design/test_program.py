@@ -210,13 +210,17 @@ def test_packages_design_a_binder(tmp_path: Path, backbone: Path, name: str) -> 
         place += line[21:26] != last
         last = line[21:26]
         text.append(f"{line[:17]}{rc.restype_1to3[letters[place]]}{line[20:]}\n")
-    made = SequenceProgram(name, 2, "C")
-    found = made.sequences(
-        task, "".join(text), given, kept=np.array([14, 17]), folder=tmp_path, name="d", seed=0
-    )
-    assert 1 <= len(found) <= 2
-    for one in found:
-        assert (one.parameters[0], one.parameters[3]) == ("A", "E")
-        assert "C" not in one.parameters[1:3] + one.parameters[4:]
-        assert (one.score is None) == (name == "ligandmpnn")
+    scores = []
+    for is_soluble in (False, True):
+        made = SequenceProgram(name, 2, "C", temperature=0.2, is_soluble=is_soluble)
+        found = made.sequences(
+            task, "".join(text), given, kept=np.array([14, 17]), folder=tmp_path, name="d", seed=0
+        )
+        assert 1 <= len(found) <= 2
+        for one in found:
+            assert (one.parameters[0], one.parameters[3]) == ("A", "E")
+            assert "C" not in one.parameters[1:3] + one.parameters[4:]
+            assert (one.score is None) == (name == "ligandmpnn")
+        scores.append(found)
+    assert scores[0] != scores[1]
     assert Redesign(made).program is made

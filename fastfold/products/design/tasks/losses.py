@@ -139,10 +139,9 @@ def _supervised(
     """
     positions, mask = reference.positions.to(device, dtype), reference.mask.to(device, dtype)
     rows = reference.rows.to(device, dtype)
-    frame = reference.frame.to(device)
-    same = (frame[:, None] == frame[None]).to(dtype) * rows[:, None]
+    compared = reference.pairs.to(device, dtype)
     backbone = mask[:, 0] * mask[:, 1] * mask[:, 2]
-    frames = backbone[:, None] * backbone[None] * same
+    frames = backbone[:, None] * backbone[None] * compared
     moved = mask[:, 1] * rows
     is_bound = target is not None and bool((reference.frame[reference.rows > 0] == 0).all())
     fitted = mask[:, 1] * target if target is not None and is_bound else None
@@ -152,11 +151,11 @@ def _supervised(
 
     def dgram(outputs: Outputs, aatype: Tensor) -> Tensor:
         present = pseudo_beta_mask(aatype, mask)
-        pairs = present[:, None] * present[None] * same
+        pairs = present[:, None] * present[None] * compared
         return summed(losses.dgram_cce_loss(outputs, pseudo_beta(aatype, positions), pairs), pairs)
 
     return {
-        "dgram_cce": MaskedLoss(dgram, mask.amax(-1) * rows, "kept with atoms of the file"),
+        "dgram_cce": MaskedLoss(dgram, compared, "kept with atoms of the file"),
         "rmsd": MaskedLoss(
             lambda o, _: losses.rmsd_loss(o, positions[:, 1], moved, fitted), moved, "kept with a CA atom"
         ),
