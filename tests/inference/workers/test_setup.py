@@ -12,9 +12,10 @@ from fastfold.data.targets import Chain, Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest, RunOptions
-from fastfold.inference.workers import setup
+from fastfold.inference.workers import ray_cluster, setup
 from fastfold.inference.workers.job import Worker
 from fastfold.inference.workers.options import ScreenOptions
+from fastfold.inference.workers.worker import FoldWorker
 from fastfold.utils.units import GIB
 
 TARGETS = [Target(name, (Chain("A", "MKV"),), "", name, ()) for name in ("a", "b")]
@@ -62,6 +63,37 @@ def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> No
         _setup("cuda", workers=3).start()
     with pytest.raises(ConfigError, match="available: 1"):
         _setup("cuda:1", workers=2).start()
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "kinds", "groups"),
+    [
+        ("cuda", 6, "cuda", [("fold", 6, 1)]),
+        ("cpu", 6, "cpu", [("fold", 4, 0), ("finish", 4, 0)]),
+        ("cuda:0", 0, "", []),
+    ],
+)
+def test_workers_of_a_cluster_are_on_its_gpus_or_its_cpus(
+    device: str, gpus: int, kinds: str, groups: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four machines with eight CPUs each; a worker on CPUs has those of a machine, and others finish targets."""
+    made: list[ray_cluster.WorkerGroup] = []
+    monkeypatch.setattr(ray_cluster, "connect", lambda address: ray_cluster.Resources(4, 32, 8, gpus))
+    monkeypatch.setattr(ray_cluster, "RayExecutor", lambda groups, where, say: made.extend(groups))
+    if not kinds:
+        with pytest.raises(ConfigError, match=r"with `?ray=?`? the cluster chooses the GPU"):
+            _setup(device, ray="auto").start()
+        return
+    workers = _setup(device, ray="auto").start()
+    assert [(group.kind, group.count, group.gpus) for group in made] == groups
+    assert (workers.count, workers.on_cpu, workers.are_finished) == (
+        groups[0][1],
+        kinds == "cpu",
+        kinds == "cpu",
+    )
+    assert isinstance(made[0].function, FoldWorker)
+    assert made[0].function.config.device == kinds
+    assert made[0].cpus == (1 if gpus and kinds == "cuda" else 8)
 
 
 def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job() -> None:
