@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -86,6 +86,18 @@ def test_ticks_number_each_chain_from_one() -> None:
     # Chains of a few residues in a large complex do not write over each other.
     ticks, labels = plots._chain_ticks([1] * 100 + [900])
     assert np.diff(ticks).min() >= 40
+
+
+@pytest.mark.parametrize(("copies", "top"), [(0, 1.05), (3, 4.2)])
+def test_coverage_reaches_the_deepest_residue_and_a_lone_query_is_one_row(
+    copies: int, top: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(plots, "to_png", lambda figure: figures.append(figure) or b"")
+    rows = ("MKVLA", *("MKVL-", "AKVLA", "MK---")[:copies])
+    msa = Msa(rows, np.zeros((len(rows), 5), np.int32), ("q",) * len(rows))
+    coverage_png(alignment_coverage([([msa], [])] if copies else [([], [])], lengths=[5]))
+    assert figures[0].axes[0].get_ylim() == pytest.approx((0.0, top))
 
 
 def test_coverage_is_drawn_by_identity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fastfold.data.targets import target_from_sequence
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference.output.plots import scan_png
+from fastfold.inference.request import InferRequest, RunOptions
+from fastfold.inference.target_templates import TargetTemplates
+from fastfold.products.mutate import run
 from fastfold.products.mutate.table import COLUMNS
 from tests.helpers.command_line import QUICK, CommandLine
 
@@ -127,6 +133,27 @@ def test_missing_evidence_is_reported(cli: CommandLine):
     assert "T1: no alignment of chain A in" in done.err
     assert {row["mutations"]: row["name"] for row in table(cli).values()} == {"A4G": "T1_A4G"}
     assert COLUMNS[0] == "mutations"
+
+
+@pytest.mark.parametrize(
+    ("templates", "lines"),
+    [
+        (TargetTemplates((None,), lines=("no template fits",)), ["no template fits"]),
+        (None, []),
+        (TargetTemplates(({"template_aatype": np.zeros(1)},), ({"used": 1},), ("one used",)), []),
+    ],
+)
+def test_templates_that_do_not_fit_are_told_with_the_wild_type(
+    templates: TargetTemplates | None, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("check_takers", "open_templates", "suitable"):
+        monkeypatch.setattr(run, name, lambda *_: None)
+    monkeypatch.setattr(run, "requested_networks", lambda *_: [])
+    monkeypatch.setattr(run, "find_templates", lambda *_: templates)
+    options = RunOptions(templates=TemplateOptions(structures=(Path("a.pdb"),)))
+    wild_type, _ = run._prepared(target_from_sequence("MKV"), InferRequest([], Path("out"), options=options))
+    assert list(wild_type.warnings) == lines
+    assert wild_type.templates == (templates.features if templates and templates.number else None)
 
 
 def test_one_target_is_expected(cli: CommandLine):
