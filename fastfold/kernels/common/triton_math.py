@@ -125,7 +125,7 @@ def load_again(p_x, mask):
 
 @triton.jit
 def index_again(i):
-    """Return the int32 ``i``, so that registers need not keep what was computed from it before."""
+    """Return the int32 ``i`` as a new number, so that values made of it need no registers before."""
     # The compiler merges equal expressions, and moves constant ones out of loops, but not the results of assembly.
     if NO_PTX:
         return i
