@@ -309,7 +309,8 @@ def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
             program = REPOSITORY / "benchmarks" / "alphafold_program.py"
             command = [sys.executable, str(program), str(checkout), str(path), "wall"]
             request = {"case": "monomer", "blocks": sizes.blocks, "passes": PASSES, "subbatch": 4}
-            environment = {**os.environ, "PYTHONPATH": str(SITE), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            packages = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+            environment = {**os.environ, "PYTHONPATH": packages, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
             environment |= {} if device == "cuda" else {"JAX_PLATFORMS": "cpu"}
             done = subprocess.run(
                 command,
