@@ -124,17 +124,20 @@ def load_again(p_x, mask):
 
 
 @triton.jit
-def index_again(i):
+def index_again(i, AGAIN: tl.constexpr = True):
     """Return the int32 ``i`` as a new number, so that values made of it need no registers before."""
     # The compiler merges equal expressions, and moves constant ones out of loops, but not the results of assembly.
-    if NO_PTX:
+    # Without AGAIN it may.
+    if NO_PTX or not AGAIN:
         return i
     else:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def channels_again(C, BC: tl.constexpr):
+def channels_again(C, BC: tl.constexpr, AGAIN: tl.constexpr = True):
     """Return the offsets ``[BC]`` of channels, and the mask of those below C; see :func:`index_again`."""
-    o_c = tl.multiple_of(index_again(0), BC) + tl.arange(0, BC)
+    o_c = tl.arange(0, BC)
+    if AGAIN:
+        o_c += tl.multiple_of(index_again(0), BC)
     return o_c, o_c < C

@@ -63,10 +63,11 @@ def transition_backward_rows_kernel(
     # adds the part of the normalised rows that rounding to the dtype of the weights removes.
     norm = (weights.norm_weight, weights.norm_bias)
     p_partial = grad_norm + tl.program_id(0) * 2 * C
+    AGAIN: tl.constexpr = weights.w1.dtype.element_ty != tl.float32  # products of float32 have smaller blocks
     for i_m in range(tl.program_id(0), tl.cdiv(rows, BM), tl.num_programs(0)):
         o_m = tl.cast(i_m, tl.int64) * BM + tl.arange(0, BM)
         m_m = o_m < rows
-        o_c, m_c = channels_again(C, BC)
+        o_c, m_c = channels_again(C, BC, AGAIN)
         m_x = m_m[:, None] & m_c[None, :]
         p_x = x + o_m * x_strides[0]
         p_grad = grad + o_m * grad_strides[0]
@@ -93,8 +94,8 @@ def transition_backward_rows_kernel(
             b_w1 = tl.load(p_w1, mask=m_h[:, None] & m_c[None, :], other=0.0)
             b_grad_norm += dot(b_grad_hidden, b_w1, PRECISION)
         # The sum fills the registers: rows and channels are computed again.
-        o_m = tl.cast(index_again(i_m), tl.int64) * BM + tl.arange(0, BM)
-        o_c, m_c = channels_again(C, BC)
+        o_m = tl.cast(index_again(i_m, AGAIN), tl.int64) * BM + tl.arange(0, BM)
+        o_c, m_c = channels_again(C, BC, AGAIN)
         m_x = (o_m < rows)[:, None] & m_c[None, :]
         p_x, p_grad = x + o_m * x_strides[0], grad + o_m * grad_strides[0]
         b_x = load_again(p_x[:, None] + o_c[None, :] * x_strides[1], m_x).to(tl.float32)
@@ -139,12 +140,12 @@ def transition_backward_weights_kernel(
             b_norm, p_x, x_strides[1], b_statistics, norm, weights.w1 + o_h * C, 1, m_m, m_h,
             C, BM, BC, BH, BK, True, SPLIT, PRECISION,
         )  # fmt: skip
-        b_hidden += b_b1[None, :]
+        b_hidden = tl.maximum(b_hidden + b_b1[None, :], 0.0)
         if SIGNS:
             b_passes = load_signs(signs, o_m, tl.program_id(0) * BH, hidden, m_m, BM, BH)
+            b_hidden = tl.where(b_passes, b_hidden, 0.0)
         else:
             b_passes = b_hidden > 0.0
-        b_hidden = tl.where(b_passes, b_hidden, 0.0)
         b_grad_hidden = rows_product(
             b_grad, p_grad, grad_strides[1], b_statistics, norm, weights.w2 + o_h, hidden, m_m, m_h,
             C, BM, BC, BH, BK, False, False, PRECISION,

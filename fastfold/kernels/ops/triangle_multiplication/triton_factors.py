@@ -168,9 +168,10 @@ def triangle_project_backward_kernel(
     # Write partial sums for the parameters of the norm to ``grad_norm [programs, 2, CZ]``.
     norm = (weights.norm_weight, weights.norm_bias)
     p_partial = grad_norm + tl.program_id(0) * 2 * CZ
+    AGAIN: tl.constexpr = BZ <= 128  # wider rows have smaller blocks
     for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
-        o_z, m_z = channels_again(CZ, BZ)
+        o_z, m_z = channels_again(CZ, BZ, AGAIN)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
         b_mask = load_mask(mask, mask_strides, o_i, o_j, m_pair)
         b_total = tl.zeros([BM, BZ], tl.float32)
@@ -190,8 +191,8 @@ def triangle_project_backward_kernel(
             b_w = tl.load(weights.gate_weight + o_w, mask=m_w, other=0.0)
             b_total += dot(cast(b_logits, b_w.dtype), b_w, PRECISION)
         # The sum fills the registers: positions and channels are computed again.
-        _, _, o_i, o_j, m_pair = pair_positions(index_again(i_m), size, rows, n, width, BM)
-        o_z, m_z = channels_again(CZ, BZ)
+        _, _, o_i, o_j, m_pair = pair_positions(index_again(i_m, AGAIN), size, rows, n, width, BM)
+        o_z, m_z = channels_again(CZ, BZ, AGAIN)
         m_zz = m_pair[:, None] & m_z[None, :]
         p_z = z + o_i * z_strides[0] + o_j * z_strides[1]
         p_out = pair_tile(grad_z, grad_z_strides, o_i, o_j, o_z)
