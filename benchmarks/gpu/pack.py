@@ -21,10 +21,16 @@ PACKED = REPOSITORY / ".gpu"
 PACKAGES = ("ml_collections", "dm-haiku", "dm-tree", "immutabledict", "jmp", "tabulate")
 """A fold of a random network needs the first, DeepMind's program the others."""
 _CHECKOUTS = {
-    "alphafold": ("alphafold/__init__.py", "alphafold/model", "alphafold/common"),
+    "alphafold": (
+        "alphafold/__init__.py",
+        "alphafold/model",
+        "alphafold/model/tf/__init__.py",
+        "alphafold/model/tf/shape_placeholders.py",
+        "alphafold/common",
+    ),
     "openfold": ("openfold",),
 }
-"""What travels of each program's checkout."""
+"""Parts of each program's checkout that travel; of AlphaFold's input pipeline only names, without TensorFlow."""
 LIMIT_BYTES = 64 * 2**20
 
 

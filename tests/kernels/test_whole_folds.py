@@ -109,7 +109,14 @@ def test_packages_are_unpacked_and_weighed(
             wheel.writestr("thing/__init__.py", "x = 1\n")
 
     checkout = tmp_path / "checkout"
-    for name in ("alphafold/__init__.py", "alphafold/model/modules.py", "alphafold/model/modules_test.py"):
+    names = (
+        "__init__",
+        "model/modules",
+        "model/modules_test",
+        "model/tf/shape_placeholders",
+        "model/tf/pipeline",
+    )
+    for name in (f"alphafold/{stem}.py" for stem in names):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_text("")
     monkeypatch.setattr(pack, "PACKED", tmp_path / "packed")
@@ -125,6 +132,7 @@ def test_packages_are_unpacked_and_weighed(
         "site/thing/__init__.py",
         "alphafold/alphafold/__init__.py",
         "alphafold/alphafold/model/modules.py",
+        "alphafold/alphafold/model/tf/shape_placeholders.py",
         "openfold/openfold/model/evoformer.py",
     }
     assert "0.0 MiB of at most 64" in capsys.readouterr().out
