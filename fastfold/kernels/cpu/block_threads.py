@@ -51,19 +51,15 @@ def for_blocks(
     kept in ``scratch`` too. The result of a block does not depend on its thread; blocks must write to separate places.
     No gradients are recorded. After an exception of ``work`` or ``blocks``, which is raised, no block is started.
     """
-    lanes = 1 if torch.get_num_threads() == 1 else _lanes(scratch, lanes)
-    if lanes == 1:
-        for block in blocks:
-            work(scratch, *block)
-        return
+    threads = _lanes(scratch, lanes)
     blocks = iter(blocks)
-    first = list(itertools.islice(blocks, lanes))
+    first = list(itertools.islice(blocks, threads))
     blocks = itertools.chain(first, blocks)
-    if len(first) < lanes:
+    if threads == 1 or len(first) < threads:
         for block in blocks:
             work(scratch, *block)
         return
-    _run([functools.partial(work, scratch.lane(i)) for i in range(lanes)], [_Queue(blocks)] * lanes)
+    _run([functools.partial(work, scratch.lane(i)) for i in range(threads)], [_Queue(blocks)] * threads)
 
 
 def sum_blocks(
