@@ -105,12 +105,12 @@ def onednn_bytes() -> int:
 @functools.cache
 def _onednn_is_better() -> bool:
     """Return True if oneDNN is exact and faster on this processor."""
-    # The processor decides, not a measurement, so that a fold gives the same bits every time. With units for bfloat16,
-    # oneDNN rounds as soon as another thread permits it.
+    # The processor decides, not a measurement, so that a fold gives the same bits every time. With AMX, oneDNN rounds
+    # as soon as another thread permits it. Units of AVX512 multiply data in bfloat16 only.
     return (
         torch.backends.mkldnn.is_available()
         and _vendor() == "AuthenticAMD"
-        and not multiplies_bfloat16()
+        and not torch.cpu._is_amx_tile_supported()
         and _is_exact()
     )
 

@@ -348,7 +348,7 @@ def test_a_weight_is_packed_once_for_many_positions_to_the_same_bits(
 ) -> None:
     if not (cpu_products.multiplies_bfloat16() if products else cpu_products.multiplied_by_onednn()):
         pytest.skip("this processor has no such products")
-    monkeypatch.setattr(linear, "by_onednn", lambda x: products is None)
+    monkeypatch.setattr(linear, "onednn_multiplies", lambda: products is None)
     packed: list[int] = []
 
     def pack_weight(weight: Tensor, rows: int) -> Tensor:

@@ -64,12 +64,23 @@ def test_others_stay_with_mkl(amd: Path, text: str | None) -> None:
     assert not _multiplies_within()
 
 
-@pytest.mark.parametrize("name", ["amx_tile", "avx512_bf16"])
+@pytest.mark.parametrize(("name", "is_exact"), [("amx_tile", False), ("avx512_bf16", True)])
 def test_a_processor_that_may_round_stays_with_mkl(
-    amd: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    amd: Path, name: str, is_exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: True)
-    assert not _multiplies_within()
+    assert _multiplies_within() == is_exact
+
+
+def test_without_amx_float32_is_exact_even_if_the_process_permits_rounding() -> None:
+    if torch.cpu._is_amx_tile_supported():
+        pytest.skip("with AMX, oneDNN rounds float32 if it may")
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        assert cpu_products._is_exact()
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 def test_a_processor_that_rounds_stays_with_mkl(amd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
