@@ -19,6 +19,7 @@ from fastfold.protein.metrics.scores import SCORES
 _MOST_RESTRAINTS = 2000
 _LONGEST_LINE = 100
 _LONGEST_REASON = 1000
+_OF_FORCED = ("threshold", "residues", "within", "rmsd", "largest_deviation")
 _OF_PAIR = tuple(one.key for one in SCORES if one.covers == "pair")
 
 
@@ -43,6 +44,7 @@ def detail_of(
         **_relaxation(prediction),
         "geometry": _geometry(scores),
         "templates": _finite(scores.get("templates")),
+        "forced": _forced(scores),
         "verdict": verdict_of(scores),
         "restraints": None,
         "reference": reference_of(prediction, say),
@@ -75,6 +77,17 @@ def _interfaces(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
     shown = {key: interfaces[key] for key in ("actifptm", "has_clash", "reason") if key in interfaces}
     return _finite({**shown, "pairs": pairs})
+
+
+def _forced(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the deviations from forced templates that the page shows."""
+    entries = scores.get("forced_templates")
+    return [
+        {key: str(one.get(key, ""))[:_LONGEST_LINE] for key in ("chain", "name")}
+        | {key: one[key] for key in _OF_FORCED if is_number(one.get(key))}
+        for one in (entries if isinstance(entries, list) else [])
+        if isinstance(one, dict)
+    ]
 
 
 def _geometry(scores: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -289,7 +289,11 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     folder = tmp_path / "results"
     used = {"chain": "A", "used": [{"name": "1abc_A", "aligned_residues": 28}]}
     given = {"composite": 0.4321, "tm_score": 0.9}
-    prediction = replace(helix_prediction("helices", 30, 20), templates=(used,), given_structure=given)
+    near = {"residues": 28, "within": 27, "rmsd": 0.812, "largest_deviation": 2.35, "threshold": 2.0}
+    forced = ({"chain": "A", "name": "1abc_A"} | near,)
+    prediction = replace(
+        helix_prediction("helices", 30, 20), templates=(used,), forced_templates=forced, given_structure=given
+    )
     paths = prediction.save(folder, rank=1, plots=False)
     stem = paths["scores"].name.removesuffix("_scores.json")
     scores = {"tm_score": 0.8123, "lddt_ca": 0.7, "gdt_ts": 66.5, "dockq": 0.61, "chain_mapping": {"B": "A"}}
@@ -306,7 +310,10 @@ def test_scores_are_explained_and_everything_is_shown(browser: Browser, tmp_path
     assert "Above 0.23 the interface is probably right" in text(browser, "#explanations")
     assert text(browser, "#failures") == "1 failed targetbad: <b>too long</b>"
     assert browser.evaluate("document.querySelectorAll('#sequence span').length") == 50
-    assert text(browser, "#templates") == "Templateschaintemplatealigned residuesA1abc_A28"
+    assert text(browser, "#templates") == (
+        "Templateschaintemplatealigned residuesA1abc_A28"
+        "chainforced templatekept toRMSD (Å)largest deviation (Å)A1abc_A27 of 28 residues within 2.0 Å0.812.35"
+    )
     assert "1abc.cif0.8120.70066.5000.610B:A" in text(browser, "#reference")
     assert "composite0.432" in text(browser, "#tiles")
     assert "TM to given0.900" in text(browser, "#tiles")

@@ -17,10 +17,12 @@ function drawPairs({ interfaces }) {
   panel('pairs', 'Interfaces', ...(pairs.length ? [scrolled('scores of pairs of chains', table)] : []), ...(notes.length ? [make('p', notes.join(' '), { class: 'foot' })] : []));
 }
 
-function drawTemplates({ templates, reference }) {
+function drawTemplates({ templates, forced, reference }) {
   const used = (templates || []).flatMap((one) => (Array.isArray(one.used) ? one.used : [])
     .map((template) => [String(one.chain), String(template.name), shown(template.aligned_residues, 0)]));
-  panel('templates', 'Templates', ...(used.length ? [scrolled('templates', tableOf(['chain', 'template', 'aligned residues'], used))] : []));
+  const kept = forced.map((one) => [one.chain, one.name, `${shown(one.within, 0)} of ${shown(one.residues, 0)} residues within ${shown(one.threshold, 1)} Å`, shown(one.rmsd, 2), shown(one.largest_deviation, 2)]);
+  panel('templates', 'Templates', ...(used.length ? [scrolled('templates', tableOf(['chain', 'template', 'aligned residues'], used))] : []),
+    ...(kept.length ? [scrolled('forced templates', tableOf(['chain', 'forced template', 'kept to', 'RMSD (Å)', 'largest deviation (Å)'], kept))] : []));
   const columns = OF_REFERENCE.filter(({ key }) => reference && reference[key] !== undefined);
   const cells = reference ? [[String(reference.file), ...columns.map(({ key, digits }) => shown(reference[key], digits)), String(reference.chains || '')]] : [];
   byId('agreement-panel').hidden = !(reference && reference.lddt);
