@@ -123,6 +123,6 @@ def test_designs_are_made_until_enough_pass(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_campaign_needs_filters(tmp_path: Path) -> None:
     for settings in ({"until": 2}, {"until": 0, "where": "plddt>0"}):
+        request = DesignRequest(hallucination(10), tmp_path, **settings)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="until=: expected a number from 1 with filters= or where="):
-            request = DesignRequest(hallucination(10), tmp_path, **settings)  # type: ignore[arg-type]
             run_designs(request, say=lambda line: None)
