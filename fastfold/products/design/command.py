@@ -210,7 +210,7 @@ def run_design(options: argparse.Namespace) -> int:
             num_recycles=None if advanced is None else advanced.fold_recycles,
         ),
         filters=options.filters,
-        where=options.where,
+        condition=options.where,
         until=options.until,
         redesign=_redesign(options, config.forbid),
         overwrite=options.overwrite,

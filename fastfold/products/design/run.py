@@ -87,7 +87,7 @@ class DesignRequest:
     redesign: Redesign | None = None  #: Another program, whose sequences are folded as well; None for none
     overwrite: bool = False  #: True to start again where the folder has designs with other settings
     #: Condition on columns of the table that designs have to meet, such as ``iptm>0.6 and rmsd<2``; None for none
-    where: str | None = None
+    condition: str | None = None
     #: Number of sequences that pass the filters after which no seed is begun; None for all seeds
     until: int | None = None
 
@@ -122,13 +122,13 @@ def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -
     """
     task, config, infer = request.task, request.config, request.infer
     device = choose_device(infer.device)
-    where, until = request.where, request.until
-    if where is not None:
-        parse_condition(where, COLUMNS)  # refused before anything is computed
-    has_filters = request.filters is not None or where is not None
+    condition, until = request.condition, request.until
+    if condition is not None:
+        parse_condition(condition, COLUMNS)  # refused before anything is computed
+    has_filters = request.filters is not None or condition is not None
     if until is not None and (until < 1 or not has_filters or infer.ranks > 1):
         raise ConfigError(
-            f"`until`: expected a number from 1 with `filters` or `where`, and one process a design, found {until}; "
+            f"`until`: expected a number from 1 with `filters` or a condition, and one process a design, found {until}; "
             "start the command several times to share the designs"
         )
     with distributed_folder(infer.ranks, device) as distributed:
@@ -211,7 +211,8 @@ class _DesignRun:
             networks, tasks(self.request.seeds[0]), f"designs until {until:,} are accepted"
         )
         verdict = [
-            repr(one) for one in (self.filters, self.request.where, self.request.redesign, self.request.infer)
+            repr(one)
+            for one in (self.filters, self.request.condition, self.request.redesign, self.request.infer)
         ]
         settings = input_hash(*verdict, [network.digest for network in folding])
         campaign = Campaign(prepare_output_directory(self.request.output), until, settings)
@@ -288,7 +289,7 @@ class _DesignRun:
             networks,
             self.filters,
             self.request.config.limits,
-            self.request.where,
+            self.request.condition,
         )
         changes = {} if self.request.redesign is None else change_rows(designs, self.request.redesign)
         return [row | changes.get(row["name"], {}) for row in rows]
@@ -305,7 +306,7 @@ class _DesignRun:
         if has_page:
             with suppress(InputError):  # nothing to show if all folds failed
                 write_report(self.request.output, say=self.say)  # the page shows the table's verdicts
-        if self.filters or self.request.where is not None:
+        if self.filters or self.request.condition is not None:
             self.say(f"{_accepted(rows)} of {len(rows)} designs pass the filters")
 
     def _optimiser(self, networks: Sequence[Network], first: DesignTask, what: str) -> Optimiser:

@@ -89,10 +89,10 @@ def test_designs_are_made_until_enough_pass(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Optimiser, "design", counted)
     lines: list[str] = []
 
-    def run(until: int, where: str = "plddt>0", seeds: int = 5) -> list[str]:
+    def run(until: int, condition: str = "plddt>0", seeds: int = 5) -> list[str]:
         request = DesignRequest(
             hallucination(10), tmp_path, config=STEPS, infer=InferConfig(num_recycles=0), seeds=range(seeds),
-            where=where, until=until,
+            condition=condition, until=until,
         )  # fmt: skip
         return [one.name for one in run_designs(request, say=lines.append)]
 
@@ -112,7 +112,7 @@ def test_designs_are_made_until_enough_pass(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "designs.fasta").read_text().count(">") == 3
     assert (tmp_path / "report.html").exists()
     best = max(float(one["plddt"]) for one in rows)
-    run(1, where=f"plddt>{best}", seeds=4)
+    run(1, condition=f"plddt>{best}", seeds=4)
     counted_rows = {(one["kind"], one["name"]): one["count"] for one in table("statistics.tsv")}
     assert counted_rows["trajectory", "finished"] == "4"
     assert counted_rows["sequence", "accepted"] in ("0", "1")
@@ -122,7 +122,9 @@ def test_designs_are_made_until_enough_pass(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_campaign_needs_filters(tmp_path: Path) -> None:
-    for settings in ({"until": 2}, {"until": 0, "where": "plddt>0"}):
+    for settings in ({"until": 2}, {"until": 0, "condition": "plddt>0"}):
         request = DesignRequest(hallucination(10), tmp_path, **settings)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="until=: expected a number from 1 with filters= or where="):
+        with pytest.raises(
+            ConfigError, match="until=: expected a number from 1 with filters= or a condition"
+        ):
             run_designs(request, say=lambda line: None)
