@@ -128,8 +128,8 @@ def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -
     has_filters = request.filters is not None or condition is not None
     if until is not None and (until < 1 or not has_filters or infer.ranks > 1):
         raise ConfigError(
-            f"`until`: expected a number from 1 with `filters` or a condition, and one process a design, found {until}; "
-            "start the command several times to share the designs"
+            f"`until`: expected a number from 1 with `filters` or a condition, and one process a design, found "
+            f"{until}; start the command several times to share the designs"
         )
     with distributed_folder(infer.ranks, device) as distributed:
         if distributed is not None and not distributed.context.is_rank_zero:
