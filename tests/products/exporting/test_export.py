@@ -16,9 +16,10 @@ import fastfold
 from fastfold.data.features.pipeline import featurize
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.config import model_config
 from fastfold.evoformer.embedders.input import SequenceConvolution
 from fastfold.evoformer.precision import set_precision
-from fastfold.products.exporting.export import ExportedNetwork, export, load_exported
+from fastfold.products.exporting.export import ExportedNetwork, _own_templates, export, load_exported
 from fastfold.products.exporting.network_pass import LengthClass
 from tests.helpers.networks import oracle_config, random_model
 
@@ -192,3 +193,11 @@ def test_a_network_with_a_convolution_is_not_padded(tmp_path: Path):
     assert network({"aatype": torch.zeros(16, dtype=torch.int32)}) == {}
     mini = fastfold.load_model("mini")
     assert any(isinstance(part, SequenceConvolution) for part in mini.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "templates"), [("model_1_ptm", 4), ("model_3", 0), ("model_1_multimer_v3", 4), ("mini", 0)]
+)
+def test_official_networks_are_exported_with_the_templates_that_they_take(name: str, templates: int) -> None:
+    with torch.device("meta"):
+        assert _own_templates(fastfold.AlphaFold(model_config(name), name=name)) == templates
