@@ -253,6 +253,9 @@ def triangle_output_weights_kernel(
     """Compute the weights' gradients."""
     # A program owns BO rows of output projection and gate, and a part of the positions. It writes partial sums
     # ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
+    AGAIN: tl.constexpr = (
+        weights.out_weight.dtype.element_ty != tl.float32
+    )  # its products have smaller blocks
     o_o = tl.program_id(0) * BO + tl.arange(0, BO)
     m_o = o_o < CZ
     b_grad_weight = tl.zeros([BO, BC], tl.float32)
@@ -261,8 +264,8 @@ def triangle_output_weights_kernel(
     b_grad_gate_bias = tl.zeros([BO], tl.float32)
     for i_m in range(tl.program_id(1), tl.cdiv(size, BM), tl.num_programs(1)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
-        o_c, m_c = channels_again(C, BC)
-        o_z, m_z = channels_again(CZ, BZ)
+        o_c, m_c = channels_again(C, BC, AGAIN)
+        o_z, m_z = channels_again(CZ, BZ, AGAIN)
         b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
         b_out, b_logits = gated_output_gradients(
@@ -279,8 +282,8 @@ def triangle_output_weights_kernel(
         b_grad_gate += dot(tl.trans(cast(b_logits, dtype)), cast(b_z, dtype), PRECISION)
     i_s = tl.program_id(1).to(tl.int64)
     o_w = (i_s * CZ + o_o)[:, None]
-    o_c, m_c = channels_again(C, BC)
-    o_z, m_z = channels_again(CZ, BZ)
+    o_c, m_c = channels_again(C, BC, AGAIN)
+    o_z, m_z = channels_again(CZ, BZ, AGAIN)
     tl.store(grad_weight + o_w * C + o_c[None, :], b_grad_weight, mask=m_o[:, None] & m_c[None, :])
     tl.store(grad_gate + o_w * CZ + o_z[None, :], b_grad_gate, mask=m_o[:, None] & m_z[None, :])
     p_bias = grad_biases + i_s * 2 * CZ + o_o
