@@ -15,21 +15,25 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish, without_autocast
-from fastfold.kernels.cpu.linear import product_dtype, reduced
+from fastfold.kernels.cpu.linear import by_onednn, product_dtype, reduced
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
 
 BLOCK = BLOCK_ELEMENTS // 4
 """Elements of folded weights, and of an update, of a block: both stay in a core's cache."""
 
 REDUCED_TIME = {"int8": 0.8, "bf16": 0.25}
-"""Time of ``eager.Rows`` with its weight in 8 bits, or all in bfloat16, relative to float32.
+"""Time of ``eager.ProductRows`` with its weight in 8 bits, or all in bfloat16, relative to float32.
 
 The value of bfloat16 is half of the measured one (``benchmarks/results/choices.md``), because processors with matrix
 units for bfloat16 may be twice as fast."""
 
+ONEDNN_TIME = (
+    0.55  #: Time of ``eager.ProductRows`` by oneDNN, relative to MKL, which folded weights are multiplied by
+)
+
 
 def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
-    """Return True if :class:`FoldedRows` is faster than ``eager.Rows``, and holds no more than a block.
+    """Return True if :class:`FoldedRows` is faster than ``eager.ProductRows``, and holds no more than a block.
 
     The number of multiply-adds predicts the ratio of times well (``benchmarks/results/choices.md``). Folding multiplies
     in the dtype of the data, so it must beat reduced products by their gain. It is never done in float16: sums of
@@ -47,7 +51,9 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
     # Multiply-adds of a row.
     folded = sequences * c * c_z * (columns + c)
     unfolded = columns * c * c * (sequences + c_z)
-    return folded < (1.0 if products is None else REDUCED_TIME[products]) * unfolded
+    if products is not None:
+        return folded < REDUCED_TIME[products] * unfolded
+    return folded < (ONEDNN_TIME if by_onednn(like) else 1.0) * unfolded
 
 
 class FoldedRows:

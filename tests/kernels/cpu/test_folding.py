@@ -139,6 +139,17 @@ def test_products_in_less_than_float32(
     assert relative_error(found, reference.outer_product_mean(**few)) < 2e-6
 
 
+def test_folding_has_to_beat_the_products_of_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "onednn_multiplies", lambda: True)
+    few = _inputs(10)
+    assert _pays(few)
+    assert not _pays(_inputs(11))
+    assert _pays(_inputs(19), torch.float64)
+    for inputs in (few, _inputs(11)):
+        found = _operator(**{k: x.float() for k, x in inputs.items()})
+        assert relative_error(found, reference.outer_product_mean(**inputs)) < 2e-6
+
+
 def test_a_rows_weights_are_no_more_than_a_block() -> None:
     """With more channels of a column than of a pair the multiply-adds are always fewer."""
     assert _pays(_inputs(8192, rows=1, columns=9, c=8, c_z=4))
