@@ -17,13 +17,32 @@ from safetensors.numpy import load_file
 import fastfold
 from fastfold.cli import main
 from fastfold.errors import ConfigError
-from fastfold.inference.distributed import check_started, distributed_folder
+from fastfold.inference.distributed import DistributedFolder, check_started, distributed_folder
 from fastfold.parallel.alphafold.axial_model import AxialAlphaFold
 from tests.helpers.command_line import QUICK, CommandLine
 from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.inference.runner.inputs import a3m
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQL"
+
+
+def test_each_message_of_the_first_process_does_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    folder = object.__new__(DistributedFolder)
+    folder._shared = [1]  # type: ignore[list-item]
+    for name in ("_rest", "_smallest_memory", "_set_precision"):
+        monkeypatch.setattr(folder, name, lambda *content, name=name: done.append((name, *content)))
+    for message, content, expected in (
+        ("rest", None, [("_rest",)]),
+        ("memory", (3, "x"), [("_smallest_memory", 3, "x")]),
+        ("precision", (0, "bf16"), [("_set_precision", 0, "bf16")]),
+        ("forget", None, []),
+        ("stop", None, []),
+    ):
+        done.clear()
+        assert folder._follow(message, content) == (message != "stop")
+        assert done == expected
+        assert bool(folder._shared) == (message in ("rest", "memory", "precision"))
 
 
 def test_two_processes_write_the_prediction_of_one(cli: CommandLine) -> None:
