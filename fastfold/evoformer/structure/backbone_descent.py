@@ -90,6 +90,9 @@ STIFF = Phase(
         overlap=240.0,
     ),
 )
+RESTRAINED_HARD = HARD._replace(weights=HARD.weights._replace(ca_ca=2500.0, ramachandran=180.0))
+RESTRAINED_STIFF = STIFF._replace(weights=STIFF.weights._replace(ca_ca=6000.0, ramachandran=180.0))
+"""Phases while springs between restrained residues strain the backbone."""
 _FREE = PlaneWeights(beta=0.0, predicted=1.0)  #: For planes of a trace whose frames have the wrong hand
 _NEAR = PlaneWeights(beta=1.0, predicted=1.0)  #: For planes that keep the directions of CB
 _CA, _CB = 1, 3
@@ -161,8 +164,10 @@ def build_backbone(
     wrong = _has_wrong_hand(frames, shape, bonded) & ~is_glycine
     frames = torch.cat([frames[:, :4], mirror_windows(frames[:, 4:], wrong, bonded)], -1)
     frames = descended(planes(frames, _FREE), SOFT)
-    frames = descended(planes(frames, _NEAR), HARD)
-    frames = descended(frames, STIFF)
+    pulls = restraints is not None and bool(restraints.total(placed(frames, shape).flatten(0, 1)) > 0)
+    hard, stiff = (RESTRAINED_HARD, RESTRAINED_STIFF) if pulls else (HARD, STIFF)
+    frames = descended(planes(frames, _NEAR), hard)
+    frames = descended(frames, stiff)
     return torch.where(present[:, None], frames, affines)
 
 
