@@ -1,7 +1,8 @@
 """Logged steps of every protocol equal those of ColabDesign with the same parameters.
 
 ``colabdesign.json`` has 20 steps of ColabDesign (e31a56fe of its main branch, JAX 0.4.34, float32, without dropout),
-one recycle, every loss with a weight. The backbone has glycines, whose CB the losses of designs need.
+one recycle, every loss with a weight, and losses and gradients of single passes (JAX 0.4.38). The backbone has
+glycines, whose CB the losses of designs need.
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ import torch
 
 import fastfold
 from fastfold.evoformer.embedders.templates import TemplateTorsionEmbedder
+from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
-from fastfold.products.design import DesignConfig, DesignTask, binder, fixed_backbone, hallucination, partial
+from fastfold.products.design import (
+    BinderParts,
+    DesignConfig,
+    DesignTask,
+    binder,
+    fixed_backbone,
+    hallucination,
+    partial,
+)
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.optimise import first_state, optimise
 from fastfold.protein import residue_constants as rc
@@ -72,6 +82,31 @@ def test_twenty_steps_are_colabdesigns(case: str, model: AlphaFold, tmp_path: Pa
         # The entropy of nearly certain residues is small and steep.
         tolerance = {"seq_ent": 1e-3, "rmsd": 1e-4}.get(name, 2e-5)
         np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("case", RECORDED["single"])
+def test_one_evaluation_is_colabdesigns(case: str, model: AlphaFold, tmp_path: Path) -> None:
+    """Equal chains in MSA rows of their own, tied repeats, and a chain that is designed again with its template.
+
+    Losses of the structure module are left out. Templates have no residue types of the binder.
+    """
+    given = helix_prediction("backbone", 14, 10, seed=6).save(tmp_path, plots=False)["pdb"]
+    task = {
+        "oligomer": lambda: hallucination(10, copies=2),
+        "repeats": lambda: hallucination(7, repeats=2),
+        "redesign_template": lambda: binder(given, parts=BinderParts(redesign=("B",), flexible="backbone")),
+    }[case]()
+    recorded = RECORDED["single"][case]
+    start = np.random.default_rng(0).normal(size=(task.num_parameters, 20)) * 0.3
+    evaluator = Evaluator(task, [model], recorded["weights"])
+    found = evaluator(torch.from_numpy(start).float(), Relaxation(soft=0.6))
+    for name, wanted in recorded["losses"].items():
+        assert found.losses[name] == pytest.approx(wanted, rel=2e-5), name
+    assert found.gradient is not None
+    gradient = np.array(recorded["gradient"])
+    cosine = (found.gradient.numpy() * gradient).sum() / np.linalg.norm(gradient)
+    assert cosine == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+    np.testing.assert_allclose(found.gradient.numpy(), gradient, atol=1e-5 * np.abs(gradient).max())
 
 
 def test_glycines_of_a_given_structure_have_a_cb(tmp_path: Path) -> None:
