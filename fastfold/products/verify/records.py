@@ -41,7 +41,7 @@ from fastfold.utils.foreign_text import parse_json
 
 RECORD = Path(__file__).with_name("mini_record.npz")  #: File of the record
 
-SEQUENCE = "TAFSSEQLARLKREFNENRYLTERRRQQLSSEL"
+SEQUENCE = "EQLARLKREFNENRYLTERRRQQLSSELGL"
 """Sequence of the record, two helices of the engrailed homeodomain: folds of most sequences may change by rounding."""
 
 
