@@ -80,8 +80,6 @@ class ExecutionPolicy:
     #: Maximum number of elements of a block of the input (but at least one row); None for a single block, which the
     #: operators cut further
     block_elements: int | None = None
-    #: Compute attention of all rows of a block at once on a GPU: more memory, fewer launches
-    attention_at_once: bool = False
     #: Write results into their input. The caller's tensors change: only for callers that own them.
     inplace: bool = False
     #: Block size of triangle multiplications, and the memory that holds their product
@@ -104,6 +102,8 @@ class ExecutionPolicy:
     heads: tuple[str, ...] | None = None
     #: While gradients are recorded, keep only the inputs of each block for the backward pass
     recompute: bool = False
+    #: Compute attention of all rows of a block at once on a GPU: more memory, fewer launches
+    attention_at_once: bool = False
 
     def slices(self, x: Tensor, dim: int, channels: int = 1) -> Iterator[slice]:
         """Yield slices that cover axis ``dim`` of any tensor ``x`` in order, for its blocks.
