@@ -18,6 +18,7 @@ from fastfold.utils.command_line.from_fields import add_field_options, from_opti
 from fastfold.utils.option_fields import option
 
 if TYPE_CHECKING:
+    from fastfold.data.targets import Target
     from fastfold.products.serve.client import Client, Job
 
 _SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -153,9 +154,31 @@ def _inputs(options: argparse.Namespace) -> list[dict[str, Any]]:
     if errors:
         raise errors[0]
     for target in targets:
-        letters = ":".join(chain.letters or chain.sequence for chain in target.chains)
-        submissions.append({"sequence": letters, "name": target.record})
+        letters = [chain.letters or chain.sequence for chain in target.chains]
+        check_sendable(target, letters)
+        for warning in target.warnings:
+            print_line(f"{target.record}: {warning}")
+        submissions.append({"sequence": ":".join(letters), "name": target.record})
     return submissions
+
+
+def check_sendable(target: Target, letters: Sequence[str]) -> None:
+    """Refuse a target that the letters of its chains do not describe, or raise InputError."""
+    from fastfold.data.targets import make_chains
+
+    parts = {
+        "alignments": target.alignments is not None,
+        "templates": target.brings_templates or target.has_forced_templates,
+        "seeds": bool(target.seeds),
+        "names, numbers or ranges of residues": target.chains != make_chains(letters),
+    }
+    if lost := " and ".join(name for name, is_there in parts.items() if is_there):
+        raise InputError(
+            f"a server would fold this input without its {lost}, because it gets the sequences alone; fold it by "
+            "`fastfold infer`, or send a FASTA or A3M file, with `templates` and `set`",
+            path=target.source or None,
+            record=target.record,
+        )
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

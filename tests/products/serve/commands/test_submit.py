@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
-from fastfold.errors import ConfigError
-from fastfold.products.serve.commands.submit import parse_settings
+from fastfold.data.targets import Chain, Target, make_chains
+from fastfold.errors import ConfigError, InputError
+from fastfold.products.serve.commands.submit import check_sendable, parse_settings
 from tests.helpers.command_line import CommandLine
 from tests.helpers.loopback import Request, loopback
 from tests.products.serve.stub import serving
@@ -104,6 +106,52 @@ def test_mistakes_are_one_line(server: str, cli: CommandLine, given: list[str], 
     assert message in done.err
     assert len(done.err.splitlines()) == 1
     assert not Path("x").exists()
+
+
+BOLTZ = """\
+version: 1
+sequences:
+  - protein: {id: A, sequence: MKTAYIAKQR, msa: empty}
+"""
+AF3 = {
+    "name": "q",
+    "modelSeeds": [7],
+    "sequences": [{"protein": {"id": "A", "sequence": "MKTAYIAKQR"}}],
+    "dialect": "alphafold3",
+    "version": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lost"),
+    [
+        ("q.yaml", BOLTZ, "alignments"),
+        ("q.json", json.dumps(AF3), "seeds"),
+    ],
+)
+def test_what_a_server_would_not_see_is_refused(
+    server: str, cli: CommandLine, name: str, text: str, lost: str
+):
+    done = cli.run("submit", cli.fasta(text, name), "--server", server, "--out", cli.out)
+    assert done.code == 1
+    (line,) = done.err.splitlines()
+    assert f"without its {lost}" in line
+    assert "fastfold infer" in line
+    assert not cli.out.exists()
+
+
+def test_parts_of_a_protein_are_refused():
+    part = Target("q", (Chain("A", "KTA", whole="MKTAY", regions=((2, 4),)),), "", "q", ())
+    with pytest.raises(InputError, match="without its names, numbers or ranges of residues"):
+        check_sendable(part, ["KTA"])
+    check_sendable(replace(part, chains=make_chains(["KTA"])), ["KTA"])
+
+
+def test_every_part_of_a_target_is_sent_or_checked():
+    """A new field is one that ``submit`` has to send, or to refuse."""
+    names = {"name", "chains", "source", "record", "warnings", "alignments", "alignment_files"}
+    checked = {"scored_structure", "templates", "forced_templates", "seeds"}
+    assert {field.name for field in fields(Target)} == names | checked
 
 
 def test_settings_are_numbers_lists_and_words():
