@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -120,7 +121,9 @@ def _run(works: Sequence[Callable[..., None]], queues: Sequence[_Queue]) -> None
             queue.close()
 
     pool = _pools.get(len(works), torch.get_num_threads())
-    running = [pool.submit(lane, *both) for both in zip(works, queues, strict=True)]
+    # Settings of the caller, as the library of products, are in its context.
+    pairs = zip(works, queues, strict=True)
+    running = [pool.submit(copy_context().run, lane, work, queue) for work, queue in pairs]
     try:
         for one in running:
             one.result()

@@ -180,7 +180,7 @@ def test_a_forked_process_starts_threads_of_its_own(threads: int) -> None:
 def test_the_library_does_not_change_while_blocks_are_made(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for the calling thread nor for those of the blocks, which have a choice of their own."""
+    """Neither for the calling thread nor for those of the blocks, which have their caller's."""
     monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
     found: list[tuple[str, bool]] = []
     with exact_products(torch.device("cpu")):
@@ -192,7 +192,7 @@ def test_the_library_does_not_change_while_blocks_are_made(
         )
         assert onednn_multiplies()
         assert torch.get_float32_matmul_precision() == "highest"
-    assert found == [("highest", False)] * 9
+    assert found == [("highest", True)] * 9
 
 
 def _sum(count: int, together: bool = True) -> tuple[list[Any], list[str]]:

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import fastfold
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
 from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
@@ -154,3 +156,52 @@ def test_products_of_another_thread_stay_the_same_during_a_fold(monkeypatch: pyt
     assert calls
     assert calls[0] < calls[-1]  # the other thread multiplied between products of the fold
     assert set(seen) == {(True, "highest", False)}
+
+
+@pytest.fixture(params=[1, 2])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_gradients_are_multiplied_by_onednn_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As exactly as by MKL, in every block and on every thread."""
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
+    weights: list[int] = []
+
+    def counted(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+        weights.append(weight.data_ptr())
+        return cpu_products.onednn_linear(x, weight, *rest)
+
+    monkeypatch.setattr(linear, "onednn_linear", counted)
+    torch.manual_seed(3)
+    node = model_config("model_1").model.embeddings_and_evoformer.evoformer
+    block = EvoformerBlock(node, 32, 16, zero_init=False)
+
+    def gradients(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        block.to(dtype)
+        generator = torch.Generator().manual_seed(4)
+        inputs = [
+            torch.randn(*shape, generator=generator, dtype=torch.float64)
+            for shape in ((5, 60, 32), (60, 60, 16))
+        ]
+        msa, pair = (x.to(dtype).requires_grad_() for x in inputs)
+        ones = torch.ones(60, 60, dtype=dtype)
+        new_msa, new_pair = block(msa, pair, ones[:5], ones)
+        loss = new_msa.square().mean() + new_pair.square().mean()
+        weights.clear()
+        return torch.autograd.grad(loss, [msa, pair, *block.parameters()])
+
+    by_mkl = gradients(torch.float32)
+    assert not weights
+    with exact_products(CPU):
+        by_onednn = gradients(torch.float32)
+    for layer in (block.pair_transition.hidden, block.pair_transition.output):
+        assert layer.weight.data_ptr() in weights
+    assert len(weights) > 20
+    for ours, theirs, exact in zip(by_onednn, by_mkl, gradients(torch.float64), strict=True):
+        error = (theirs - exact).abs().max()
+        assert (ours - exact).abs().max() <= 4 * error + 1e-7 * exact.abs().max()

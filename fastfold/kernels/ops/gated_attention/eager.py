@@ -25,6 +25,7 @@ from fastfold.kernels.cpu.linear import (
     estimate,
     gradient_dtype,
     mean_of,
+    multiply,
     product_dtype,
     reduced,
     sample,
@@ -265,8 +266,8 @@ class Backward:
         if dropout is not None:
             grad.mul_(dropout)
         grad = grad.flatten(0, 1)
-        grad_attended = torch.mm(
-            grad, weights.output, out=scratch("grad_attended", len(grad), weights.output.shape[1])
+        grad_attended = multiply(
+            grad, weights.output, scratch("grad_attended", len(grad), weights.output.shape[1])
         )
         grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
         grads = grad_projected.unflatten(-1, (-1, *q.shape[2:])).unbind(2)
@@ -285,8 +286,8 @@ class Backward:
         add_product(totals.merged, grad_projected.t(), normed.flatten(0, 1), scratch, rows.x)
         if totals.bias is not None:
             totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
-        grad_normed = torch.mm(
-            grad_projected, weights.merged, out=scratch("grad_normed", *normed.flatten(0, 1).shape)
+        grad_normed = multiply(
+            grad_projected, weights.merged, scratch("grad_normed", *normed.flatten(0, 1).shape)
         )
         grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)
         return grad_x, totals

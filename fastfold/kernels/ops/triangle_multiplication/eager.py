@@ -34,6 +34,7 @@ from fastfold.kernels.cpu.linear import (
     add_product,
     centred,
     gradient_dtype,
+    multiply,
     product_dtype,
     requested_products,
 )
@@ -294,8 +295,8 @@ class Backward(Forward):
             biases = (totals.out_bias, totals.gate_bias)
             for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
                 total += part
-            torch.mm(b_grad_gate, weights.gate, out=b_grad_x)
-            b_grad_normed = torch.mm(b_grad_out, weights.out, out=scratch("grad_normed", *b_product.shape))
+            multiply(b_grad_gate, weights.gate, b_grad_x)
+            b_grad_normed = multiply(b_grad_out, weights.out, scratch("grad_normed", *b_product.shape))
             b_grad_product = normalise_backward(
                 b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
             )
