@@ -21,6 +21,7 @@ from fastfold.kernels.common.backend import is_traced
 from fastfold.kernels.cpu.linear import Products, reduced_products
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.foreign_text import read_json_object
 from fastfold.utils.machine import processor_name, user_cache
 
 CERTAIN_WORK = 4e8
@@ -32,6 +33,7 @@ LENGTHS = (16, 24, 32, 48, 64, 96, 128, 160, 192)  #: Residues of the measured c
 _ROWS, _ROUNDS = 64, 6
 _MARGIN = 1.05  #: Times faster than float32 from which a length counts, because times vary
 
+_LARGEST_CACHE = 1 << 20  #: Bytes of a file of kept measurements
 _known: dict[str, float] = {}
 
 
@@ -80,10 +82,8 @@ def cache_file() -> Path:
 
 def _read() -> dict[str, float]:
     try:
-        kept = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(kept, dict):
+        kept = read_json_object(cache_file(), "least work of precisions", limit=_LARGEST_CACHE)
+    except (OSError, FastFoldError):
         return {}
     return {key: value for key, value in kept.items() if isinstance(value, int | float)}
 
