@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fastfold.data.loading.loader import SampleLoader, merge_states
 from fastfold.data.training.sample import COPIES, FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
+from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel import DistributedContext, Parallel
 from fastfold.parallel.turns import take_turn
 from fastfold.protein import residue_constants as rc
@@ -208,7 +209,8 @@ class Trainer:
             self.hooks.consumed(step, [(sample.number, sample.id) for sample in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
-            with self.placement.running(), self._flops.sample(draw.sample, residues, recycles):
+            flops = self._flops.sample(draw.sample, residues, recycles)
+            with self.placement.running(), flops, self._fastest_products():
                 numbers = self._sample(draw.sample, recycles, tree)
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
@@ -276,6 +278,11 @@ class Trainer:
             progress = self.progress
             rest = {"samples": pending.samples, "skipped": progress.skipped, "seconds": progress.seconds}
             self.hooks.log(pending.step, numbers | {key: float(value) for key, value in rest.items()})
+
+    def _fastest_products(self) -> AbstractContextManager[None]:
+        """Return the context of the faster exact library on a CPU; a GPU keeps the process's setting."""
+        device = self.context.device
+        return exact_products(device) if device.type == "cpu" else nullcontext()
 
     def _sample(self, sample: Mapping[str, np.ndarray], recycles: int, tree: ConfigDict) -> dict[str, Tensor]:
         """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``.
