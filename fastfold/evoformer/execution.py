@@ -57,7 +57,7 @@ class Block(NamedTuple):
         return Block(self.x.transpose(-3, -2), self.rows, *turned, self.at_once)
 
 
-Parameters = TypeVar("Parameters")
+Result = TypeVar("Result")
 Branch = Callable[[Block], Tensor]
 """Function from a block to ``block.x + block.dropout * update(block.x)``, written to ``block.out`` if given."""
 
@@ -376,7 +376,7 @@ class PolicyModule(nn.Module):
     _policy: ExecutionPolicy = ExecutionPolicy()
     _collected: tuple[list[tuple[dict[str, Any], str, Any]], Any] | None = None
 
-    def collected(self, collect: Callable[[], Parameters]) -> Parameters:
+    def collected(self, collect: Callable[[], Result]) -> Result:
         """Return ``collect()``, the parameters of this module's operators, or its result of an earlier call.
 
         Parameters are collected again if one of them, or a layer, is replaced. Their values may change.
