@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Tests start hundreds of processes, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl axe lint docs dist images sbom licences mutants bench clean
+.PHONY: demo demo-design test test-quick test-long test-slow test-gpu test-nccl axe snakemake lint docs dist images sbom licences mutants bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -60,6 +60,12 @@ test-gpu: $(VENV)/installed-test
 axe:
 	npm install --no-save --no-audit --no-fund --prefix build/axe axe-core@4.11.0 || \
 		echo "axe-core was not fetched by npm: tests of accessibility are skipped"
+
+# Snakemake for the test of its example, in an environment of its own.
+snakemake:
+	$(PYTHON) -m venv build/snakemake
+	build/snakemake/bin/python -m pip install --quiet snakemake || \
+		echo "Snakemake was not installed: the test of its example is skipped"
 
 # Wrong operators that fast tests do not notice; hours on two cores.
 mutants: $(VENV)/installed-test
