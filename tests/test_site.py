@@ -1,8 +1,9 @@
-"""The built documentation: links lead somewhere."""
+"""The built documentation: links lead somewhere, and the search ranks pages for users first."""
 
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 from functools import cache
@@ -12,8 +13,18 @@ from urllib.parse import unquote
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.helpers.browser import Browser
 
 SITE = REPOSITORY / "build" / "docs"
+FIRST = {
+    "install": "install.html",
+    "templates": "templates.html",
+    "restraints": "restraints.html",
+    "screen": "screening.html",
+    "mini": "mini.html",
+    "msa server": "msa_server.html",
+}
+"""Page that a search lists first."""
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="needs the site; make docs builds it"),
@@ -53,3 +64,18 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
 def test_links_lead_somewhere() -> None:
     assert len(list(SITE.rglob("*.html"))) > 500
     assert broken_links(SITE) == []
+
+
+def test_the_search_ranks_pages_for_users_first(browser: Browser) -> None:
+    is_done = "/found|did not match/.test(document.querySelector('.search-summary')?.textContent)"
+    results = (
+        "[...document.querySelectorAll('#search-results li > a')].map((one) => one.getAttribute('href'))"
+    )
+    first = {}
+    for words in FIRST:
+        query = words.replace(" ", "+")
+        browser.call("Page.navigate", url=f"{(SITE / 'search.html').as_uri()}?q={query}")
+        browser.wait(f"location.search === {json.dumps(f'?q={query}')} && {is_done}")
+        page = browser.wait(f"{results}[0]")
+        first[words] = re.split("[#?]", page)[0]
+    assert first == FIRST

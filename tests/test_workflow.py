@@ -16,7 +16,9 @@ from tests.helpers.sequence_databases import queries, write_database
 
 WORKFLOW = REPOSITORY / "examples" / "snakemake"
 
-SNAKEMAKE = shutil.which("snakemake") or shutil.which(REPOSITORY / "build" / "snakemake" / "bin" / "snakemake")
+SNAKEMAKE = shutil.which("snakemake") or shutil.which(
+    REPOSITORY / "build" / "snakemake" / "bin" / "snakemake"
+)
 
 pytestmark = [
     pytest.mark.long,
