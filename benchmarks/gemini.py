@@ -5,13 +5,18 @@ operators ahead of their use at which parameters and saved tensors may begin to 
 for.
 
     python benchmarks/gemini.py [--json FILE] [--markdown FILE]
+    python benchmarks/gemini.py --times
+
+The second command compares settled steps with plain ones, which take turns, by processor time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,6 +131,27 @@ def _settled(
     return Step(name, recompute, share, lookahead, manager.device.peak / budget, *counts)
 
 
+def times_of_plain(build: Callable[[], Built], share: float, rounds: int = 12) -> float:
+    """Return the processor time of a settled step within a budget, as the median multiple of a plain step's."""
+    budget, (plain, plain_loss), (model, loss) = int(share * _whole(build)), build(), build()
+    plain_optimizer = torch.optim.AdamW(plain.parameters())
+    config = GeminiConfig(budget, device=SimulatedDevice(budget))
+    manager = Gemini(model, torch.optim.AdamW(model.parameters()), config)
+    ratios = []
+    for _ in range(SETTLED + 2 + rounds):
+        start = time.process_time()
+        plain_loss(plain).backward()
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+        middle = time.process_time()
+        with manager.device.running():
+            loss(model).backward()
+        manager.step()
+        manager.zero_grad()
+        ratios.append((time.process_time() - middle) / (middle - start))
+    return statistics.median(ratios[-rounds:])
+
+
 def gpt() -> Built:
     """Build eight blocks of GPT on 128 tokens."""
     torch.manual_seed(0)
@@ -166,10 +192,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--times", action="store_true", help="compare times with plain steps")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     options = parser.parse_args()
     models = (("GPT", gpt), ("Evoformer", evoformer))
+    if options.times:
+        for name, build in models:
+            for share in (3.0, 0.8, 0.5):
+                try:
+                    print(
+                        f"{name}, budget {share:.1f}: {times_of_plain(build, share):.2f} times a plain step"
+                    )
+                except (BudgetError, DeviceFull):
+                    print(f"{name}, budget {share:.1f}: not enough")
+        return
     rows = [
         row
         for name, build in models
