@@ -114,7 +114,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch, data: Ten
     if multiplies_units(data):
         total.add_(out.copy_(torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16))))
     else:
-        total.add_(multiply(a, b, out))
+        total.add_(matrix_product(a, b, out))
 
 
 def add_products(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch) -> None:
@@ -130,7 +130,7 @@ def add_products(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch) -> None:
         total.baddbmm_(a, b)
 
 
-def multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+def matrix_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Fill ``out [M, N]`` with the product of ``a [M, K]`` and ``b [K, N]``, by oneDNN if that is faster."""
     return out.copy_(onednn_linear(a, b.t())) if by_onednn(a) else torch.mm(a, b, out=out)
 

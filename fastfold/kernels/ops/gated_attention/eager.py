@@ -24,8 +24,8 @@ from fastfold.kernels.cpu.linear import (
     centred,
     estimate,
     gradient_dtype,
+    matrix_product,
     mean_of,
-    multiply,
     product_dtype,
     reduced,
     sample,
@@ -266,7 +266,7 @@ class Backward:
         if dropout is not None:
             grad.mul_(dropout)
         grad = grad.flatten(0, 1)
-        grad_attended = multiply(
+        grad_attended = matrix_product(
             grad, weights.output, scratch("grad_attended", len(grad), weights.output.shape[1])
         )
         grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
@@ -286,7 +286,7 @@ class Backward:
         add_product(totals.merged, grad_projected.t(), normed.flatten(0, 1), scratch, rows.x)
         if totals.bias is not None:
             totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
-        grad_normed = multiply(
+        grad_normed = matrix_product(
             grad_projected, weights.merged, scratch("grad_normed", *normed.flatten(0, 1).shape)
         )
         grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)

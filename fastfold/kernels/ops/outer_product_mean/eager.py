@@ -24,7 +24,7 @@ from fastfold.kernels.cpu.linear import (
     add_products,
     by_onednn,
     gradient_dtype,
-    multiply,
+    matrix_product,
     product_dtype,
 )
 from fastfold.kernels.cpu.products import onednn_linear
@@ -161,7 +161,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
             add_product(grad_weight, b_grad.t(), _products(b_left, b_right, scratch), scratch, left)
         if not (need_left or need_right):
             return
-        b_products = multiply(b_grad, weight, scratch("products", len(b_grad), c * c))
+        b_products = matrix_product(b_grad, weight, scratch("products", len(b_grad), c * c))
         b_products = b_products.view(len(b_left), len(b_right), c, c)  # [i, j, e, c]
         if need_left and dtype == exact:
             b_r = b_right.flatten(0, 1).expand(len(b_left), -1, -1)

@@ -27,8 +27,8 @@ from fastfold.kernels.cpu.linear import (
     centred,
     estimate,
     gradient_dtype,
+    matrix_product,
     mean_of,
-    multiply,
     product_dtype,
     reduced,
     requested_products,
@@ -120,13 +120,13 @@ def backward(
             add_product(grad_w2, b_grad.t(), b_hidden, scratch, x)
         if grad_b2 is not None:
             grad_b2 += b_grad.sum(0)
-        b_grad_hidden = multiply(b_grad, w2, scratch("grad_hidden", len(b_x), len(w1)))
+        b_grad_hidden = matrix_product(b_grad, w2, scratch("grad_hidden", len(b_x), len(w1)))
         torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
         if grad_w1 is not None:
             add_product(grad_w1, b_grad_hidden.t(), b_norm, scratch, x)
         if grad_b1 is not None:
             grad_b1 += b_grad_hidden.sum(0)
-        b_grad_norm = multiply(b_grad_hidden, w1, scratch("grad_norm", *b_x.shape))
+        b_grad_norm = matrix_product(b_grad_hidden, w1, scratch("grad_norm", *b_x.shape))
         b_result = normalise_backward(
             b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
         )

@@ -34,7 +34,7 @@ from fastfold.kernels.cpu.linear import (
     add_product,
     centred,
     gradient_dtype,
-    multiply,
+    matrix_product,
     product_dtype,
     requested_products,
 )
@@ -295,8 +295,8 @@ class Backward(Forward):
             biases = (totals.out_bias, totals.gate_bias)
             for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
                 total += part
-            multiply(b_grad_gate, weights.gate, b_grad_x)
-            b_grad_normed = multiply(b_grad_out, weights.out, scratch("grad_normed", *b_product.shape))
+            matrix_product(b_grad_gate, weights.gate, b_grad_x)
+            b_grad_normed = matrix_product(b_grad_out, weights.out, scratch("grad_normed", *b_product.shape))
             b_grad_product = normalise_backward(
                 b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
             )
