@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fastfold.inference import runner
 from tests.conftest import REPOSITORY
 from tests.helpers.command_line import ORACLES, QUICK, CommandLine
 from tests.helpers.forked import fork_command
+from tests.helpers.kernel_checks import without_bfloat16_units
 
 SEQUENCE = "MKTAYIAKQR"
 
@@ -286,10 +289,13 @@ class TestVerify:
         assert f"FAIL: {damaged}: not a readable array file" in done.out
         assert re.search(r"^structure_module/final_atom_positions .* pass$", done.out, re.MULTILINE)
 
-    def test_outputs_of_less_than_float32_have_a_wider_tolerance(self, cli: CommandLine):
-        done = cli.run(
-            "verify", ORACLES / "synthetic_monomer", "--device", "cpu", "--precision", "bf16-products"
-        )
+    @pytest.mark.parametrize("processor", [nullcontext, without_bfloat16_units], ids=["units", "plain"])
+    def test_outputs_of_less_than_float32_have_a_wider_tolerance(
+        self, cli: CommandLine, processor: Callable[[], AbstractContextManager[None]]
+    ):
+        options = ("--device", "cpu", "--precision", "bf16-products")
+        with processor():
+            done = cli.run("verify", ORACLES / "synthetic_monomer", *options)
         assert done.code == 0, done.out
         assert "violations" not in done.out
         pair = re.search(r"^representations/pair +(\S+) ", done.out, re.MULTILINE)

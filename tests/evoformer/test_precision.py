@@ -198,17 +198,20 @@ RUNS = (
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("precision", "units"), [("bf16-products", True), ("int8", True), ("int8", False)])
+@pytest.mark.parametrize("units", [True, False])
+@pytest.mark.parametrize("precision", ["bf16-products", "int8"])
 @pytest.mark.parametrize("name", RUNS)
 def test_reduced_products_change_recorded_runs_by_less_than_three_percent(
     name: str, precision: str, units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every output of all passes together, and of each by itself, made from what the one before left in float32.
 
-    Without units for bfloat16, products are in 8 bits.
+    Without units for bfloat16, products of ``int8`` are in 8 bits.
     """
     if not units:
         monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    elif not linear.multiplies_bfloat16():
+        pytest.skip("this processor has no units for bfloat16")
     recorded, features, passes, exact = _exact_run(name)
     network = set_precision(copy.deepcopy(recorded), precision, least_work=0)
     with torch.no_grad():

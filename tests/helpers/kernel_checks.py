@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from fastfold.kernels.cpu import products
+from fastfold.kernels.cpu.products import multiplies_bfloat16
 from tests.helpers.exact_gradients import exact_gradients
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -63,22 +67,38 @@ def check_against_definition(
         function: Operator under test.
         definition: Its specification.
         inputs: In float64 on the CPU; both get them rounded to ``dtype``.
-        dtype: Dtype of the operator's inputs.
+        dtype: Dtype of the operator's inputs; bfloat16 on a CPU also as on one without units for it.
         constants: Names of tensors that receive no gradient.
     """
     rounded = {k: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for k, x in inputs.items()}
     exact = output_and_gradients(
         definition, {k: x.double() if isinstance(x, Tensor) else x for k, x in rounded.items()}, constants
     )
-    found = output_and_gradients(function, rounded, constants)
-    assert found.keys() == exact.keys()
+    _check_against(exact, output_and_gradients(function, rounded, constants), dtype)
+    if dtype == torch.bfloat16 and DEVICE.type == "cpu" and multiplies_bfloat16():
+        with without_bfloat16_units():
+            _check_against(exact, output_and_gradients(function, rounded, constants), dtype)
+
+
+def _check_against(exact: dict[str, Tensor], computed: dict[str, Tensor], dtype: torch.dtype) -> None:
+    assert computed.keys() == exact.keys()
     scale = max(float(x.norm()) for x in exact.values())
     for key, value in exact.items():
-        assert torch.isfinite(found[key]).all(), key
+        x = computed[key]
+        assert torch.isfinite(x).all(), key
         # Gradients that cancel to nothing are measured against the largest one.
         cancelled = float(value.norm()) < 1e-9 * scale
-        error = float(found[key].double().norm()) / scale if cancelled else relative_error(found[key], value)
+        error = float(x.double().norm()) / scale if cancelled else relative_error(x, value)
         assert error < TOLERANCES[dtype], f"{key}: {error:.2e}"
+
+
+@contextmanager
+def without_bfloat16_units() -> Iterator[None]:
+    """The processor is taken for one that cannot multiply bfloat16, as most in laptops."""
+    with mock.patch.object(products, "BFLOAT16_UNITS", ()):
+        multiplies_bfloat16.cache_clear()
+        yield
+    multiplies_bfloat16.cache_clear()
 
 
 def far_apart(values: Tensor, path: Path) -> Tensor:

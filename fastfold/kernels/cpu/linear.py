@@ -148,7 +148,7 @@ class Linear:
         bias: ``[N]``, or None.
         relu: True to apply a ReLU to the result.
         keep_nan: False if the ReLU may turn NaN into zero, which takes less time.
-        sigmoid: True to apply a sigmoid to the result, if the product is made in bfloat16.
+        sigmoid: True to apply a sigmoid to the result.
         positive: True if no element of ``x`` is negative, as after a ReLU: 8 bits are then unsigned, and their steps
             are half as wide.
         mean: ``[K]``, mean of the positions of ``x``, if known: the bias then corrects the rounding of the weights for
@@ -173,7 +173,8 @@ class Linear:
         least: Least = "int8x2",
         positions: int = 0,
     ) -> None:
-        self._weight, self._bias, self._outputs, self._relu = weight, bias, weight.shape[0], relu
+        self._weight, self._bias, self._outputs = weight, bias, weight.shape[0]
+        self._relu, self._sigmoid = relu, sigmoid
         self._within: Literal["none", "relu", "sigmoid"] = "none"
         self._with_bias: Tensor | None = None
         self._packed, self._by_onednn = weight, False
@@ -183,14 +184,13 @@ class Linear:
         self.products = None if least == "fp32" else reduced(weight)
         if self.products == "int8" and (least == "bf16" or weight.shape[1] > max_inputs(positive)):
             self.products = None
-        elif multiplies_units(weight):
+        elif weight.dtype == torch.bfloat16 and weight.device.type == "cpu":
             self.products = "bf16"
-        if self.products == "bf16" and sigmoid:
-            self._within = "sigmoid"
-        elif (
-            self.products == "bf16" and multiplies_bfloat16() and relu and not keep_nan and _is_finite(weight)
-        ):
-            self._within = "relu"
+        if self.products == "bf16" and multiplies_bfloat16():
+            if sigmoid:
+                self._within = "sigmoid"
+            elif relu and not keep_nan and _is_finite(weight):
+                self._within = "relu"
         self._by_onednn = self.products is None and by_onednn(weight)
         if self._by_onednn:
             self._weight = weight.contiguous()
@@ -217,8 +217,7 @@ class Linear:
             return self._activate(self._multiply(x))
         out = scratch(name, x.shape[0], self._outputs)
         if self.products is None and self._bias is not None:
-            torch.addmm(self._bias, x, self._weight.t(), out=out)
-            return out.relu_() if self._relu else out
+            return self._activate(torch.addmm(self._bias, x, self._weight.t(), out=out))
         return self.fill(out, x, scratch)
 
     def update(
@@ -246,7 +245,7 @@ class Linear:
 
     def by_channel(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """Return ``[N, n]`` for ``x [n, K]``, as :meth:`__call__` does."""
-        narrow = self.products == "bf16" and scratch.dtype == torch.bfloat16
+        narrow = self.products == "bf16" and scratch.dtype == torch.bfloat16 and multiplies_bfloat16()
         if narrow and self._within == "none" and not is_traced():
             return self._activate(self._multiply_by_channel(x, scratch(name, self._outputs, len(x)), scratch))
         if not self._by_onednn:
@@ -271,18 +270,22 @@ class Linear:
             torch.mm(x, self._weight.t(), out=out)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
-        return self._activate(out) if self._relu else out
+        return self._activate(out)
 
     def _activate(self, out: Tensor) -> Tensor:
-        return out.relu_() if self._relu and self._within == "none" else out
+        """Apply the activation in place unless the product contains it."""
+        if self._within != "none":
+            return out
+        if self._sigmoid:
+            return out.sigmoid_()
+        return out.relu_() if self._relu else out
 
     def _multiply(self, x: Tensor) -> Tensor:
         """Compute the product of bfloat16 data, summed in float32 and rounded once."""
         if multiplies_bfloat16():
             return onednn_linear(x, self._packed, self._bias, self._within)
         bias = None if self._bias is None else self._bias.float()
-        out = linear(x.float(), self._weight.float(), bias)
-        return (out.sigmoid_() if self._within == "sigmoid" else out).to(x.dtype)
+        return linear(x.float(), self._weight.float(), bias).to(x.dtype)
 
     def _multiply_by_channel(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
         """Fill ``out [N, n]`` from bfloat16 data ``x [n, K]``."""

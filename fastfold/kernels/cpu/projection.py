@@ -11,10 +11,7 @@ from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.linear import (
     Linear,
     centred,
-    multiplies_units,
     product_dtype,
-    reduced,
-    requested_products,
 )
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 
@@ -48,7 +45,7 @@ def normalised_linear(
 
 
 def keeps_bfloat16(x: Tensor) -> bool:
-    """Return True if operators without gradients compute on ``x`` in bfloat16 on a CPU, by its units if it has any.
+    """Return True if operators without gradients compute on ``x`` in bfloat16 on a CPU.
 
     Example:
         >>> import torch
@@ -56,9 +53,7 @@ def keeps_bfloat16(x: Tensor) -> bool:
         >>> keeps_bfloat16(torch.zeros(3))
         False
     """
-    if x.dtype == torch.float32 and requested_products() is None:
-        return False
-    return multiplies_units(x) or (x.device.type == "cpu" and reduced(x) == "bf16")
+    return x.device.type == "cpu" and product_dtype(x) == torch.bfloat16
 
 
 @without_autocast

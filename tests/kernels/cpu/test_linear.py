@@ -176,16 +176,28 @@ def test_a_relu_within_a_product_may_hide_nan_but_not_for_weights_that_make_it(u
     assert broken(rounded, "out", narrow).isnan().any(0).tolist() == [i == 3 for i in range(8)]
 
 
-def test_a_sigmoid_and_a_gate_are_part_of_a_product_in_bfloat16(units: bool) -> None:
+@pytest.mark.parametrize("requested", [True, False], ids=["products", "data"])
+def test_a_sigmoid_and_a_gate_follow_a_product_in_bfloat16(requested: bool, units: bool) -> None:
+    """Whether only products are made in bfloat16, or the weights are in bfloat16 too."""
     x, weight, bias = _made(300, 32, 8)
     rounded, narrow = x.bfloat16(), Scratch(dtype=torch.bfloat16)
-    with reduced_products("bf16"):
+    with reduced_products("bf16") if requested else nullcontext():
+        weight = weight if requested else weight.bfloat16()
         gate, layer = Linear(weight, bias, sigmoid=True), Linear(weight, bias)
         opened = gate(rounded, "gate", narrow)
         exact = rounded.double() @ weight.bfloat16().double().T + bias.double()
         assert 1e-4 < _error(opened, exact.sigmoid()) < 3e-3
         product = layer.gated(rounded, opened.clone(), narrow)
     assert 1e-4 < _error(product, exact * opened.double()) < 3e-3
+
+
+@pytest.mark.parametrize("products", [None, "int8"])
+def test_a_sigmoid_follows_a_product_of_float32_data(products: Products | None, units: bool) -> None:
+    x, weight, bias = _made(300, 32, 8)
+    with reduced_products(products) if products else nullcontext():
+        opened = Linear(weight, bias, sigmoid=True)(x, "gate", Scratch())
+    exact = (x.double() @ weight.double().T + bias.double()).sigmoid()
+    assert _error(opened, exact) < (1e-2 if products else 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
