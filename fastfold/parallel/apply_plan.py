@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -20,10 +19,10 @@ from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.units import checkpoint_blocks
 from fastfold.parallel.families.tensor_layers import Layers
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.meta_start import Initialise, give_memory, start_alike
+from fastfold.parallel.meta_start import Initialise, start_alike
 from fastfold.parallel.own_stages import take_own_stages
 from fastfold.parallel.parallel_model import Parallel
-from fastfold.utils.module_structure import module_structure, without_data
+from fastfold.utils.module_structure import module_structure, tied_names, without_data
 
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 
@@ -100,13 +99,18 @@ def parallelize(
         True
     """
     policy = mp_policy or MixedPrecisionPolicy()
-    asked = resolve(model, plan, example=example, gpu=gpu, layers=layers, stages=stages, sequence=sequence)
+    structure, tied = module_structure(model), tied_names(model)
+    asked = resolve(
+        model, plan, tied, example=example, gpu=gpu, layers=layers, stages=stages, sequence=sequence
+    )
     check_arguments(model, asked, dap, policy)
+
     devices = (p.device.type for p in model.parameters() if p.device.type != "meta")
     device = device_type or next(devices, "cpu")
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(asked.plan, device)
-    agree_over_store("model", module_structure(model), "the models of the ranks differ")
+    agree_over_store("model", structure, "the models of the ranks differ")
     start = start_alike(model, mesh, initialise)
+
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     comparison = compare_stages(model, asked.split, asked.plan) if compare_first else None
     plain = {path: without_data(model.get_submodule(path)) for path in asked.cuts}
@@ -122,12 +126,10 @@ def parallelize(
     cuts = own.moved(asked.cuts)
     watch_first_calls(own, own.moved(plain), cuts, mesh, is_compared=compare_first)
 
-    if start is not None and (asked.plan.zero < 3 or mesh.group("replicas").is_alone):
-        give_memory(own.module, torch.device(mesh.device_type))
     parallel = Parallel(
         own.module,
         mesh,
-        reduce_gradients(own, mesh, policy),
+        reduce_gradients(own, mesh, policy, is_filled_later=start is not None),
         FullStateDict(own.module, mesh, cuts, shapes, own.renamed),
         sequence=over_sequence,
         explanation=asked.explanation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from fastfold.parallel.families.tensor_layers import Layers, find_cuts
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.own_stages import Split
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.utils.module_structure import tied_names
 
 Plan = ParallelPlan | ParallelMesh | Mapping[str, Any] | str
 Stages = Split | Literal["auto"] | None
@@ -34,7 +33,7 @@ class Arguments:
     """Plan of a model, and how its layers, stages and sequence are divided."""
 
     plan: ParallelPlan
-    tied: list[list[str]]  #: Names of each parameter that has several
+    tied: Sequence[Sequence[str]]  #: Names of each parameter that has several
     cuts: Mapping[str, ShardFn]  #: Functions of the replaced layers, by path
     split: Split | None = None
     spread: Sequencing | None = None
@@ -46,6 +45,7 @@ class Arguments:
 def resolve(
     model: nn.Module,
     plan: Plan,
+    tied: Sequence[Sequence[str]],
     *,
     example: Any,
     gpu: str | None,
@@ -55,12 +55,13 @@ def resolve(
 ) -> Arguments:
     """Return the arguments of :func:`fastfold.parallel.parallelize`, with a value in place of each ``"auto"``.
 
+    ``tied`` has the names of each parameter that has several.
+
     Raises:
         ConfigError: The plan has another type, ``"auto"`` finds nothing in this model, or no plan fits into memory.
     """
     axes = ParallelPlan(tp=2 if layers else 1) if plan == "auto" else _axes(plan)
     split = block_stages(model) if isinstance(stages, str) else stages
-    tied = tied_names(model)
     cuts = find_cuts(model, axes, layers, tied)
     spread = None if isinstance(sequence, str) or axes.sp == 1 else sequence
     if axes.sp > 1 and isinstance(sequence, str):

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.checks.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.data_parallel.full_state import ShardFn
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.utils.module_structure import tie
 
 

@@ -12,44 +12,6 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter, agree_over_store
 from fastfold.parallel.plan import ParallelPlan
 
-# Names of the tensor parallel group's dimensions. A dimension is named after the group that varies along
-# it: "tp_column" is the group along a column of the grid.
-_DAP_DIMENSIONS = {"axial": ("dap",), "grid": ("dap_column", "dap_row")}
-_TP_DIMENSIONS = {
-    "1d": ("tp",),
-    "2d": ("tp_depth", "tp_column", "tp_row"),
-    "2.5d": ("tp_depth", "tp_column", "tp_row"),
-    "3d": ("tp_x", "tp_y", "tp_z"),
-}
-
-
-def axes(plan: ParallelPlan) -> dict[str, int]:
-    """Return a plan's mesh dimensions with their sizes; neighbouring ranks differ in the last one."""
-    names = ("pp", *plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode], *_TP_DIMENSIONS[plan.tp_mode])
-    sizes = (plan.pp, *plan.dp_sizes.values(), plan.sp, *plan.dap_grid, *plan.tp_grid)
-    return dict(zip(names, sizes, strict=True))
-
-
-def groups(plan: ParallelPlan) -> dict[str, tuple[str, ...]]:
-    """Return groups of a plan's mesh with the dimensions that each spans (see :class:`ParallelMesh`)."""
-    dimensions: dict[str, tuple[str, ...]] = {name: (name,) for name in axes(plan)}
-    dimensions["replicas"] = (*plan.dp_sizes, "sp", *_DAP_DIMENSIONS[plan.dap_mode])
-    dimensions.setdefault("dp", tuple(plan.dp_sizes))
-    dimensions.setdefault("dap", _DAP_DIMENSIONS[plan.dap_mode])
-    dimensions.setdefault("tp", _TP_DIMENSIONS[plan.tp_mode])
-    return dimensions
-
-
-def _check_machines(plan: ParallelPlan) -> None:
-    """Refuse groups across machines that send much at every layer."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    if here and dist.get_backend() != "fake" and plan.crosses_machines(here) and not plan.across_machines:
-        raise ConfigError(
-            f"{plan}: groups of tp and dap have {plan.tp * plan.dap} ranks, which {here} ranks a machine split between "
-            f"machines; take a divisor of {here}, or set across_machines=true to send every layer's messages over the "
-            "network"
-        )
-
 
 def _flat(mesh: DeviceMesh, dimensions: tuple[str, ...], name: str) -> DeviceMesh:
     part = mesh[dimensions]
@@ -93,10 +55,11 @@ class ParallelMesh:
         self.reporter = Reporter()
         self.device_mesh: DeviceMesh | None = None
         self._stage: DeviceMesh | None = None
-        shape = axes(plan)
+        shape = plan.axes
         plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
         if dist.is_initialized():
-            _check_machines(plan)
+            if dist.get_backend() != "fake":
+                plan.check_machines(int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
             facts = {name: repr(value) for name, value in plan.to_dict().items()}
             agree_over_store("plan", facts, "the ranks were started with different plans")
             # An axis of one rank has no messages; groups of single ranks would cost time and memory.
@@ -106,7 +69,7 @@ class ParallelMesh:
                     self.device_type, tuple(shape.values()), mesh_dim_names=tuple(shape)
                 )
         self._groups: dict[str, Group] = {}
-        for name, every in groups(plan).items():
+        for name, every in plan.groups.items():
             dimensions, process_group = tuple(dimension for dimension in every if dimension in shape), None
             if self.device_mesh is not None and dimensions:
                 process_group = _flat(self.device_mesh, dimensions, name).get_group()

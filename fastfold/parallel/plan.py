@@ -12,6 +12,16 @@ from fastfold.errors import ConfigError
 TP_MODES = ("1d", "2d", "2.5d", "3d")
 DAP_MODES = ("axial", "grid")
 
+# Names of the mesh dimensions of tp and dap. A dimension is named after the group that varies along it: "tp_column" is
+# the group along a column of the grid.
+_DAP_DIMENSIONS = {"axial": ("dap",), "grid": ("dap_column", "dap_row")}
+_TP_DIMENSIONS = {
+    "1d": ("tp",),
+    "2d": ("tp_depth", "tp_column", "tp_row"),
+    "2.5d": ("tp_depth", "tp_column", "tp_row"),
+    "3d": ("tp_x", "tp_y", "tp_z"),
+}
+
 
 @dataclass(frozen=True)
 class ParallelPlan:
@@ -153,6 +163,23 @@ class ParallelPlan:
         """Number of ranks that hold the same parameters."""
         return self.dp * self.sp * self.dap
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """Mesh dimensions with their sizes; neighbouring ranks differ in the last one."""
+        names = ("pp", *self.dp_sizes, "sp", *_DAP_DIMENSIONS[self.dap_mode], *_TP_DIMENSIONS[self.tp_mode])
+        sizes = (self.pp, *self.dp_sizes.values(), self.sp, *self.dap_grid, *self.tp_grid)
+        return dict(zip(names, sizes, strict=True))
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Groups of ranks with the mesh dimensions that each spans (see :class:`fastfold.parallel.ParallelMesh`)."""
+        dimensions: dict[str, tuple[str, ...]] = {name: (name,) for name in self.axes}
+        dimensions["replicas"] = (*self.dp_sizes, "sp", *_DAP_DIMENSIONS[self.dap_mode])
+        dimensions.setdefault("dp", tuple(self.dp_sizes))
+        dimensions.setdefault("dap", _DAP_DIMENSIONS[self.dap_mode])
+        dimensions.setdefault("tp", _TP_DIMENSIONS[self.tp_mode])
+        return dimensions
+
     def __str__(self) -> str:
         parts = [f"{name} {getattr(self, name)}" for name in ("dp", "pp", "sp") if getattr(self, name) > 1]
         if self.dp_shard and self.dp > 1:
@@ -174,6 +201,21 @@ class ParallelPlan:
         if started != self.ranks:
             verb = "was" if started == 1 else "were"
             raise ConfigError(f"{self} = {self.ranks} ranks, but {started} {verb} started")
+
+    def check_machines(self, per_machine: int) -> None:
+        """Refuse groups across machines that send much at every layer, unless ``across_machines`` allows them.
+
+        ``per_machine`` is the number of ranks started on a machine; 0 if unknown, which is not checked.
+
+        Raises:
+            ConfigError: A group of ``tp`` or ``dap`` has ranks on several machines.
+        """
+        if per_machine and self.crosses_machines(per_machine) and not self.across_machines:
+            raise ConfigError(
+                f"{self}: groups of tp and dap have {self.tp * self.dap} ranks, which {per_machine} ranks a machine "
+                f"split between machines; take a divisor of {per_machine}, or set across_machines=true to send every "
+                "layer's messages over the network"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelPlan:

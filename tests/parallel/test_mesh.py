@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from typing import Any
 
@@ -198,3 +200,30 @@ def test_groups_of_tp_and_dap_stay_within_a_machine_unless_asked() -> None:
     crossing = [ParallelPlan(dp=8, tp=2, dap=n).crosses_machines(8) for n in (1, 2, 3, 4, 8)]
     assert crossing == [False, False, True, False, True]
     assert not ParallelPlan(tp=3).crosses_machines(4)
+
+
+def test_a_plan_across_machines_is_refused_unless_it_is_allowed() -> None:
+    plan = ParallelPlan(dp=4, tp=2, dap=2)
+    with pytest.raises(ConfigError, match="tp and dap have 4 ranks, which 6 ranks a machine split"):
+        plan.check_machines(6)
+    plan.check_machines(8)
+    plan.check_machines(0)  # the number is unknown
+    dataclasses.replace(plan, across_machines=True).check_machines(6)
+
+
+def test_dimensions_and_groups_of_a_plan() -> None:
+    plan = ParallelPlan(pp=2, dp=4, tp=8, tp_mode="2.5d", tp_depth=2, zero=3, dp_shard=2)
+    assert plan.axes == {
+        "pp": 2,
+        "dp_replicate": 2,
+        "dp_shard": 2,
+        "sp": 1,
+        "dap": 1,
+        "tp_depth": 2,
+        "tp_column": 2,
+        "tp_row": 2,
+    }
+    assert math.prod(plan.axes.values()) == plan.ranks
+    assert plan.groups["dp"] == ("dp_replicate", "dp_shard")
+    assert plan.groups["replicas"] == ("dp_replicate", "dp_shard", "sp", "dap")
+    assert plan.groups["tp"] == ("tp_depth", "tp_column", "tp_row")

@@ -18,7 +18,7 @@ from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, init_distrib
 from fastfold.parallel.pipeline import Pipeline
 from fastfold.parallel.sequence_parallel.module import METHODS, SequenceParallel
 from fastfold.parallel.tensor_parallel.layers import ParallelMLP
-from fastfold.parallel.tensor_parallel.plain_layers import own_randomness
+from fastfold.parallel.tensor_parallel.randomness import own_randomness
 from tests.helpers.spawn_ranks import launch
 
 

@@ -1,9 +1,9 @@
-"""Checks that ranks agree: all facts at the start, and a few numbers at every step."""
+"""Checks that ranks agree: on inputs and random numbers at a call, and on a few numbers at every step."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.sharded_norm import local
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.tensor_parallel.randomness import draws
+from fastfold.utils.module_structure import is_inside
 
 _LOOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference by dtype that sums of equal gradients may have, since some kernels add in any order."""
@@ -49,6 +51,40 @@ def compare_inputs(module: nn.Module, group: Group) -> None:
 
     # Before comparisons that exchange numbers which depend on the inputs.
     module.register_forward_pre_hook(torch.compiler.disable(compare), prepend=True, with_kwargs=True)
+
+
+def compare_generators(module: nn.Module, group: Group, cut: Iterable[str]) -> None:
+    """Compare the ranks' generators in training before each call of a module that draws.
+
+    Ranks with different numbers would drop different elements of one tensor, and diverge silently.
+
+    The group works on the same tensors, except in the layers at the paths ``cut``, whose draws differ between ranks.
+    """
+    paths = tuple(cut)
+    drawing = [
+        name
+        for name, part in module.named_modules()
+        if draws(part) and not any(is_inside(name, path) for path in paths)
+    ]
+    if group.is_alone or not drawing:
+        return
+
+    def check(called: nn.Module, _: Any) -> None:
+        if not called.training:
+            return
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        state = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+        if device.type == "cuda":
+            state = zlib.crc32(torch.cuda.get_rng_state(device).numpy().tobytes(), state)
+        states = async_ops.gather_numbers(torch.tensor(state, device=device), group)
+        if not bool((states == state).all()):
+            name = drawing[0] or type(module).__name__
+            raise ConfigError(
+                f"{name} draws numbers for one tensor on every rank of {group.name}, and the ranks' random number "
+                "generators are in different states: call torch.manual_seed with the same number on them"
+            )
+
+    module.register_forward_pre_hook(check)
 
 
 class StepAgreement:

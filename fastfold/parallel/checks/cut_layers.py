@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.checks.agreement import compare_inputs
+from fastfold.parallel.checks.agreement import compare_generators, compare_inputs
 from fastfold.parallel.checks.rounding import is_close
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.mesh import ParallelMesh
@@ -31,7 +31,6 @@ from fastfold.parallel.tensor_parallel.layers import (
     ParallelMLP,
 )
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
-from fastfold.parallel.tensor_parallel.plain_layers import check_alike
 from fastfold.utils.module_structure import below, detached_copy, is_inside, joined, tensors_in, without_data
 
 Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
@@ -63,7 +62,7 @@ def watch_first_calls(
         if is_compared:
             compare_first_calls(part, {p: x for p, x in below(name, plain).items() if p}, inside, mesh)
         compare_inputs(part, group)
-        check_alike(part, group, inside)
+        compare_generators(part, group, inside)
 
 
 def compare_first_calls(

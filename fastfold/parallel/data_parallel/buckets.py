@@ -163,7 +163,8 @@ def broadcast_tensors(tensors: Sequence[Tensor], group: Group) -> None:
     """Overwrite tensors with those of the group's first rank, which only reads its own, in few messages."""
     buckets = Buckets(tensors)
     for bucket in buckets:
-        flat = async_ops.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()
+        own = buckets.join(bucket, tensors)
+        flat = async_ops.start_broadcast(own, 0, group).wait()
         for number, x in buckets.split(bucket, flat).items() if group.rank else ():
             tensors[number].detach().copy_(x)
 

@@ -17,7 +17,7 @@ from fastfold.parallel.families.linear_kinds import cut_linear, features
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import Partition
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
-from fastfold.parallel.tensor_parallel.plain_layers import draws, own_randomness
+from fastfold.parallel.tensor_parallel.randomness import draws, own_randomness
 from fastfold.utils.module_structure import shallow_copy
 
 

@@ -30,7 +30,6 @@ from torch import nn
 from fastfold.parallel.comm import collectives
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.data_parallel.zero import Replicated
-from fastfold.parallel.mesh import axes, groups
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.planner.hardware import Rates
@@ -247,11 +246,11 @@ def _memory(
 @cache
 def _on_one_machine(plan: ParallelPlan, group: str, per_machine: int) -> int:
     """Count the ranks on the first machine in the first group of this name."""
-    sizes = axes(plan)
+    sizes = plan.axes
     strides, stride = {}, 1
     for name in reversed(sizes):
         strides[name], stride = stride, stride * sizes[name]
-    steps = [range(0, sizes[name] * strides[name], strides[name]) for name in groups(plan)[group]]
+    steps = [range(0, sizes[name] * strides[name], strides[name]) for name in plan.groups[group]]
     return sum(sum(place) < per_machine for place in itertools.product(*steps))
 
 

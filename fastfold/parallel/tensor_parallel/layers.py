@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.checks.plain_layers import require_type
 from fastfold.parallel.comm.collectives import all_reduce, gather
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
@@ -24,7 +25,7 @@ from fastfold.parallel.tensor_parallel.layout import (
     whole,
 )
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
-from fastfold.parallel.tensor_parallel.plain_layers import draws, own_randomness, require_type
+from fastfold.parallel.tensor_parallel.randomness import draws, own_randomness
 
 
 class ParallelLayerNorm(CutLayer):

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from fastfold.parallel.checks.plain_layers import require_type
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import shards_in_turn, sums
 from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient, first_order
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import CutLayer, Partition, ShardSpec, layouts, replicated
-from fastfold.parallel.tensor_parallel.plain_layers import require_type
 
 Role = Literal["first", "second"]
 

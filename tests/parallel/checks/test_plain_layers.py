@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations, prune
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan, parallelize
+from fastfold.parallel.checks.plain_layers import check_restored, signature
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.tensor_parallel import (
     ParallelAttention,
@@ -20,7 +21,6 @@ from fastfold.parallel.tensor_parallel import (
     ParallelLinear,
     ParallelMLP,
 )
-from fastfold.parallel.tensor_parallel.plain_layers import check_restored, signature
 
 
 class _LowRank(nn.Linear):
