@@ -26,10 +26,8 @@ def choose_plan(config: TrainConfig, tree: ConfigDict) -> tuple[TrainConfig, str
     Raises:
         ConfigError: The machine has no GPU, the GPU is unknown to the cost model, or no plan fits.
     """
-    parallel = config.parallel
-    cost = best_plans(
-        workload_of(config, tree), gpus=started_processes(), gpu=parallel.gpu or _own_gpu(), count=1
-    )[0]
+    parallel, workload = config.parallel, workload_of(config, tree)
+    cost = best_plans(workload, gpus=started_processes(), gpu=parallel.gpu or _own_gpu(), count=1)[0]
     plan = {name: value for name, value in cost.plan.to_dict().items() if hasattr(parallel, name)}
     memory = replace(config.memory, checkpointing=cost.checkpointing)
     chosen = replace(config, parallel=replace(parallel, auto=False, **plan), memory=memory)

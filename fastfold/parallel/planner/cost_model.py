@@ -92,19 +92,19 @@ def _operation_seconds(operation: Operation, rates: Rates, ranks: int) -> float:
     return max(work / ranks + operation.launches * assumed.kernel_seconds, launches)
 
 
-def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) -> float:
-    """Return a lower bound of the seconds for ``count`` successive samples on ``ranks`` ranks.
+def least_seconds(workload: Workload, plan: ParallelPlan, rates: Rates) -> float:
+    """Return a lower bound of the seconds of a step under a plan, without tracing its layout.
 
-    It assumes that every operator's work is split evenly. Its kernels still have to be launched. The ranks share one
-    sample, pipeline stages included.
+    It assumes that every operator's work is split evenly over the ranks of a sample, pipeline stages included. Its
+    kernels still have to be launched. A pipeline divides launches by its stages, which no layout does.
     """
-    total = 0.0
+    ranks, seconds = plan.ranks // plan.dp, 0.0
     for name, region in workload.trace(ParallelPlan()).regions.items():
         for part, times in ((region.forward, workload.passes + 1), (region.backward, 1)):
             for operation, number in part.operations.items():
                 each = _operation_seconds(operation, rates, ranks)
-                total += workload.repeat(name).count * times * number * each
-    return count * total
+                seconds += workload.repeat(name).count * times * number * each
+    return workload.samples / plan.dp * seconds / plan.pp * imbalance(plan.ranks, rates)
 
 
 def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) -> float:

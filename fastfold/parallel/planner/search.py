@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.cost_model import Cost, imbalance, least_seconds, step_cost
+from fastfold.parallel.planner.cost_model import Cost, least_seconds, step_cost
 from fastfold.parallel.planner.hardware import LINKS, PUBLISHED_VALUES, WITHIN, Rates, rates
-from fastfold.parallel.planner.workload import Workload, divisors
+from fastfold.parallel.planner.workload import Workload
 from fastfold.utils.units import GIB
-
-
-def candidates(workload: Workload, gpus: int) -> Iterator[ParallelPlan]:
-    """Yield every plan of exactly this number of ranks that the workload allows.
-
-    Every replica has at least one sample. ZeRO's stages 2 and 3 are not combined with pipeline stages, which sum the
-    gradients of their micro-batches.
-    """
-    for inner in divisors(gpus):
-        for layout in workload.layouts(inner):
-            for pp in divisors(gpus // inner):
-                dp = gpus // inner // pp
-                if dp * workload.rows(layout) > workload.samples or pp > workload.stages:
-                    continue
-                plan = replace(layout, dp=dp, pp=pp)
-                for zero in workload.zero if plan.replicas > 1 else (0,):
-                    if pp == 1 or zero < 2:
-                        yield replace(plan, zero=zero)
 
 
 def best_plans(
@@ -78,7 +60,7 @@ def best_plans(
     smallest: Cost | None = None
     every = [
         replace(plan, across_machines=plan.crosses_machines(speeds.sheet.per_machine))
-        for plan in candidates(workload, gpus)
+        for plan in workload.plans(gpus)
     ]
     # Layers' messages stay within a machine, unless only plans across machines fit.
     for plan in sorted(every, key=lambda plan: plan.across_machines):
@@ -86,7 +68,9 @@ def best_plans(
             break
         layout = plan.of_sample
         if layout not in workload.traced:
-            if len(fitting) >= count and not _may_be_better(workload, plan, speeds, fitting, count):
+            # The bound is fast, tracing is not.
+            known = sorted(cost.seconds for cost in fitting.values())
+            if len(known) >= count and least_seconds(workload, plan, speeds) >= known[count - 1]:
                 continue
             if progress is not None:
                 progress(f"tracing {workload.name} on {layout}")
@@ -113,16 +97,6 @@ def best_plans(
             "more or larger GPUs, or smaller crops"
         )
     return sorted(fitting.values(), key=_order)[:count]
-
-
-def _may_be_better(
-    workload: Workload, plan: ParallelPlan, speeds: Rates, costs: dict[ParallelPlan, Cost], count: int
-) -> bool:
-    """Return True if tracing a layout can change the answer; the check is fast, tracing is not."""
-    # A pipeline divides launches by its stages, which no layout does.
-    samples = workload.samples / plan.dp
-    least = least_seconds(workload, plan.ranks // plan.dp, samples, speeds) / plan.pp
-    return least * imbalance(plan.ranks, speeds) < sorted(cost.seconds for cost in costs.values())[count - 1]
 
 
 def _order(cost: Cost) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -64,6 +64,23 @@ class Workload:
     def repeat(self, region: str) -> Repeat:
         """Return the repetitions in the real model of a region of the trace."""
         return self.stacks.get(region, Repeat(1, layers=False))
+
+    def plans(self, ranks: int) -> Iterator[ParallelPlan]:
+        """Yield every plan of exactly this number of ranks that the workload allows.
+
+        Every replica has at least one sample. ZeRO's stages 2 and 3 are not combined with pipeline stages, which sum
+        the gradients of their micro-batches.
+        """
+        for inner in divisors(ranks):
+            for layout in self.layouts(inner):
+                for pp in divisors(ranks // inner):
+                    dp = ranks // inner // pp
+                    if dp * self.rows(layout) > self.samples or pp > self.stages:
+                        continue
+                    plan = replace(layout, dp=dp, pp=pp)
+                    for zero in self.zero if plan.replicas > 1 else (0,):
+                        if pp == 1 or zero < 2:
+                            yield replace(plan, zero=zero)
 
     @property
     def traced(self) -> Mapping[ParallelPlan, Trace]:

@@ -21,7 +21,7 @@ from fastfold.parallel.planner.cost_model import step_cost
 from fastfold.parallel.planner.fake_run import trace
 from fastfold.parallel.planner.hardware import TRAINING, rates
 from fastfold.parallel.planner.recorder import Trace
-from fastfold.parallel.planner.search import candidates, overrides, plan_table
+from fastfold.parallel.planner.search import overrides, plan_table
 from fastfold.parallel.planner.workload import Workload, standard_layouts
 
 GPT = GPTConfig(vocabulary=50257, context=256, layers=4, heads=2, width=1024)
@@ -63,7 +63,7 @@ def test_the_best_plan_is_the_best_of_all_that_fit(gpt: Workload) -> None:
     found = best_plans(gpt, gpus=4, gpu=speeds, count=3)
     every = [
         step_cost(gpt, plan, speeds, checkpointing=checkpointing)
-        for plan in candidates(gpt, 4)
+        for plan in gpt.plans(4)
         for checkpointing in (False, True)
     ]
     fitting = [cost for cost in every if cost.total_memory <= speeds.usable_memory]
@@ -92,7 +92,7 @@ def test_less_memory_makes_other_plans_the_best_and_too_little_is_refused(gpt: W
 
 
 def test_no_plan_leaves_a_replica_without_a_sample(gpt: Workload) -> None:
-    assert all(plan.dp <= 12 for plan in candidates(gpt, 48))
+    assert all(plan.dp <= 12 for plan in gpt.plans(48))
     with pytest.raises(ConfigError, match="29 GPUs cannot share 12 samples of gpt"):
         best_plans(gpt, gpus=29, gpu="h100")
 
