@@ -198,15 +198,15 @@ def sample_settings(config: DataConfig) -> SampleSettings:
 
 def make_loader(
     source: SampleSource,
+    reader: EntryReader,
     config: DataConfig,
     tree: ConfigDict,
     seed: int,
     context: DistributedContext,
     replay: Iterable[int],
 ) -> SampleLoader:
-    """Return the loader of this process's share of the samples."""
-    rows = config.distillation_max_rows
-    make = MakeSample(entry_reader(config), tree, sample_settings(config), seed, rows)
+    """Return the loader of this process's share of the samples; ``reader`` reads the entries of ``source``."""
+    make = MakeSample(reader, tree, sample_settings(config), seed, config.distillation_max_rows)
     return SampleLoader(
         make,
         source.order(config, seed),

@@ -1,56 +1,25 @@
-"""``fastfold train``: run a configuration and write weights, metrics and a report."""
+"""``fastfold train``: settings, processes and folder of a run, which writes weights, metrics and a report."""
 
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
 
-from ml_collections import ConfigDict
-from omegaconf import DictConfig
-
-from fastfold.errors import FastFoldError, OutputError
 from fastfold.evoformer.config import is_multimer
-from fastfold.evoformer.model import AlphaFold
-from fastfold.parallel import DistributedContext, init_distributed, started_processes
-from fastfold.training.build import build_network
-from fastfold.training.checkpoint.checkpoints import Checkpoints
-from fastfold.training.checkpoint.contents import Json
+from fastfold.parallel import init_distributed, started_processes
 from fastfold.training.compose import check_settings, network_config
 from fastfold.training.config import TrainConfig
-from fastfold.training.data import (
-    check_templates,
-    describe_templates,
-    entry_reader,
-    make_loader,
-    takes_templates,
-)
+from fastfold.training.data import check_templates
 from fastfold.training.lifecycle.process import owned
-from fastfold.training.lifecycle.settings_history import (
-    Change,
-    agreed_settings,
-    changes_since,
-    record_start,
-    refuse_decisive,
-)
-from fastfold.training.logging.draw_log import DrawLog
+from fastfold.training.lifecycle.settings_history import agreed_settings
 from fastfold.training.logging.loggers import Logger
-from fastfold.training.logging.run_log import TrainingLog
 from fastfold.training.logging.tracking import check_tracking
-from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.parallel_config import plan_of
-from fastfold.training.report.report import write_report
-from fastfold.training.sets.source import SampleSource, open_source
-from fastfold.training.trained_weights import write_weights
-from fastfold.training.trainer import Hooks, Trainer, TrainingStopped
-from fastfold.training.validation import score_entries
+from fastfold.training.rank_run import RankRun
+from fastfold.training.sets.source import open_run_source
 from fastfold.utils.device import choose_device
-
-_LONG_SCAN_S = 20.0  #: Duration of a scan in seconds from which a run suggests an index
 
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
@@ -97,126 +66,8 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
             print(f"parallel=auto: {chosen}", flush=True)
         with owned(Path(config.trainer.out), context):
             check_templates(config.data, tree)
-            source = _open_source(config, tree, context)
-            return _train(config, settings, tree, source, context, loggers)
-
-
-def _open_source(config: TrainConfig, tree: ConfigDict, context: DistributedContext) -> SampleSource:
-    """Open the sets of the run, and suggest an index after a long scan."""
-    started = time.perf_counter()
-    source = open_source(config.data, config.trainer.validate_chains, complexes=is_multimer(tree))
-    seconds = time.perf_counter() - started
-    if seconds > _LONG_SCAN_S and config.data.index is None and context.is_rank_zero:
-        remedy = "data.index=FOLDER keeps the result"
-        print(f"scanning the training set took {seconds:.0f} s; {remedy}", flush=True)
-    return source
-
-
-def _train(
-    config: TrainConfig,
-    settings: DictConfig,
-    tree: ConfigDict,
-    source: SampleSource,
-    context: DistributedContext,
-    loggers: Sequence[Logger],
-) -> signal.Signals | None:
-    """Build the parts of the run, resume it, train, and write its results; this is the part of one process."""
-    out, run = Path(config.trainer.out), config.trainer
-    parallel = build_network(config, tree, context)
-    ema = ExponentialMovingAverage(parallel.module, config.optim.ema_decay, warm_up=True)
-    reader = entry_reader(config.data)
-    log = TrainingLog(config, context, loggers)
-    draws = DrawLog(out, context.dp_rank, context.dp_size) if context.is_leader else None
-
-    def report(text: str) -> None:
-        log.event(trainer.progress.step, text)
-
-    def validate(step: int) -> None:
-        if source.valid:
-            parallel.module.eval()
-            with ema.swapped_in():
-                scores, left_out = score_entries(
-                    cast(AlphaFold, parallel.module),
-                    source.valid,
-                    reader,
-                    tree,
-                    run.validate_recycles,
-                    context,
-                )
-            log.validation(step, scores, left_out)
-
-    checkpoints = Checkpoints(
-        run.checkpoint_dir or str(out / "checkpoints"),
-        context,
-        keep_last=run.keep_last,
-        keep_every=run.keep_every,
-        report=report,
-    )
-    repeats = config.data.order == "ready" and run.resume != "never" and context.dp_size == context.size
-    replay = draws.replay() if draws is not None and repeats else []
-    loader = make_loader(source, config.data, tree, run.seed, context, replay)
-    # Without a log of draws, another process of the same share records the consumed samples.
-    consumed = (lambda step, samples: None) if draws is None else draws.write
-    hooks = Hooks(log=log.numbers, consumed=consumed, validate=validate, report=report)
-    trainer = Trainer(parallel, tree, config, loader, context, checkpoints=checkpoints, ema=ema, hooks=hooks)
-    with loader, log.progress:
-        _resume(trainer, settings, log)
-        log.say(source.train.summary())
-        if takes_templates(tree):
-            log.say(describe_templates(reader, source.train.entries))
-        try:
-            trainer.run()
-        except BaseException as error:
-            if isinstance(error, TrainingStopped):
-                log.loggers.event(trainer.progress.step, str(error))
-                with suppress(FastFoldError):  # the error that stopped the run is the one to raise
-                    _write_report(out, log, context)
-            # Do not wait for other processes, which may be anywhere, so that this process's error is reported.
-            log.quarantine(source.unreadable, loader.quarantined)
-            if context.size == 1:
-                checkpoints.wait()
-            raise
-        finally:
-            log.loggers.close()
-            if draws is not None:
-                draws.close()
-        checkpoints.wait()
-        log.quarantine(source.unreadable, *context.gather(loader.quarantined))
-    if trainer.stopped_by is None:
-        with ema.swapped_in():
-            weights = parallel.state_dict(rank0_only=True)
-        if context.is_rank_zero:
-            write_weights(config, tree, weights, trainer.progress, log.say)
-        _write_report(out, log, context)
-        context.barrier()
-    if checkpoints.problem is not None:
-        raise OutputError(
-            f"{checkpoints.problem}. Fix it and run the same command again: training resumes from the last checkpoint"
-        )
-    return trainer.stopped_by
-
-
-def _resume(trainer: Trainer, settings: DictConfig, log: TrainingLog) -> None:
-    """Restore the last checkpoint, if any, and record the settings of this start."""
-    run, context = trainer.config.trainer, trainer.context
-    changes: list[Change] = []
-
-    def check(state: Json) -> None:
-        # The last start in this folder counts, or else the checkpoint's.
-        changes.extend(context.gather(changes_since(Path(run.out), settings, state.get("settings")))[0])
-        if not run.accept_changes:
-            refuse_decisive(changes)
-
-    path = trainer.restore(run.resume, check=check)
-    step = trainer.progress.step
-    if context.is_rank_zero:
-        record_start(Path(run.out), settings)
-    log.resume_from(step + 1)
-    if path is not None:
-        quarantined = {name for part in context.gather(trainer.loader.quarantined) for name, _ in part}
-        log.resumed(step, path, len(quarantined), changes, run.steps)
-
-
-def _write_report(out: Path, log: TrainingLog, context: DistributedContext) -> None:
-    if context.is_rank_zero:
-        log.say(f"report in {write_report(out)}")
+            source = open_run_source(
+                config.data, config.trainer.validate_chains, context, complexes=is_multimer(tree)
+            )
+            run = RankRun(config, tree, source, context, loggers)
+            return run.complete(settings)

@@ -35,7 +35,7 @@ from fastfold.training.lifecycle.settings_history import settings_of
 from fastfold.training.logging.profiling import FlopCounter, StepProfiler, flop_rates
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
-from fastfold.training.optim.optimizers import AlphaFoldSchedule, make_optimizer
+from fastfold.training.optim.optimizers import make_optimizer, make_schedule
 from fastfold.training.step_outcome import (
     BusyTimer,
     Numbers,
@@ -80,7 +80,7 @@ class Trainer:
         >>> from fastfold.training.build import build_network
         >>> from fastfold.training.checkpoint.checkpoints import Checkpoints
         >>> from fastfold.training.compose import compose_config, network_config
-        >>> from fastfold.training.data import make_loader
+        >>> from fastfold.training.data import entry_reader, make_loader
         >>> from fastfold.training.optim.ema import ExponentialMovingAverage
         >>> from fastfold.training.sets.source import open_source
         >>> from fastfold.training.trainer import Hooks
@@ -91,8 +91,8 @@ class Trainer:
         >>> hooks = Hooks(lambda step, numbers: steps.append(step), lambda *_: None, lambda step: None, print)
         >>> with init_distributed(ParallelPlan(), torch.device("cpu")) as context:
         ...     parallel = build_network(config, tree, context)
-        ...     source = open_source(config.data, 0, complexes=False)
-        ...     with make_loader(source, config.data, tree, 0, context, []) as loader:
+        ...     source, reader = open_source(config.data, 0, complexes=False), entry_reader(config.data)
+        ...     with make_loader(source, reader, config.data, tree, 0, context, []) as loader:
         ...         checkpoints = Checkpoints("run/checkpoints", context, keep_last=1, report=print)
         ...         ema = ExponentialMovingAverage(parallel.module)
         ...         kept = {"checkpoints": checkpoints, "ema": ema}
@@ -120,14 +120,7 @@ class Trainer:
         self.progress = RunProgress()
         self._early_tree = copy.deepcopy(tree)
         self._early_tree.model.heads.predicted_aligned_error.weight = 0.0
-        self._schedule = AlphaFoldSchedule(
-            optim.lr,
-            warmup_steps=optim.warmup_steps,
-            decay_after=optim.decay_after,
-            decay_factor=optim.decay_factor,
-            total_steps=optim.cosine_steps,
-            final_fraction=optim.final_fraction,
-        )
+        self._schedule = make_schedule(optim)
         self._optimizer = parallel.optimizer(lambda named: make_optimizer(optim, named))
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         # Checkpoints always have the same tensors, also before the first step.

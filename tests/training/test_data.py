@@ -205,7 +205,7 @@ def test_a_run_trains_and_validates_with_templates(
         return score_entry(*arguments, **options)
 
     monkeypatch.setattr("fastfold.training.validation.score_entry", score)
-    monkeypatch.setattr("fastfold.training.run._LONG_SCAN_S", 0.0)
+    monkeypatch.setattr("fastfold.training.sets.source._LONG_SCAN_S", 0.0)
     settings = [f"data.directory={folder / 'data'}", f"data.template_mmcif_dir={folder / 'mmcif'}"]
     settings += ["data.crop_size=16", "data.valid_split=train", "data.max_recycles=0", "trainer.steps=1"]
     train(compose_config([*tiny, stack, *settings, f"trainer.out={tmp_path / 'out'}"]))

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import fastfold
-import fastfold.training.run
+import fastfold.training.rank_run
 from fastfold.cli import main
 from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.contents import read_shards
@@ -235,7 +235,7 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
     monkeypatch.setattr(module, "alphafold_loss", spoilt)
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(fastfold.training.run, "write_report", lambda out: out)
+        patched.setattr(fastfold.training.rank_run, "write_report", lambda out: out)
         assert here(data_folder, out, "trainer.steps=4", *BARE)
     assert "helix3" in capsys.readouterr().err
     assert metrics(out)[-1]["skipped"] >= 1

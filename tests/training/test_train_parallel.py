@@ -15,7 +15,7 @@ from fastfold.cli import main
 from fastfold.data.loading.loader import SampleLoader
 from fastfold.protein.io.read import read_structure
 from fastfold.training.compose import compose_config, network_config
-from fastfold.training.data import make_loader
+from fastfold.training.data import entry_reader, make_loader
 from fastfold.training.sets.source import open_source
 from fastfold.training.trainer import Trainer
 from tests.helpers.forked import Forked, fork_command, rank_environments
@@ -175,9 +175,9 @@ def test_processes_that_share_a_sample_draw_the_same_ones(data_folder: Path) -> 
         dp_rank, dp_size, size = 0, 1, 2
 
     config = compose_config([*TINY, f"data.directory={data_folder}", "trainer.out=run", "data.order=ready"])
-    source = open_source(config.data, 1)
+    source, reader = open_source(config.data, 1), entry_reader(config.data)
     tree = network_config(config.model)
-    with make_loader(source, config.data, tree, 0, Shared(), []) as loader:  # type: ignore[arg-type]
+    with make_loader(source, reader, config.data, tree, 0, Shared(), []) as loader:  # type: ignore[arg-type]
         assert isinstance(loader, SampleLoader)
         assert [next(loader).number for _ in range(6)] == list(range(6))
 

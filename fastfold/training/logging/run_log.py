@@ -114,8 +114,9 @@ def _open_loggers(config: TrainConfig, out: Path) -> list[Logger]:
         chosen.append(CsvLogger(out / "metrics.csv"))
     if config.logger.tensorboard:
         chosen.append(TensorBoardLogger(out / "tensorboard"))
+    settings = settings_of(config)
     if config.logger.wandb:
-        chosen.append(WandbLogger(out, config.logger.project, settings_of(config)))
+        chosen.append(WandbLogger(out, config.logger.project, settings))
     if config.logger.mlflow:
-        chosen.append(MlflowLogger(out, config.logger.project, settings_of(config)))
+        chosen.append(MlflowLogger(out, config.logger.project, settings))
     return chosen

@@ -203,3 +203,19 @@ class AlphaFoldSchedule:
         if self.decay_after is not None and step > self.decay_after:
             lr *= self.decay_factor
         return lr
+
+
+def make_schedule(optim: OptimConfig) -> AlphaFoldSchedule:
+    """Return the learning rates that group ``optim`` configures.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    return AlphaFoldSchedule(
+        optim.lr,
+        warmup_steps=optim.warmup_steps,
+        decay_after=optim.decay_after,
+        decay_factor=optim.decay_factor,
+        total_steps=optim.cosine_steps,
+        final_fraction=optim.final_fraction,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +26,13 @@ from fastfold.data.training.packed.records import EntryList, RecordFile, is_pack
 from fastfold.data.training.packed.samples import Scanned, indexed
 from fastfold.data.training.sampling import Filtered, Filters, WeightedOrder, apply_filters
 from fastfold.errors import ConfigError
+from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
 from fastfold.utils.foreign_text import parse_json
 
 _log = logging.getLogger(__name__)
+
+_LONG_SCAN_S = 20.0  #: Duration of a scan in seconds from which a run suggests an index
 
 _FILTERS = (
     "max_length",
@@ -67,6 +71,24 @@ class SampleSource:
         if self.distillation is not None:
             sets.append((self.distillation.entries, weights_of(self.distillation.entries), share))
         return WeightedOrder(sets, seed)
+
+
+def open_run_source(
+    config: DataConfig, validate_chains: int, context: DistributedContext, *, complexes: bool
+) -> SampleSource:
+    """Open the sets of a run as :func:`open_source`, and suggest an index after a long scan.
+
+    Raises:
+        ConfigError: As of :func:`open_source`.
+        InputError: A table cannot be read.
+    """
+    started = time.perf_counter()
+    source = open_source(config, validate_chains, complexes=complexes)
+    seconds = time.perf_counter() - started
+    if seconds > _LONG_SCAN_S and config.index is None and context.is_rank_zero:
+        remedy = "data.index=FOLDER keeps the result"
+        print(f"scanning the training set took {seconds:.0f} s; {remedy}", flush=True)
+    return source
 
 
 def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = False) -> SampleSource:

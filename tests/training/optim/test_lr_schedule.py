@@ -7,7 +7,8 @@ import math
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.training.optim.optimizers import AlphaFoldSchedule
+from fastfold.training.config import OptimConfig
+from fastfold.training.optim.optimizers import AlphaFoldSchedule, make_schedule
 
 
 def test_defaults_are_those_of_the_supplement():
@@ -66,3 +67,14 @@ def test_the_rate_depends_on_the_step_alone():
 def test_values_without_meaning_are_refused(values):
     with pytest.raises(ConfigError):
         AlphaFoldSchedule(**values)
+
+
+def test_the_schedule_of_a_run_has_the_settings_of_group_optim() -> None:
+    optim = OptimConfig(
+        lr=2e-3, warmup_steps=3, decay_after=40, decay_factor=0.7, cosine_steps=50, final_fraction=0.2
+    )
+    schedule = make_schedule(optim)
+    assert [schedule.lr(step) for step in (1, 3, 50)] == pytest.approx([2e-3 / 3, 2e-3, 2e-3 * 0.2 * 0.7])
+    assert schedule.lr(41) == pytest.approx(
+        0.7 * 2e-3 * (0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * 38 / 47))), rel=1e-12
+    )
