@@ -69,7 +69,7 @@ class Trainer:
     ``parallel`` is the network on this process's device, and ``tree`` its configuration. The loader has samples of
     :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
     :func:`fastfold.data.training.sample.complex_sample`; every process has its own share. Checkpoints record
-    ``settings``, by default those of ``config``.
+    the settings of ``config``.
 
     Example:
         >>> from pathlib import Path

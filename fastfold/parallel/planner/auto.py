@@ -57,6 +57,55 @@ class _PlanCandidate:
     passes: int  #: Passes of a step
 
 
+@dataclass(frozen=True)
+class _PlanSearch:
+    """Plans of one step of a module on all ranks, with their costs."""
+
+    model: nn.Module
+    samples: int  #: Samples of the step, over all ranks
+    ranks: int
+    speeds: Rates
+    cuts: Sequence[str]  #: Paths of the layers that tensor parallelism may cut
+    blocks: Sequence[str]  #: Paths of the blocks that may be recomputed
+    tied_bytes: Mapping[int, int]  #: Numbers of pipeline stages to try, with the bytes that stages share
+    has_statistics: bool  #: True if samples of a pass depend on each other
+    traces: Mapping[bool, BatchTraces]  #: Traces of the module; of True with the cut layers as regions
+
+    def candidates(self) -> list[_PlanCandidate]:
+        """Return the costs of all plans by layout, in the order in which they are tried."""
+        layouts = [(tp, 1) for tp in (divisors(self.ranks) if self.cuts else [1])]
+        layouts += [(1, pp) for pp in self.tied_bytes]
+        return [candidate for tp, pp in layouts for candidate in self._of_layout(tp, pp)]
+
+    def _of_layout(self, tp: int, pp: int) -> list[_PlanCandidate]:
+        """Return the costs of one layout; empty if its ranks cannot share the samples."""
+        dp, layout, within = self.ranks // tp // pp, ParallelPlan(tp=tp), self.speeds.sheet.per_machine
+        each = -(-self.samples // dp)
+        if layout.crosses_machines(within) or dp > self.samples or each < pp:
+            return []
+        zeros = (0,) if dp == 1 else range(4 if pp == 1 else 2)
+        plans = [replace(layout, dp=dp, pp=pp, zero=zero) for zero in zeros]
+        inside = within // tp
+        if pp == 1 and 1 < inside < dp and dp % inside == 0:
+            plans.append(replace(layout, dp=dp, zero=3, dp_shard=inside))
+        candidates: list[_PlanCandidate] = []
+        for rows in (1,) if pp > 1 else (each,) if self.has_statistics else _micro_batches(each):
+            workload = _workload(self.model, rows, dp * each, self.blocks)
+            workload = replace(workload, tied_bytes=self.tied_bytes.get(pp, 0))
+            workload._traces[layout] = _cut(self.traces[tp > 1].at(rows), tp, self.cuts)
+            costs = [
+                step_cost(workload, plan, self.speeds, checkpointing=again)
+                for plan in plans
+                for again in ((False, True) if self.blocks else (False,))
+            ]
+            passes = -(-each // rows) if pp == 1 else 1
+            candidates += [_PlanCandidate(cost, rows, passes) for cost in costs]
+            # Fewer samples at once are slower; they are tried for their memory.
+            if any(_fits(cost, self.speeds) and not (cost.checkpointing or cost.plan.zero) for cost in costs):
+                break
+        return candidates
+
+
 def choose_plan(
     model: nn.Module,
     example: Any,
@@ -100,37 +149,23 @@ def choose_plan(
     blocks = tuple(checkpointable_blocks(model))
     plain = model if stages is None or not blocks else without_data(model)
     piped, notes = _pipelines(plain, stages, ranks, blocks)
-    layouts = [(tp, 1) for tp in (divisors(ranks) if cuts else [1])] + [(1, pp) for pp in piped]
     has_statistics = any(isinstance(module, _BatchNorm) for module in model.modules())
     traces: dict[bool, BatchTraces] = {}
     for is_cut in (False, True):
         regions = tuple(dict.fromkeys((*blocks, *(cuts if is_cut else ()))))
         record = partial(_traced, model, positional, named, samples, regions=regions, autocast=autocast)
         traces[is_cut] = BatchTraces(record)
-    costs: list[_PlanCandidate] = []
-    for tp, pp in layouts:
-        dp = ranks // tp // pp
-        each = -(-samples // dp)
-        if ParallelPlan(tp=tp).crosses_machines(within) or dp > samples or each < pp:
-            continue
-        layout = ParallelPlan(tp=tp)
-        zeros = (0,) if dp == 1 else range(4 if pp == 1 else 2)
-        plans = [replace(layout, dp=dp, pp=pp, zero=zero) for zero in zeros]
-        inside = within // tp
-        if pp == 1 and 1 < inside < dp and dp % inside == 0:
-            plans.append(replace(layout, dp=dp, zero=3, dp_shard=inside))
-        for rows in (1,) if pp > 1 else (each,) if has_statistics else _micro_batches(each):
-            workload = replace(_workload(model, rows, dp * each, blocks), tied_bytes=piped.get(pp, 0))
-            workload._traces[layout] = _cut(traces[tp > 1].at(rows), tp, cuts)
-            new = [
-                step_cost(workload, plan, speeds, checkpointing=again)
-                for plan in plans
-                for again in ((False, True) if blocks else (False,))
-            ]
-            costs += [_PlanCandidate(cost, rows, -(-each // rows) if pp == 1 else 1) for cost in new]
-            # Fewer samples at once are slower; they are tried for their memory.
-            if any(_fits(cost, speeds) and not (cost.checkpointing or cost.plan.zero) for cost in new):
-                break
+    costs = _PlanSearch(
+        model,
+        samples,
+        ranks,
+        speeds,
+        cuts=cuts,
+        blocks=blocks,
+        tied_bytes=piped,
+        has_statistics=has_statistics,
+        traces=traces,
+    ).candidates()
     if not costs:
         raise ConfigError(
             f"{ranks} ranks cannot share a batch of {samples} samples: take a larger batch or fewer ranks, or give "
