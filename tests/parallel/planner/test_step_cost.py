@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner import cost_model
 from fastfold.parallel.planner.cost_model import Cost, least_seconds, step_cost
 from fastfold.parallel.planner.hardware import TRAINING, Rates, rates
-from fastfold.parallel.planner.recorder import Operation, Part, Trace, TracedRegion
+from fastfold.parallel.planner.recorder import Operation, Part, Recorder, Trace, TracedRegion
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
 SPEEDS = rates(
@@ -258,3 +260,39 @@ def test_parameters_of_zero_3_are_gathered_for_every_pass() -> None:
     plan = ParallelPlan(dp=16, zero=3, dp_shard=8)
     of_pass, _ = cost_model.synchronisation_seconds(_workload(), plan, speeds, 10**9)
     assert of_pass == pytest.approx((PASSES + 3) * one + 2 * 1 / 2 * 4e9 / 8 / speeds.network)
+
+
+def test_memory_of_operators_is_counted_to_the_byte() -> None:
+    """Float32 tensors of ten: two, one freed, one of twenty; a view takes none, and inputs are left out."""
+    given = torch.ones(10)
+    with Recorder(nn.Identity()) as recorder:
+        recorder.leave_out([given])
+        first = torch.ones(10)
+        second = first + given
+        del first
+        both = torch.cat([second, second])
+        half = both[:5]
+        third = half.to(torch.bfloat16)
+        del second, both
+        fourth = third + third
+    trace = recorder.result()
+    # The twenty, of which half is used, and five of bfloat16, after the ten that they are made of.
+    assert trace.peak == 40 + 80 + 10
+    traffic = {
+        (one.name, one.dtype): (one.traffic, one.launches) for one in trace.regions[""].forward.operations
+    }
+    assert traffic["aten::add", "float32"] == (40 + 40 + 40, 1)
+    assert traffic["aten::cat", "float32"] == (2 * 40 + 80, 1)
+    assert traffic["aten::_to_copy", "float32"] == (20 + 10, 1)
+    assert traffic["aten::add", "bfloat16"] == (3 * 10, 1)
+    assert fourth.shape == (5,)
+
+
+def test_an_expanded_tensor_is_read_once() -> None:
+    one = torch.ones(1, 10)
+    with Recorder(nn.Identity()) as recorder:
+        recorder.leave_out([one])
+        found = one.expand(4, 10) * 2.0
+    (product,) = (o for o in recorder.result().regions[""].forward.operations if o.name == "aten::mul")
+    assert product.traffic == 40 + found.nbytes
+    assert recorder.result().peak == found.nbytes

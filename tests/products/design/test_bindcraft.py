@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.confidence import predicted_tm_score
 from fastfold.inference.report.groups import _STAGES
-from fastfold.products.design import DesignConfig
-from fastfold.products.design.bindcraft import DEFAULTS, AdvancedSettings, read_advanced, read_target
+from fastfold.products.design import DesignConfig, command
+from fastfold.products.design.bindcraft import (
+    DEFAULTS,
+    AdvancedSettings,
+    _check_value,
+    read_advanced,
+    read_target,
+)
+from fastfold.products.design.command import add_design_command
 from fastfold.products.design.optimise import DesignState, binder_problem, schedule
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.losses import task_losses
@@ -162,3 +171,190 @@ def test_clashing_floating_and_unsure_binders_end(backbone: Path) -> None:
 def test_the_page_knows_all_stages() -> None:
     config = DesignConfig(screen_steps=1, soft_steps=1, temperature_steps=1, hard_steps=1, mutation_steps=1)
     assert [step.stage for step in schedule(config)] == list(_STAGES)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "changed"),
+    [
+        ("omit_AAs", "CM", {"forbid": "CM"}),
+        ("omit_AAs", False, {"forbid": ""}),
+        ("soft_iterations", 60, {"soft_steps": 10}),
+        ("soft_iterations", 40, {"soft_steps": 0}),
+        ("temporary_iterations", 7, {"temperature_steps": 7}),
+        ("hard_iterations", 7, {"hard_steps": 7}),
+        ("greedy_iterations", 7, {"mutation_steps": 7}),
+        ("greedy_percentage", 2.5, {"tries_percent": 2.5}),
+        ("num_recycles_design", 2, {"recycles": 2}),
+        ("optimise_beta_recycles_design", 4, {"strand_recycles": 4}),
+        ("optimise_beta", False, {"strand_recycles": None}),
+        ("intra_contact_number", 3, {"con": "num=3,cutoff=14.0,seqsep=9"}),
+        ("intra_contact_distance", 8.0, {"con": "num=2,cutoff=8.0,seqsep=9"}),
+        ("inter_contact_number", 3, {"i_con": "num=3,cutoff=20.0"}),
+        ("inter_contact_distance", 8.0, {"i_con": "num=2,cutoff=8.0"}),
+        ("weights_plddt", 7.0, {"plddt": 7.0}),
+        ("weights_pae_intra", 7.0, {"pae": 7.0}),
+        ("weights_pae_inter", 7.0, {"i_pae": 7.0}),
+        ("weights_con_intra", 7.0, {"con": 7.0}),
+        ("weights_con_inter", 7.0, {"i_con": 7.0}),
+        ("weights_helicity", -7.0, {"helix": -7.0}),
+        ("weights_iptm", 7.0, {"i_ptm": 7.0}),
+        ("weights_rg", 7.0, {"rg": 7.0}),
+        ("weights_termini_loss", 7.0, {}),
+        ("use_i_ptm_loss", False, {"i_ptm": 0.0}),
+        ("use_rg_loss", False, {"rg": 0.0}),
+        ("use_termini_distance_loss", True, {"NC": 0.1}),
+        ("num_recycles_validation", 1, {}),
+        (
+            "design_algorithm",
+            "3stage",
+            {
+                "screen_steps": 0,
+                "soft_steps": 75,
+                "mutation_steps": 0,
+                "ramp_recycles": True,
+                "all_networks": True,
+                "strand_recycles": None,
+                "give_up_below": 0.0,
+            },
+        ),
+    ],
+)
+def test_every_key_changes_its_setting_alone(
+    key: str, value: Any, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Keys of weights change the weight of their loss."""
+    plain = AdvancedSettings().design()
+    found = read_advanced(write(tmp_path, {key: value}), print)
+    values = found.design()
+    weights = {name: x for name, x in values.pop("weights").items() if x != plain["weights"][name]}
+    different = {name: x for name, x in values.items() if x != plain[name]}
+    is_weight = key.startswith(("weights_", "use_"))
+    assert (weights, different) == ((changed, {}) if is_weight else ({}, changed))
+    assert found.fold_recycles == (1 if key == "num_recycles_validation" else 3)
+
+
+def test_parts_of_the_template_that_networks_do_not_see() -> None:
+    for sequence, side_chains, expected in (
+        (False, False, "none"),
+        (False, True, "sidechains"),
+        (True, False, "backbone"),
+        (True, True, "backbone"),
+    ):
+        keys = {"rm_template_seq_design": sequence, "rm_template_sc_design": side_chains}
+        assert AdvancedSettings({**DEFAULTS, **keys}).flexible == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_right"),
+    [
+        ("hard_iterations", 0, True),
+        ("hard_iterations", 5.0, True),
+        ("hard_iterations", True, False),
+        ("hard_iterations", -1, False),
+        ("greedy_percentage", 0.5, True),
+        ("greedy_percentage", float("inf"), False),
+        ("weights_helicity", -1.5, True),
+        ("weights_helicity", "1", False),
+        ("optimise_beta", 1, False),
+        ("omit_AAs", None, True),
+        ("omit_AAs", True, False),
+        ("omit_AAs", 3, False),
+        ("design_algorithm", 3, False),
+        ("design_algorithm", "4stage", True),
+        ("sample_models", True, True),
+        ("sample_models", False, False),
+    ],
+)
+def test_values_have_the_kind_of_the_default(key: str, value: Any, is_right: bool, tmp_path: Path) -> None:
+    path = tmp_path / "advanced.json"
+    if is_right:
+        _check_value(key, value, path)
+        return
+    with pytest.raises(InputError, match=key):
+        _check_value(key, value, path)
+
+
+def test_a_target_file_needs_few_keys_and_right_ones(tmp_path: Path) -> None:
+    least = {"starting_pdb": "t.pdb", "lengths": [90, 70, 80]}
+    lines: list[str] = []
+    found = read_target(write(tmp_path, least), lines.append)
+    assert (found.structure, found.length) == (tmp_path / "t.pdb", "70-90")
+    assert (found.chains, found.hotspots, found.until, lines) == ("", "", None, [])
+    there = str(tmp_path / "absolute.pdb")
+    assert read_target(write(tmp_path, least | {"starting_pdb": there}), print).structure == Path(there)
+    assert read_target(write(tmp_path, least | {"number_of_final_designs": 1}), print).until == 1
+    for key, value in (
+        ("lengths", []),
+        ("lengths", [70.0]),
+        ("lengths", 70),
+        ("lengths", [0]),
+        ("number_of_final_designs", 0),
+        ("number_of_final_designs", True),
+        ("chains", 3),
+        ("starting_pdb", ["t.pdb"]),
+    ):
+        with pytest.raises(InputError, match=key):
+            read_target(write(tmp_path, least | {key: value}), print)
+
+
+def _options(*words: str, protocol: str = "binder") -> Any:
+    parser = argparse.ArgumentParser()
+    add_design_command(parser.add_subparsers())
+    return parser.parse_args(["design", protocol, *words, "--out", "x"])
+
+
+def test_the_command_fills_in_what_files_have_and_keeps_its_own(tmp_path: Path) -> None:
+    target = write(
+        tmp_path,
+        {
+            "starting_pdb": "t.pdb", "chains": "A", "target_hotspot_residues": "A5", "lengths": [70, 80],
+            "number_of_final_designs": 3,
+        },
+        "target.json",
+    )  # fmt: skip
+    advanced = write(tmp_path, {"rm_template_sc_design": True, "num_recycles_validation": 1})
+    files = ("--settings", str(target), "--advanced", str(advanced))
+    options = _options(*files)
+    found = command._bindcraft(options, print)
+    assert found == read_advanced(advanced, print)
+    assert (options.structure, options.chains, options.hotspots) == (tmp_path / "t.pdb", "A", "A5")
+    assert (options.length, options.until, options.flexible) == ("70-80", None, "sidechains")
+    own = ("mine.pdb", "--chains", "B", "--hotspots", "B1", "--length", "9", "--flexible", "free")
+    options = _options(*own, *files, "--filters", "f.yaml", "--until", "7")
+    command._bindcraft(options, print)
+    assert (options.structure, options.chains, options.hotspots) == (Path("mine.pdb"), "B", "B1")
+    assert (options.length, options.until, options.flexible) == ("9", 7, "free")
+    options = _options(*files, "--filters", "f.yaml")
+    command._bindcraft(options, print)
+    assert options.until == 3
+    options = _options("t.pdb", "--preset", "bindcraft")
+    assert command._bindcraft(options, print) == AdvancedSettings()
+    assert command._bindcraft(_options("t.pdb"), print) is None
+    assert command._bindcraft(_options("t.pdb", "--preset", "colabdesign"), print) is None
+    with pytest.raises(ConfigError, match="do not belong to fixbb"):
+        command._bindcraft(_options("t.pdb", "--preset", "bindcraft", protocol="fixbb"), print)
+    with pytest.raises(ConfigError, match="excludes --settings and --advanced"):
+        command._bindcraft(_options("--preset", "colabdesign", *files), print)
+
+
+def test_options_of_the_command_change_bindcrafts_settings() -> None:
+    """Weights are changed one by one; a number of mutations stands for a share of the residues."""
+    advanced = AdvancedSettings()
+    plain = command._design_config(_options("t.pdb"), advanced)
+    assert plain == DesignConfig(**advanced.design())
+    assert command._design_config(_options("t.pdb"), None) == DesignConfig()
+    found = command._design_config(_options("t.pdb", "--loss", "rg=2", "--num-recycles", "2"), advanced)
+    weights = {**advanced.design()["weights"], "rg": 2.0}
+    assert found == replace(plain, weights=weights, recycles=2)
+    assert plain.tries_percent == 1.0
+    mutated = command._design_config(_options("t.pdb", "--mutations", "3,4"), advanced)
+    assert (mutated.mutation_steps, mutated.tries_percent) == (3, 0.0)
+
+
+def test_options_of_another_program_need_it() -> None:
+    for option in ("--mpnn-keep-interface", "--mpnn-soluble"):
+        with pytest.raises(ConfigError, match=f"{option} belongs to --mpnn"):
+            command._redesign(_options("t.pdb", option), "C")
+    with pytest.raises(ConfigError, match="--mpnn-omit belongs to --mpnn"):
+        command._redesign(_options("t.pdb", "--mpnn-omit", "C"), "C")
+    assert command._redesign(_options("t.pdb"), "C") is None

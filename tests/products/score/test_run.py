@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from Bio.PDB import PDBParser
 
+from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.errors import ConfigError
-from fastfold.products.score.run import TEMPLATE_RECYCLES, structure_targets, write_objects
+from fastfold.products.score import run
+from fastfold.products.score.run import (
+    COLUMNS,
+    TEMPLATE_RECYCLES,
+    structure_targets,
+    write_objects,
+    write_table,
+)
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
 from tests.helpers.command_line import CommandLine
@@ -155,3 +166,22 @@ def test_targets_of_files(tmp_path: Path):
     assert targets[0].alignments == (([], []),)
     _, errors = structure_targets([tmp_path / "one"], "initial_guess", shows_targets=True)
     assert "has one chain" in str(errors[0])
+
+
+def test_structures_without_a_composite_score_are_last_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were not predicted are left out."""
+    scores = {"a": None, "b": 0.25, "c": 0.75, "d": None, "e": 0.25, "f": 0.0}
+    names = ["f", "e", "d", "c", "b", "a", "g"]
+
+    def row(folder: object, target: Target, predictions: Sequence[str]) -> dict[str, Any] | None:
+        if not predictions:
+            return None
+        return dict.fromkeys(COLUMNS) | {"name": target.name, "composite": scores[target.name]}
+
+    monkeypatch.setattr(run, "_row", row)
+    targets = [replace(target_from_sequence("MKV"), name=name) for name in names]
+    path = write_table(targets, {name: ["1"] for name in scores}, tmp_path)
+    lines = path.read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["name", "c", "b", "e", "f", "a", "d"]
