@@ -3,8 +3,8 @@
     python benchmarks/mutants.py --count 200 --out build/mutants.json fastfold/inference fastfold/products
 
 Each mutant changes one operator of a function: a comparison, an arithmetic operator, ``and`` and ``or``, a condition, a
-number, or one of two functions that are easily confused. The tests of a module are those that import it. A mutant that
-they pass survives.
+number, or one of two functions that are easily confused. The tests of a module are those that import it, and those of
+its folder. A mutant that they pass survives.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CONFUSED = {
 }
 _CPU_SECONDS, _SECONDS = 240, 1200.0
 """Processor time of each process of the tests, which a busy machine does not shorten, and the time for all."""
-_TESTS_AT_MOST = 12
+_TESTS_AT_MOST = 12  #: Files that import a module
 
 
 class Mutant(NamedTuple):
@@ -166,7 +166,7 @@ def source_of(mutant: Mutant, folder: Path) -> str:
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the files of tests that import a module, those of its own name first."""
+    """Return the files of tests that import a module, those of its own name first, and then the others of its folder."""
     module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
@@ -176,7 +176,11 @@ def tests_of(path: str) -> list[str]:
         if pattern.search(test.read_text("utf-8"))
     ]
     own = path.replace("fastfold/", "tests/", 1).rpartition("/")[0]
-    return sorted(tests, key=lambda test: (name not in test, not test.startswith(own)))[:_TESTS_AT_MOST]
+    near = sorted(tests, key=lambda test: (name not in test, not test.startswith(own)))[:_TESTS_AT_MOST]
+    folder = [
+        test.relative_to(REPOSITORY).as_posix() for test in sorted((REPOSITORY / own).glob("test_*.py"))
+    ]
+    return list(dict.fromkeys([*near, *folder]))
 
 
 def _limit_cpu() -> None:
@@ -224,6 +228,9 @@ def main() -> None:
         shutil.copytree(
             REPOSITORY, folder, ignore=shutil.ignore_patterns(".venv", ".git", "build", "*_output")
         )
+        shared = REPOSITORY.parent / "shared"
+        if shared.is_dir():  # data of further tests, see tests/conftest.py
+            (folder.parent / "shared").symlink_to(shared)
         for number, mutant in enumerate(chosen, 1):
             place, tests = folder / mutant.path, tests_of(mutant.path)
             before = place.read_text("utf-8")

@@ -49,11 +49,15 @@ def test_each_operator_of_a_function_is_changed_alone(
         assert changed == [CHANGES[one.change]]
 
 
-def test_tests_of_a_module_are_those_that_import_it() -> None:
+def test_tests_of_a_module_are_those_that_import_it_and_those_of_its_folder() -> None:
     found = mutants.tests_of("fastfold/utils/units.py")
+    assert len(set(found)) == len(found)
+    assert {path.name for path in (REPOSITORY / "tests/utils").glob("test_*.py")} <= {
+        Path(test).name for test in found
+    }
     assert found[0] == "tests/utils/test_units.py"
     assert "tests/inference/planning/test_fit.py" in found
-    assert mutants.tests_of("fastfold/no_such_module.py") == []
+    assert mutants.tests_of("fastfold/no_such_folder/no_such_module.py") == []
 
 
 @pytest.mark.long
