@@ -166,7 +166,7 @@ def source_of(mutant: Mutant, folder: Path) -> str:
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the files of tests that import a module, those of its own name first, and then the others of its folder."""
+    """Return the files of tests that import a module, those of its name first, then the others of its folder."""
     module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
