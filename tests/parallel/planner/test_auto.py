@@ -6,6 +6,7 @@ import copy
 import gc
 import re
 import weakref
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +20,19 @@ from fastfold.parallel import ParallelPlan, parallelize
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.families.block_stages import block_stages
 from fastfold.parallel.pipeline import split_blocks
-from fastfold.parallel.planner.auto import Choice, _micro_batches, _pipelines, _traced, _workload, choose_plan
+from fastfold.parallel.planner.auto import (
+    Choice,
+    _cut,
+    _micro_batches,
+    _pipelines,
+    _traced,
+    _workload,
+    choose_plan,
+)
 from fastfold.parallel.planner.cost_model import _exchanged, _expected_exchanges, exchange_seconds, step_cost
 from fastfold.parallel.planner.hardware import GENERAL, Rates, rates
-from fastfold.parallel.planner.recorder import Recorder
+from fastfold.parallel.planner.recorder import Operation, Part, Recorder, Trace, TracedRegion
+from fastfold.parallel.planner.workload import Repeat
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import largest_differences
@@ -374,3 +384,69 @@ def test_a_recorded_module_is_not_kept() -> None:
     del recorder, module
     gc.collect()
     assert alive() is None
+
+
+def test_a_cut_layer_has_its_share_of_work_and_two_messages() -> None:
+    def part(flops: float) -> Part:
+        return Part(Counter({Operation("mm", "float32", flops, 30.0, 2, 9.0): 4}))
+
+    regions = {
+        "": TracedRegion(part(1.0), part(2.0), parameters=7),
+        "cut": TracedRegion(part(12.0), part(24.0), entering=90, kept=200, parameters=10, calls=1),
+        "whole": TracedRegion(part(6.0), part(6.0), kept=40),
+    }
+    trace = Trace(regions, 1000.0)
+    assert _cut(trace, 1, ["cut"]) is trace
+    found = _cut(trace, 3, ["cut"])
+    assert {name: found.regions[name] for name in ("", "whole")} == {n: regions[n] for n in ("", "whole")}
+    one = found.regions["cut"]
+    message = [Communication("all_reduce", "tp", 3, pytest.approx(2 * 2 / 3 * 90))]
+    assert one.forward == Part(Counter({Operation("mm", "float32", 4.0, 10.0, 2, 3.0): 4}), message)
+    assert one.backward == Part(Counter({Operation("mm", "float32", 8.0, 10.0, 2, 3.0): 4}), message)
+    assert (one.entering, one.kept, one.parameters, one.calls) == (90, 66, 4, 1)
+    assert found.peak == pytest.approx(1000.0 - 200 * 2 / 3)
+
+
+@pytest.mark.parametrize(("dtype", "element"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_adams_moments_have_the_dtype_of_the_parameters(dtype: torch.dtype, element: int) -> None:
+    workload = _workload(Net().to(dtype), 3, 12, ["0", "1"])
+    assert (workload.parameter_bytes, workload.sharded_bytes, workload.copied_bytes) == (
+        element,
+        2 * element,
+        0,
+    )
+    assert (workload.samples, workload.rows(ParallelPlan()), workload.passes) == (12, 3, 0.0)
+    assert workload.stacks == {"0": Repeat(1), "1": Repeat(1)}
+
+
+def test_the_leanest_plan_is_named_where_none_fits() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no plan of 8 h100: dp 8, zero 3 needs 0\.\d GiB of 0\.0 GiB a GPU"
+    ):
+        choose_plan(Net(), torch.zeros(8, WIDTH), 8, gpu=_with_memory(PARAMETERS))
+
+
+def test_of_plans_that_take_the_same_time_the_simplest_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within three percent of the fastest: without checkpointing, then fewer stages, less sharding, fewer passes."""
+    times: dict[tuple[int, bool], float] = {}
+
+    def cost(workload: Any, plan: ParallelPlan, speeds: Any, *, checkpointing: bool) -> Any:
+        found = step_cost(workload, plan, speeds, checkpointing=checkpointing)
+        zero = plan.zero + 4 * (plan.dp_shard > 0)
+        return replace(
+            found, compute=times[zero, checkpointing], communication=0.0, imbalance=0.0, synchronisation=0.0
+        )
+
+    monkeypatch.setattr("fastfold.parallel.planner.auto.step_cost", cost)
+    for changed, zero, checkpointing in (
+        ({}, 0, False),
+        ({(0, False): 1.029}, 0, False),
+        ({(0, False): 1.031}, 1, False),
+        ({(0, False): 1.031, (1, False): 1.04}, 2, False),
+        ({(n, False): 1.5 for n in range(4)}, 0, True),
+        ({(3, False): 0.5}, 3, False),
+    ):
+        times.update({(n, again): 1.0 for n in range(5) for again in (False, True)} | changed)
+        found = choose_plan(Listed(), torch.zeros(2, 64, WIDTH), 2, gpu="h100")
+        assert (found.plan.zero, found.checkpointing) == (zero, checkpointing), changed
+        assert found.seconds == times[zero, checkpointing]

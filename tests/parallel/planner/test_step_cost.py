@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from fastfold.kernels.common.cost import OperatorCost
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner import cost_model
+from fastfold.parallel.planner import cost_model, recorder
 from fastfold.parallel.planner.cost_model import Cost, least_seconds, step_cost
 from fastfold.parallel.planner.hardware import TRAINING, Rates, rates
 from fastfold.parallel.planner.recorder import Operation, Part, Recorder, Trace, TracedRegion
@@ -296,3 +297,20 @@ def test_an_expanded_tensor_is_read_once() -> None:
     (product,) = (o for o in recorder.result().regions[""].forward.operations if o.name == "aten::mul")
     assert product.traffic == 40 + found.nbytes
     assert recorder.result().peak == found.nbytes
+
+
+def test_traffic_and_workspace_of_an_operator_are_added_to_its_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = OperatorCost(5.0, traffic=7.0, workspace=1000.0, launches=3, exponentials=2.0)
+    monkeypatch.setattr(recorder, "operator_cost", lambda *_: own)
+    x = torch.ones(10)
+    with Recorder(nn.Identity()) as recording:
+        recording.leave_out([x])
+        x + x
+        y = x * 2.0
+    trace = recording.result()
+    assert (
+        Operation("aten::add", "float32", 5.0, 3 * 40 + 7.0, 3, 2.0) in trace.regions[""].forward.operations
+    )
+    assert trace.peak == y.nbytes + 1000.0
