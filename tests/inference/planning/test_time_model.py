@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from ml_collections import ConfigDict
+from torch import Tensor
 
 from fastfold.evoformer.config import model_config
+from fastfold.inference.planning import time_model
 from fastfold.inference.planning.layer_costs import (
     ATTENTION,
     MSA,
@@ -20,7 +25,7 @@ from fastfold.inference.planning.layer_costs import (
     point_attention_bytes,
     template_bytes,
 )
-from fastfold.inference.planning.planner import FoldPlan, Planner
+from fastfold.inference.planning.planner import SMALL_PAIR, FoldPlan, Planner
 from fastfold.inference.planning.report import (
     FoldTime,
     copied_bytes,
@@ -28,7 +33,9 @@ from fastfold.inference.planning.report import (
     fold_time,
     inference_elements,
 )
-from fastfold.inference.planning.time_model import Costs, Products
+from fastfold.inference.planning.time_model import Costs, Products, measure_costs
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory.block_sizes import BlockCost
 from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.plan import ParallelPlan
@@ -309,3 +316,51 @@ def test_time_and_traffic_of_passes_are_those_of_the_plan(ranks: int, templates:
 def test_a_plan_with_room_copies_nothing() -> None:
     planner, plan = _plan(1, 3, offloads=False)
     assert copied_bytes(planner.config, planner.fold(200), plan) == 0
+
+
+def test_costs_are_those_of_two_measured_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transition in blocks of rows, and a triangle multiplication in groups of channels; both with 64 channels."""
+    measured, shapes, groups = [], list[tuple[int, ...]](), list[int]()
+
+    def measure(run: Callable[[int], None], blocks: Sequence[int], *, synchronize: Any) -> BlockCost:
+        synchronize()
+        for count in blocks:
+            run(count)
+        measured.append(tuple(blocks))
+        return BlockCost(2.0, 0.5) if len(measured) == 1 else BlockCost(3.0, 0.25)
+
+    def transition(x: Tensor, params: Any, **_: Any) -> None:
+        shapes.append((*x.shape, *params.w1.shape, *params.w2.shape))
+
+    def multiplication(x: Tensor, mask: Tensor, params: Any, *, plan: ContractionPlan, **_: Any) -> None:
+        groups.append(plan.channels)
+
+    monkeypatch.setattr(time_model, "measure_blocks", measure)
+    monkeypatch.setattr(time_model.kernels, "transition", transition)
+    monkeypatch.setattr(time_model.kernels, "triangle_multiplication", multiplication)
+    monkeypatch.setattr(time_model, "_bandwidth", lambda like, wait: 7.0)
+    costs = measure_costs(torch.device("cpu"), torch.float32, length=16)
+    assert measured == [(1, 4), (1, 8)]
+    assert shapes == [(16, 16, 64, 256, 64, 64, 256)] + 4 * [(4, 16, 64, 256, 64, 64, 256)]
+    assert groups == [64, 8]
+    assert costs == Costs(
+        rate=4 * 16 * 16 * 64 * 256 / 2.0, per_block=0.5, per_pair=0.25 / 256, bandwidth=7.0
+    )
+
+
+def test_the_bandwidth_is_that_of_the_fastest_of_three_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0])
+    monkeypatch.setattr(time_model.time, "perf_counter", lambda: next(ticks))
+    assert time_model._bandwidth(torch.zeros(1), lambda: None) == 2**20 / 2.0
+    assert next(ticks, None) is None
+
+
+def test_freed_memory_stays_in_the_process_with_twice_what_a_small_pair_needs() -> None:
+    plan = Planner(model_config(MONOMER), 4, rows=8).plan(16, 1 << 40)
+    for unit, budget, expected in (
+        (SMALL_PAIR - 1, 2 * plan.peak, True),
+        (SMALL_PAIR - 1, 2 * plan.peak - 1, False),
+        (SMALL_PAIR, 2 * plan.peak, False),
+    ):
+        one = replace(plan, unit=unit, request=replace(plan.request, budget=budget))
+        assert one.is_roomy == expected

@@ -106,3 +106,16 @@ def test_the_pinned_version_is_the_one_whose_sums_are_known() -> None:
         assert molstar.load_molstar() is not None
     except ValueError as error:
         pytest.fail(str(error))
+
+
+@pytest.mark.parametrize("name", ["molstar.js", "molstar.css"])
+def test_a_file_that_is_not_packed_is_packed_with_the_other(package: Path, name: str) -> None:
+    """Nothing is started in another process if both are there."""
+    started: list[Any] = []
+    molstar._packed[molstar.SHA256[name]] = pack(b"earlier")
+    molstar.pack_ahead(lambda run: started.append(run) or Future())
+    assert len(started) == len(molstar._pending) == 1
+    molstar._pending.clear()
+    assert molstar.packed_viewer() == (pack(SCRIPT.encode()), pack(STYLE.encode()))
+    molstar.pack_ahead(lambda run: started.append(run) or Future())
+    assert len(started) == 1
