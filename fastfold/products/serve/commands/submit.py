@@ -102,22 +102,22 @@ def run_submit(options: argparse.Namespace) -> int:
     client = Client(chosen.server, chosen.token, say=partial(print_line, quiet=chosen.quiet))
     settings = parse_settings(chosen.settings)
     templates = read_templates(chosen.templates)
-    jobs, failed = [client.job(job) for job in chosen.job], 0
+    jobs, has_failed = [client.job(job) for job in chosen.job], False
     for submission in _inputs(options):
         try:
             jobs.append(
                 client.submit(**submission, templates=templates, settings=settings, priority=chosen.priority)
             )
         except RefusedError as error:
-            failed += 1
+            has_failed = True
             print_line(f"error: {submission.get('name') or 'the sequence'}: {error}")
     if chosen.out is None or chosen.no_wait:
         for job in jobs:
             print(f"{job['id']}\t{job['name']}")
-        return int(bool(failed))
+        return int(has_failed)
     for job in jobs:
-        failed += not _fetch(client, job, chosen.out, quiet=chosen.quiet)
-    return int(bool(failed))
+        has_failed |= not _fetch(client, job, chosen.out, quiet=chosen.quiet)
+    return int(has_failed)
 
 
 def _fetch(client: Client, job: Job, out: Path, *, quiet: bool) -> bool:
