@@ -151,11 +151,13 @@ def test_steps_that_only_move_memory_take_the_time_of_its_bandwidth() -> None:
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("e", [2, 4])
+@pytest.mark.parametrize("few", [False, True])
 def test_layers_of_a_rank_hold_what_they_gather_and_send(
-    e: int, ranks: int, at_once: bool, is_extra: bool
+    few: bool, e: int, ranks: int, at_once: bool, is_extra: bool
 ) -> None:
     config = model_config(MONOMER).model.embeddings_and_evoformer.evoformer
     rows, c = (600, C_EXTRA) if is_extra else (90, C_M)
+    rows = 3 if few else rows
     own, padded = math.ceil(N / ranks), 64
     sizes = LayerSizes(rows, N, own, c, C_Z, e, ranks, at_once)
     found = {one.layer: one for one in evoformer_costs(config, sizes, global_column=is_extra)}
@@ -168,7 +170,6 @@ def test_layers_of_a_rank_hold_what_they_gather_and_send(
         return max(nbytes, heads * N * (own + N + N) * e) if ranks > 1 else nbytes
 
     for elements in (c * N, 20 * C_Z * N, rows * c * N):
-        # 600 rows of 64 channels and 90 of 256; of a pair 20 rows.
         assert found["msa_row_attention"].nbytes(elements) == attention(8, c, 1, elements)
         assert found["msa_column_attention"].nbytes(elements) == (4 * e * elements if is_extra else 0)
         for name in ("starting", "ending"):
@@ -197,8 +198,9 @@ def test_layers_that_a_network_leaves_out_cost_nothing() -> None:
     assert all(rest[name].flops == 0 == rest[name].nbytes(10**6) for name in left_out)
 
 
+@pytest.mark.parametrize("bins", [39, 200])
 @pytest.mark.parametrize("e", [2, 4])
-def test_blocks_of_embeddings_and_heads_hold_the_tensors_of_a_pair(e: int) -> None:
+def test_blocks_of_embeddings_and_heads_hold_the_tensors_of_a_pair(e: int, bins: int) -> None:
     """Bytes for each pair of residues."""
     of = {name: model_config(name).model for name in (MONOMER, MULTIMER)}
     sizes, pairs = LayerSizes(90, N, N, C_M, C_Z, e), 3 * N
@@ -207,7 +209,7 @@ def test_blocks_of_embeddings_and_heads_hold_the_tensors_of_a_pair(e: int) -> No
         # Terms of the sum, and five numbers of int64.
         found = embedding_bytes(of[name].embeddings_and_evoformer, sizes, elements)
         assert found == pairs * (terms * C_Z * e + 5 * 8)
-    bins, c_t, keys, heads = 39, 64, 64, 4
+    c_t, keys, heads = 64, 64, 4
     classes = 8 * (bins + 2) + 4 * bins
     features = max(classes, e * (bins + 5 + 2 * (bins + 49))) + c_t * e
     expected = {
@@ -216,6 +218,7 @@ def test_blocks_of_embeddings_and_heads_hold_the_tensors_of_a_pair(e: int) -> No
     }
     for name, per_pair in expected.items():
         template = of[name].embeddings_and_evoformer.template
+        template.dgram_features.num_bins = bins
         found = template_bytes(template, sizes, elements, multimer=name == MULTIMER)
         assert found == pairs * per_pair
     # The pair and its mask and norm, in float32; a copy of it, or nine terms of each of twelve heads.
