@@ -144,3 +144,22 @@ def test_figures_of_the_table_are_shown(tmp_path: Path) -> None:
     (design,), _ = found(tmp_path)
     figures = {"backbone_rmsd": "9.29", "seqid": "0.017"}
     assert design["verdicts"] == {"d_seed_000": {"filters": "", "note": ""} | figures}
+
+
+def test_stages_begin_where_they_change(tmp_path: Path) -> None:
+    """Losses have four decimals, pLDDT two; a stage may return."""
+    design_results(tmp_path)
+    path = tmp_path / "trajectories" / "d_seed_000.jsonl"
+    steps = [
+        {"loss": 1.00004 * n, "mean_plddt": 50.006 + n, "stage": stage}
+        for n, stage in enumerate(
+            ("screen", "screen", "soft", "temperature", "temperature", "soft", "mutate")
+        )
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in steps))
+    (design,), _ = found(tmp_path)
+    assert design["stages"] == [["screen", 0], ["soft", 2], ["temperature", 3], ["soft", 5], ["mutate", 6]]
+    assert design["loss"] == [0.0, 1.0, 2.0001, 3.0001, 4.0002, 5.0002, 6.0002]
+    assert design["plddt"] == [50.01, 51.01, 52.01, 53.01, 54.01, 55.01, 56.01]
+    # Three frames of seven steps.
+    assert design["film"]["steps"] == [0, 3, 6]

@@ -15,7 +15,15 @@ from fastfold.inference.report.discover import find_predictions
 from fastfold.products.design.optimise import DesignState
 from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.folds import alone_figures, fold_figures, mean_figure, touching
-from fastfold.products.design.results.table import COLUMNS, PASSED, Design, design_rows, table_text
+from fastfold.products.design.results.table import (
+    COLUMNS,
+    PASSED,
+    Design,
+    design_rows,
+    open_ring,
+    sorted_rows,
+    table_text,
+)
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.protein import residue_constants as rc
@@ -251,3 +259,43 @@ def test_rows_name_failed_filters_and_passing_designs_come_first(tmp_path: Path)
     lines = table_text(rows).splitlines()
     assert lines[0].split("\t") == list(COLUMNS)
     assert all(line.count("\t") == len(COLUMNS) - 1 for line in lines)
+
+
+def test_rows_are_sorted_by_verdict_then_confidence() -> None:
+    """A complex has 0.8 ipTM and 0.2 pTM, a single chain its pLDDT; without folds a design is last."""
+    rows: list[dict[str, Any]] = [
+        {"name": "unfolded", "filters": ""},
+        {"name": "chain", "filters": "", "plddt": "75.0", "ptm": "0.99"},
+        {"name": "failed", "filters": "pLDDT 0.4 < 0.8", "iptm": "0.9", "ptm": "0.9"},
+        {"name": "complex", "filters": PASSED, "iptm": "0.90", "ptm": "0.10", "plddt": "10.0"},
+        {"name": "loose", "filters": PASSED, "iptm": "0.10", "ptm": "0.90", "plddt": "99.0"},
+        {"name": "worse", "filters": "not iptm>0.6", "iptm": "0.2", "ptm": "0.2"},
+    ]
+    names = [row["name"] for row in sorted_rows(rows)]
+    assert names == ["chain", "complex", "loose", "unfolded", "failed", "worse"]
+    assert open_ring({"ring_gap": "1.45"}) is None
+    assert open_ring({}) is None
+    assert "2.90 Å from C" in str(open_ring({"ring_gap": "2.90"}))
+
+
+@pytest.mark.parametrize(
+    ("value", "higher", "text"),
+    [
+        (0.5, True, ""),
+        (0.5, False, ""),
+        (0.49, True, "2_pLDDT 0.49 < 0.5"),
+        (0.51, False, "2_pLDDT 0.51 > 0.5"),
+    ],
+)
+def test_a_filter_of_a_network_reads_its_folds_alone(value: float, higher: bool, text: str) -> None:
+    folds = {
+        "a": [{"pLDDT": 9.0}],
+        "b": [{"pLDDT": value - 0.1}, {"pLDDT": value + 0.1}],
+        "c": [{"pLDDT": 9.0}],
+    }
+    assert Filter("pLDDT", 2, 0.5, higher).failure(folds) == text
+    assert Filter("pLDDT", 4, 0.5, higher).failure(folds) == "4_pLDDT is missing"
+    mean = (9.0 + 2 * value + 9.0) / 4
+    expected = "" if higher else f"Average_pLDDT {mean:.3g} > 0.5"
+    assert Filter("pLDDT", None, 0.5, higher).failure(folds) == expected
+    assert Filter("i_pTM", 1, 0.5, True, is_off=True).name == "1_Off_i_pTM"
