@@ -129,6 +129,27 @@ def test_one_process_without_a_group_keeps_plain_parameters() -> None:
     assert "frozen.weight" not in sharded.parameters
 
 
+def test_a_parameter_of_any_sample_has_a_gradient_after_the_step() -> None:
+    """Of none it has none; a step without samples leaves zeros."""
+    net = _Net()
+    sharded = FullySharded(net, ParallelMesh(ParallelPlan()), {})
+
+    def sample(*losses: Tensor) -> list[Tensor]:
+        for loss in losses:
+            loss.backward()
+        return sharded.take_sample()
+
+    x = torch.ones(2, 3, dtype=torch.float64)
+    first, second = sample(net.blocks[0](x).sum()), sample(net.head(x).sum())
+    sharded.finish([a + b for a, b in zip(first, second, strict=True)])
+    present = {name for name, p in sharded.parameters.items() if p.grad is not None}
+    assert present == {"blocks.0.weight", "blocks.0.bias", "head.weight", "head.bias"}
+    assert torch.equal(net.head.weight.grad, x.sum(0).expand(2, 3))
+    net.zero_grad()
+    sharded.finish(sharded.zeros())
+    assert all(p.grad is not None and not p.grad.any() for p in sharded.parameters.values())
+
+
 class _Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -450,3 +450,15 @@ def test_of_plans_that_take_the_same_time_the_simplest_is_chosen(monkeypatch: py
         found = choose_plan(Listed(), torch.zeros(2, 64, WIDTH), 2, gpu="h100")
         assert (found.plan.zero, found.checkpointing) == (zero, checkpointing), changed
         assert found.seconds == times[zero, checkpointing]
+
+
+def test_stages_are_cut_from_a_copy_without_data() -> None:
+    model, cut = Listed(), list[nn.Module]()
+
+    def stages(plain: nn.Module, count: int) -> list[nn.Module]:
+        cut.append(plain)
+        return _stages(plain, count)
+
+    choose_plan(model, torch.zeros(2, 64, WIDTH), 2, stages=stages, gpu="h100")
+    assert all(one is not model and all(p.is_meta for p in one.parameters()) for one in cut)
+    assert len(cut) == 1

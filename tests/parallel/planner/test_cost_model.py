@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
@@ -446,3 +447,24 @@ def test_exchanged_bytes_have_the_size_of_parameters() -> None:
         for size in (2, 4)
     )
     assert half == pytest.approx(whole / 2)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_small_module_is_made_of_real_parameters_and_traced_without_data(small: bool) -> None:
+    """Its initialisation may read them."""
+    seen: dict[str, bool] = {}
+
+    def build(mesh: ParallelMesh) -> nn.Module:
+        network = Network(mesh)
+        seen["made"] = isinstance(network.first.weight, FakeTensor)
+        return network
+
+    def loss(network: nn.Module) -> Tensor:
+        assert isinstance(network, Network)
+        seen["run"] = isinstance(network.first.weight, FakeTensor)
+        return _loss(network)
+
+    with fake_mesh(ParallelPlan(tp=4)) as mesh:
+        found = trace(build, loss, mesh, regions=["layer"], small=small)
+    assert seen == {"made": not small, "run": True}
+    assert found.regions["layer"].forward.flops == 2 * 2 * ROWS * WIDTH * HIDDEN
