@@ -28,6 +28,7 @@ pytest.importorskip("prometheus_client")
 
 from fastfold.products.serve import Client, RefusedError
 from fastfold.products.serve.app import create_app
+from fastfold.products.serve.limits import RequestLimits
 from fastfold.products.serve.queue import QueueUnavailableError
 from fastfold.products.serve.service import Service
 from fastfold.products.serve.submission import Settings
@@ -414,3 +415,27 @@ def test_a_signal_ends_streams_without_a_traceback(tmp_path: Path):
     process.send_signal(signal.SIGTERM)
     stream.read()
     assert process.communicate(timeout=60)[1] == ""
+
+
+@pytest.mark.parametrize(("connections", "own"), [(3, 1), (9, 2), (20, 5)])
+def test_a_user_with_a_token_has_a_quarter_of_the_connections(
+    connections: int, own: int, tmp_path: Path
+) -> None:
+    """Without tokens there is one user, on this machine."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"ada {ADA}\n")
+    tokens.chmod(0o600)
+    for file, expected, is_local in ((None, connections, True), (tokens, own, False)):
+        limited = {
+            "max_connections": connections,
+            "max_body": 12_345,
+            "body_seconds": 7.0,
+            "send_seconds": 8.0,
+        }
+        folder = tmp_path / f"data_{is_local}"
+        with serving(folder, tokens=file, **limited) as (_, service):
+            app = create_app(service)
+        (limits,) = (one.kwargs for one in app.user_middleware if one.cls is RequestLimits)
+        assert (limits["max_own"], limits["max_requests"]) == (expected, connections)
+        assert (limits["max_body"], limits["body_seconds"], limits["send_seconds"]) == (12_345, 7.0, 8.0)
+        assert (limits["hosts"] is not None) == is_local
