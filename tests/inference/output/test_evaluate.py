@@ -143,3 +143,28 @@ def test_the_method_of_a_file_tells_experiments_from_models(method: str, kind: s
 def test_a_missing_reference_is_named() -> None:
     with pytest.raises(InputError, match="nowhere"):
         find_reference(Path("nowhere"), "one")
+
+
+def test_residues_that_a_reference_lacks_are_null_in_the_file(tmp_path: Path) -> None:
+    """A helix of 14 without its first three residues, the oxygen of the fourth, and CA of the last."""
+    prediction = helix_prediction("t", 14)
+    paths = prediction.save(tmp_path, rank=1, plots=False)
+    protein = prediction.protein
+    protein.atom_mask[:3] = 0
+    protein.atom_mask[3, rc.atom_order["O"]] = 0
+    protein.atom_mask[13, rc.atom_order["CA"]] = 0
+    lines = to_pdb(protein).splitlines(keepends=True)
+    (tmp_path / "true.pdb").write_text("".join(line for line in lines if not line.startswith("SEQRES")))
+    _, reason = compare_target(tmp_path, "t", tmp_path / "true.pdb")
+    written = json.loads((tmp_path / "t_reference.json").read_text())
+    found = written[paths["cif"].stem]
+    assert (reason, "not_comparable" in written) == ("", False)
+    assert found["reference_rows"] == [None] * 3 + list(range(11))
+    assert found["lddt_ca_per_residue"] == [1.0] * 10 + [None]
+    assert (written["reference"], written["kind"], written["name"]) == ("true.pdb", "structure", "t")
+    positions = protein.atom_positions[:, [rc.atom_order[name] for name in ("N", "CA", "C", "O")]]
+    assert len(written["backbone"]) == 11
+    assert written["backbone"][0][3] is None
+    assert written["backbone"][0][:3] == pytest.approx(positions[3, :3], abs=0.006)
+    assert written["backbone"][10][1] is None
+    assert written["backbone"][1:10] == [pytest.approx(one, abs=0.006) for one in positions[4:13]]
