@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ import torch
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import Relaxation, decode_sequence
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
 from fastfold.products.design.config import DesignConfig
-from fastfold.products.design.evaluate import Evaluator, uniform_bias
+from fastfold.products.design.evaluate import Evaluation, Evaluator, uniform_bias
+from fastfold.products.design.limits import Limits
 from fastfold.products.design.optimise import (
     DesignState,
+    _descend,
     final_parameters,
     first_state,
     optimise,
@@ -26,6 +31,7 @@ from fastfold.products.design.optimise import (
 from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.saved import film_pdb
 from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination
+from fastfold.products.design.trajectory import Optimiser
 
 SHORT = DesignConfig(soft_steps=2, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=2)
 
@@ -173,3 +179,174 @@ def test_a_design_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("fastfold.products.design.trajectory.optimise", fail)
     with pytest.raises(InputError, match="not enough for a gradient of 10 residues"):
         run_designs(DesignRequest(hallucination(10), tmp_path, config=SHORT))
+
+
+class Rated:
+    """Evaluator whose loss falls with each call, or with the number of tryptophans of a mutant."""
+
+    def __init__(self) -> None:
+        self.task, self.models = hallucination(10), ["a", "b", "c"]
+        self.limits, self.allowed = Limits(), torch.ones(20, dtype=torch.bool).numpy()
+        self.calls: list[dict[str, Any]] = []
+
+    def logits_of(self, parameters: torch.Tensor) -> torch.Tensor:
+        return parameters
+
+    def designed(self, parameters: torch.Tensor) -> str:
+        return decode_sequence(parameters)
+
+    def violation(self, parameters: torch.Tensor) -> float:
+        return 0.0
+
+    def __call__(
+        self, parameters: torch.Tensor, relaxation: Relaxation, *, gradient: bool = True, **named: Any
+    ) -> Evaluation:
+        self.calls.append({"relaxation": relaxation, "gradient": gradient, **named})
+        letters = decode_sequence(parameters)
+        loss = 100.0 - len(self.calls) if gradient else 50.0 - letters.count("W")
+        n = len(self.task.source)
+        positions = np.zeros((n, 37, 3), np.float32)
+        positions[:, :, 0] = 3.8 * np.arange(n)[:, None] + 1.0
+        slope = torch.ones(n, 20) if gradient else None
+        return Evaluation(loss, {"con": loss}, slope, np.full(n, 80.0), positions, parameters)
+
+
+def test_every_step_is_evaluated_as_scheduled_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strands after the screening steps bring more passes; a step of one network draws it."""
+    monkeypatch.setattr("fastfold.products.design.optimise.strand_share", lambda task, found: 0.16)
+    config = DesignConfig(
+        screen_steps=2, soft_steps=3, temperature_steps=2, hard_steps=2, mutation_steps=2, tries=3,
+        networks=1, all_networks=True, recycles=1, strand_recycles=3, ramp_recycles=False,
+    )  # fmt: skip
+    made: Any = Rated()
+    seen: list[int] = []
+    state = optimise(made, config, 5, first_state(made, config, 5), lambda one: seen.append(one.step))
+    stages = ["screen"] * 2 + ["soft"] * 3 + ["temperature"] * 2 + ["hard"] * 2 + ["mutate"] * 2
+    assert [row["stage"] for row in state.log] == stages
+    assert [row["step"] for row in state.log] == seen == list(range(1, 12))
+    assert [row.get("strands") for row in state.log] == [None, 0.16] + [None] * 9
+    assert [call["recycles"] for call in made.calls] == [1, 1] + [3] * 7 + [3] * 6
+    assert [call["gradient"] for call in made.calls] == [True] * 9 + [False] * 6
+    networks = [call.get("networks") for call in made.calls]
+    assert [len(one) for one in networks[:9]] == [1] * 7 + [3] * 2
+    assert networks[9:] == [None] * 6
+    draws = [np.random.default_rng([5, step]) for step in range(1, 8)]
+    assert networks[:7] == [rng.choice(3, 1, replace=False).tolist() for rng in draws]
+    assert [call["seed"] for call in made.calls[:7]] == [int(rng.integers(2**31)) for rng in draws]
+    assert [call["dropout"] for call in made.calls[:9]] == [True] * 7 + [False] * 2
+    # The best of three mutants counts; residues have been rated since the hard steps.
+    losses = [row["loss"] for row in state.log]
+    assert losses[:9] == [100.0 - n for n in range(1, 10)]
+    assert state.best_loss == min(losses[7:])
+    assert all(row["designed_plddt"] == row["mean_plddt"] == 80.0 for row in state.log)
+    assert len(state.trace) == 11
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.15, [1] * 4), (0.16, [1, 1, 3, 3])])
+def test_a_sheet_of_more_than_fifteen_percent_brings_more_passes(
+    share: float, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastfold.products.design.optimise.strand_share", lambda task, found: share)
+    config = DesignConfig(
+        screen_steps=2, soft_steps=2, temperature_steps=0, hard_steps=0, recycles=1, strand_recycles=3,
+        ramp_recycles=False,
+    )  # fmt: skip
+    made: Any = Rated()
+    optimise(made, config, 0, first_state(made, config, 0))
+    assert [call["recycles"] for call in made.calls] == passes
+
+
+@pytest.mark.parametrize(
+    ("screen", "limit", "steps"), [(0, 80.0, 6), (0, 80.1, 2), (2, 80.1, 2), (2, 80.0, 8)]
+)
+def test_stages_are_judged_by_their_best_step(screen: int, limit: float, steps: int) -> None:
+    """After the screening steps, or the first stage without them; equal pLDDT is enough."""
+    config = DesignConfig(
+        screen_steps=screen, soft_steps=2, temperature_steps=2, hard_steps=2, give_up_below=limit
+    )
+    made: Any = Rated()
+    state = optimise(made, config, 0, first_state(made, config, 0))
+    assert state.step == steps
+    assert bool(state.log[-1].get("given_up")) == (limit > 80.0)
+
+
+def test_mutations_change_a_residue_at_a_time_to_another_type() -> None:
+    """A share of the residues is tried in each round, at least one; residues in doubt more often."""
+    config = DesignConfig(
+        soft_steps=0, temperature_steps=0, hard_steps=1, mutation_steps=4, tries=9, tries_percent=50.0
+    )
+    made: Any = Rated()
+    state = first_state(made, config, 1)
+    made_of: list[tuple[str, str]] = []
+
+    def follow(one: DesignState) -> None:
+        made_of.append((decode_sequence(one.parameters), decode_sequence(one.best)))
+
+    optimise(made, config, 1, state, follow)
+    assert len(made.calls) == 1 + 4 * 5
+    for (_, best), (mutant, _) in pairwise(made_of):
+        assert sum(a != b for a, b in zip(best, mutant, strict=True)) == 1
+    places = _mutated_places(np.where(np.arange(10) == 1, 0.0, 100.0))
+    # One residue has a doubt of 1, the others of 0.001.
+    assert places.count(1) >= 38
+
+
+def _mutated_places(plddt: np.ndarray) -> list[int]:
+    """Residues that 40 rounds of one mutation change."""
+    config = DesignConfig(soft_steps=0, temperature_steps=0, hard_steps=0, mutation_steps=1, tries=1)
+    places = []
+    for seed in range(40):
+        made: Any = Rated()
+        state = first_state(made, config, seed)
+        state.plddt, before = plddt, decode_sequence(state.parameters)
+        optimise(made, config, seed, state)
+        after = decode_sequence(state.parameters)
+        places += [i for i in range(10) if before[i] != after[i]]
+    assert len(places) == 40
+    return places
+
+
+def test_adam_is_pytorchs() -> None:
+    """With gradients whose length is the square root of the number of residues."""
+    config = DesignConfig(optimizer="adam", learning_rate=0.1)
+    made: Any = Rated()
+    state = first_state(made, config, 0)
+    parameter = torch.nn.Parameter(state.parameters.clone())
+    adam = torch.optim.Adam([parameter], lr=0.1 * 0.5)
+    for step in range(3):
+        gradient = torch.randn(10, 20, generator=torch.Generator().manual_seed(step))
+        gradient[0] = 0.0
+        _descend(state, gradient, config, 0.5)
+        state.step += 1
+        parameter.grad = gradient * 9**0.5 / gradient.norm()
+        adam.step()
+        torch.testing.assert_close(state.parameters, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_trajectory_is_saved_said_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tenth step and the last; a stopped design begins after its last saved step."""
+    config = DesignConfig(soft_steps=12, temperature_steps=0, hard_steps=3, give_up_below=0.0)
+    lines: list[str] = []
+    optimiser = Optimiser(
+        [], config, InferConfig(), torch.device("cpu"), None, overwrite=False, say=lines.append
+    )
+    made: Any = Rated()
+    monkeypatch.setattr(optimiser, "evaluator", lambda task: made)
+    design = optimiser.design(made.task, 7, tmp_path)
+    name = "hallucinate_seed_007"
+    assert lines == [
+        f"{name}: step 10 of 15 (soft), loss 90.000, pLDDT 80.0",
+        f"{name}: step 15 of 15 (hard), loss 85.000, pLDDT 80.0",
+    ]
+    rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == [(n, 100.0 - n) for n in range(1, 16)]
+    assert {path.name.removeprefix(name) for path in tmp_path.iterdir()} >= {
+        ".safetensors", ".jsonl", ".pdb", "_design.pdb",
+    }  # fmt: skip
+    assert design.name == name
+    assert design.parameters == rows[-1]["sequence"]
+    lines.clear()
+    again = optimiser.design(made.task, 7, tmp_path)
+    assert lines == [f"{name}: continues after step 15"]
+    assert again.sequences == design.sequences
+    assert len(made.calls) == 15
