@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,3 +174,20 @@ def test_settings_are_numbers_lists_and_words():
     }
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):
         parse_settings(["../x=1"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"alignments": ()}, "its alignments, because"),
+        ({"templates": ()}, "its templates, because"),
+        ({"forced_templates": ("t.cif",)}, "its templates, because"),
+        ({"seeds": (3,)}, "its seeds, because"),
+        ({"templates": (), "seeds": (3,)}, "its templates and seeds, because"),
+    ],
+)
+def test_each_part_of_a_target_is_refused_by_its_name(changes: dict[str, Any], lost: str) -> None:
+    target = Target("q", make_chains(["KTA"]), "", "q", ())
+    check_sendable(target, ["KTA"])
+    with pytest.raises(InputError, match=lost):
+        check_sendable(replace(target, **changes), ["KTA"])
