@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference import models
-from fastfold.products.design.command import add_design_command
+from fastfold.inference.config import InferConfig
+from fastfold.products.design.command import add_design_command, run_design
 from fastfold.products.design.command_task import PROTOCOLS, design_task
+from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.run import SEQUENCES, TABLE
+from fastfold.products.design.tasks.layout import draw_numbers
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from tests.helpers.command_line import CommandLine
@@ -332,3 +339,172 @@ def test_the_help_names_every_protocol(cli: CommandLine) -> None:
     done = cli.run("design", "--help")
     assert done.code == 0
     assert all(protocol in done.out for protocol in PROTOCOLS)
+
+
+def _parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_design_command(parser.add_subparsers())
+    return parser.parse_args(["design", *words, "--out", "x"])
+
+
+class Called:
+    """Functions that make tasks, replaced by their arguments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        for name in ("fixed_backbone", "hallucination", "partial", "binder"):
+            monkeypatch.setattr(f"fastfold.products.design.{name}", functools.partial(self._make, name))
+
+    def _make(self, name: str, *given: Any, **named: Any) -> str:
+        self.calls.append((name, given, named))
+        return name
+
+    def of(self, *words: str, seed: int | None = None) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+        """The call for a command line, or for a seed of it."""
+        self.calls.clear()
+        made = design_task(_parsed(*words))
+        if seed is not None:
+            assert callable(made)
+            assert self.calls == []
+            made = made(seed)
+        assert [made] == [name for name, _, _ in self.calls]
+        return self.calls[0]
+
+
+def test_every_option_of_a_protocol_reaches_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    called, file = Called(monkeypatch), Path("s.pdb")
+    shape = ("--copies", "2", "--repeats", "3", "--cyclic")
+    expected = {"copies": 2, "repeats": 3, "cyclic": True, "length": 30}
+    assert called.of("hallucinate", "--length", "30", *shape) == ("hallucination", (), expected)
+    name, given, named = called.of("hallucinate", "--length", "30-40", seed=5)
+    assert (name, given) == ("hallucination", ())
+    assert named == {"copies": 1, "repeats": 1, "cyclic": False, "length": draw_numbers([(30, 40)], 5)[0]}
+    words = ("fixbb", "s.pdb", "--chains", "A,B", "--keep", "A1", "--copies", "2", "--repeats", "3")
+    shared = {"copies": 2, "repeats": 3}
+    assert called.of(*words) == ("fixed_backbone", (file,), {"chain": ["A", "B"], "keep": "A1", **shared})
+    assert called.of("fixbb", "s.pdb")[2] == {"chain": None, "keep": "", "copies": 1, "repeats": 1}
+    plain = {"chain": None, "contigs": "", "copies": 1, "length": None}
+    assert called.of("partial", "s.pdb", "--motif", "A1-3") == ("partial", (file, "A1-3"), plain)
+    words = ("partial", "s.pdb", "--chains", "B", "--motif", "B1", "--copies", "2", "--length", "9-12")
+    assert called.of(*words) == (
+        "partial",
+        (file, "B1"),
+        plain | {"chain": "B", "copies": 2, "length": (9, 12)},
+    )
+    drawn = called.of("partial", "s.pdb", "--contigs", "5-9/A3-6", seed=4)
+    assert drawn == ("partial", (file, ""), plain | {"contigs": "5-9/A3-6", "seed": 4})
+    fixed = called.of("partial", "s.pdb", "--contigs", "5/A3-6")
+    assert fixed == ("partial", (file, ""), plain | {"contigs": "5/A3-6"})
+
+
+def test_every_option_of_a_binder_reaches_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = Called(monkeypatch)
+    words = (
+        *("binder", "s.pdb", "--length", "30", "--chains", "A,B", "--hotspots", "A5", "--copies", "2"),
+        *(
+            "--repeats",
+            "3",
+            "--cyclic",
+            "--flexible",
+            "sidechains",
+            "--also-target",
+            "t.pdb:A",
+            "--avoid",
+            "o.pdb",
+        ),
+    )
+    name, given, named = called.of(*words)
+    assert (name, given) == ("binder", (Path("s.pdb"),))
+    assert named.pop("parts").is_empty
+    assert [one.path for one in named.pop("others")] == [Path("t.pdb")]
+    assert [one.path for one in named.pop("avoided")] == [Path("o.pdb")]
+    assert named == {
+        "chains": ["A", "B"], "hotspots": "A5", "copies": 2, "repeats": 3, "cyclic": True,
+        "flexible": "sidechains", "length": 30,
+    }  # fmt: skip
+    words = (
+        *("binder", "s.pdb", "--redesign", "B,C", "--keep", "B1", "--binder-template", "backbone"),
+        *("--length", "9-12"),
+    )
+    named = called.of(*words)[2]
+    parts = named["parts"]
+    assert (parts.redesign, parts.keep, parts.flexible, named["length"]) == (
+        ("B", "C"),
+        "B1",
+        "backbone",
+        (9, 12),
+    )
+    words = ("binder", "s.pdb", "--framework", "f.pdb", "--loops", "H:2-3=4-6")
+    named = called.of(*words, seed=8)[2]
+    assert (named["parts"].framework, named["parts"].loops) == (Path("f.pdb"), "H:2-3=4-6")
+    assert (named["seed"], named["length"]) == (8, None)
+    assert called.of("binder", "s.pdb", "--contigs", "5/A1-3")[2]["parts"].contigs == "5/A1-3"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hallucinate", "s.pdb", "--length", "20"), "takes no structure"),
+        (("hallucinate",), "needs --length"),
+        (("hallucinate", "--length", "0"), "--length: expected a number or a range"),
+        (("hallucinate", "--length", "x"), "--length: expected a number or a range"),
+        (("fixbb",), "fixbb needs a structure"),
+        (("fixbb", "s.pdb", "--motif", "A1"), "--motif does not belong to fixbb"),
+        (("partial", "s.pdb", "--chains", "A,B"), "takes one chain"),
+        (("partial", "s.pdb", "--chains", "A", "--contigs", "5/A1"), "leave out --chains"),
+        (("binder", "s.pdb"), "needs --length"),
+    ],
+)
+def test_options_of_other_protocols_are_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        design_task(_parsed(*words))
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ((), {}),
+        (("--num-designs", "3", "--seed", "4"), {"seeds": range(4, 7)}),
+        (
+            ("--until", "2", "--where", "plddt>1"),
+            {"until": 2, "condition": "plddt>1", "seeds": range(10_000)},
+        ),
+        (("--until", "2", "--num-designs", "5"), {"until": 2, "seeds": range(5)}),
+        (("--filters", "f.yaml", "--overwrite"), {"filters": Path("f.yaml"), "overwrite": True}),
+        (("--weights", "a.npz", "b.npz"), {"weights": [Path("a.npz"), Path("b.npz")]}),
+        (("--predict-weights", "c.npz"), {"predict": [Path("c.npz")]}),
+        (
+            ("--predict-seeds", "3", "--precision", "bf16"),
+            {"infer": {"seeds": (0, 1, 2), "precision": "bf16"}},
+        ),
+        (("--recycle-mode", "sample"), {"config": {"recycle_mode": "sample"}}),
+    ],
+)
+def test_options_of_a_run_reach_its_request(
+    words: tuple[str, ...],
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    requests: list[Any] = []
+    made: Any = [None, None]
+    monkeypatch.setattr(
+        "fastfold.products.design.run.run_designs", lambda one, say: requests.append(one) or made
+    )
+    assert run_design(_parsed("hallucinate", "--length", "20", *words)) == 0
+    assert "2 designed. Table: x/designs.tsv." in capsys.readouterr().out
+    (request,) = requests
+    plain = {
+        "weights": [], "predict": None, "filters": None, "condition": None, "until": None, "redesign": None,
+        "overwrite": False, "seeds": range(1), "output": Path("x"),
+    }  # fmt: skip
+    for name, value in (plain | changes).items():
+        found = getattr(request, name)
+        if name == "infer":
+            assert found == replace(InferConfig(seeds=(0,)), **value)
+        elif name == "config":
+            assert found == DesignConfig(**value)
+        else:
+            assert (list(found) if name == "seeds" else found) == (
+                list(value) if name == "seeds" else value
+            ), name
