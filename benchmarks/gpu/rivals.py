@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,19 @@ from benchmarks.gpu.timing import REPOSITORY, Line, Sizes, Stopwatch, network_of
 
 PREBUILT = "CUEQ_TRIMUL_KF_CAMPAIGN"
 """cuEquivariance's environment variable for its prebuilt kernels of triangle multiplication."""
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable inside, and restore it afterwards."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def openfold(device: str, sizes: Sizes) -> Iterator[Line]:
@@ -53,12 +67,12 @@ def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
     from benchmarks.kernels.rivals import implementations
     from fastfold import kernels
     from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+    from fastfold.kernels.ops.triangle_multiplication.triton_tiles import VARIABLE
 
     meter = Meter(torch.device(device), 0.1 if device == "cuda" else 0.0)
 
-    def ours(channels: int | None, tiles: str) -> Callable[[Inputs], object]:
+    def ours(channels: int | None) -> Callable[[Inputs], object]:
         def call(inputs: Inputs) -> object:
-            os.environ["FASTFOLD_TRIANGLE_TILES"] = tiles
             z, mask, *parameters = inputs.values()
             return kernels.triangle_multiplication(
                 z,
@@ -72,7 +86,7 @@ def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
 
         return call
 
-    variants = {"groups": ours(None, "0"), "all channels": ours(128, "0"), "tiles": ours(128, "1")}
+    variants = {"groups": ours(None), "all channels": ours(128), "tiles": ours(128)}
     for rival in implementations("triangle_multiplication", meter.device):
         if rival.name == "cuequivariance":
             variants[rival.name] = lambda inputs, function=rival.function: function(**inputs)
@@ -81,7 +95,7 @@ def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
             continue
         sets = meter.sets(case.make(meter.device, torch.bfloat16))
         for name, function in variants.items():
-            with torch.no_grad():
+            with torch.no_grad(), environment(VARIABLE, "1" if name == "tiles" else "0"):
                 timing = meter.time(function, sets)
             yield {
                 "residues": case.residues,
@@ -93,8 +107,8 @@ def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
 
 def generic(device: str, sizes: Sizes) -> Iterator[Line]:
     """Yield what :func:`triangles` yields of cuEquivariance, without its prebuilt kernels."""
-    os.environ[PREBUILT] = "0"  # read when the package is imported
-    lines = [line for line in triangles(device, sizes) if line["variant"] == "cuequivariance"]
+    with environment(PREBUILT, "0"):  # read when the package is imported
+        lines = [line for line in triangles(device, sizes) if line["variant"] == "cuequivariance"]
     yield from lines or [{"skipped": "cuequivariance_torch is not installed"}]
 
 

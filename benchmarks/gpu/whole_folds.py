@@ -5,7 +5,8 @@ Usage: python benchmarks/gpu/whole_folds.py [--device cuda|mps|cpu] [--toy] [--p
 Parts run one after another in processes of their own, the most important first. A part that takes one and a half times
 its slot is killed. Each number is a line of JSON, written as it comes, with the device's name. Networks have official
 sizes and random parameters, so no weights are needed, and nothing is installed: packages that the machine lacks are
-found in ``.gpu/site``, which ``benchmarks/gpu/pack.py`` fills. ``--toy`` runs every part with small sizes on a CPU.
+found in ``.gpu/site``, which ``benchmarks/gpu/pack.py`` fills. ``--toy`` runs every part with small sizes on a CPU, and
+kills only a part that hangs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -36,8 +38,8 @@ sys.path.append(str(SITE))
 PASSES = 4
 LIMIT = 1.5
 """A part is killed after this many times its slot."""
-TOY_SECONDS = 60.0
-"""Shortest slot of a part with small sizes, which runs on a slower machine."""
+TOY_SECONDS = 600.0
+"""Slot of every part with small sizes: only what hangs exceeds it, however busy the machine is."""
 MIN_SECONDS = 5.0
 """A part with less time is skipped."""
 TOTAL_SECONDS = 540
@@ -59,13 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.part:
         return run_here(options.part, options.device, TOY if options.toy else Sizes())
     options.out.mkdir(parents=True, exist_ok=True)
-    end, failed = time.monotonic() + TOTAL_SECONDS, False
+    end, failed = math.inf if options.toy else time.monotonic() + TOTAL_SECONDS, False
     with (options.out / "whole_folds.jsonl").open("a", encoding="utf-8") as file:
         for part in PARTS:
             if options.parts and part.name not in options.parts:
                 continue
             if options.toy:
-                part = replace(part, seconds=max(part.seconds, TOY_SECONDS))
+                part = replace(part, seconds=TOY_SECONDS)
             for line in run_apart(part, options.device, toy=options.toy, seconds=end - time.monotonic()):
                 failed |= "error" in line
                 text = json.dumps({"part": part.name} | line)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ from benchmarks import against_openfold
 from benchmarks.gpu import pack, rivals, whole_folds
 from benchmarks.gpu.compiling import OPERATORS, RESIDUES, ROWS, compile_job
 from benchmarks.gpu.rivals import generic, openfold, triangles
-from benchmarks.gpu.whole_folds import PARTS, TOTAL_SECONDS, TOY, Part, run_apart
+from benchmarks.gpu.whole_folds import PARTS, TOTAL_SECONDS, TOY, TOY_SECONDS, Part, run_apart
 from benchmarks.kernels.cases import cases
+from fastfold.kernels.ops.triangle_multiplication.triton_tiles import VARIABLE
 
 
 def test_slots_fit_into_the_time() -> None:
@@ -35,6 +39,25 @@ def test_a_part_is_killed_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = run_apart(Part("training", 0.2, whole_folds.training), "cpu", toy=True, seconds=60)
     assert line["error"] == "killed after 0 s"
     assert line["wall_s"] < 20
+
+
+def test_small_sizes_have_all_the_time_that_a_busy_machine_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only official sizes end with the nine minutes."""
+    given: list[tuple[float, float]] = []
+
+    def run(part: Part, device: str, *, toy: bool, seconds: float) -> Iterator[dict[str, Any]]:
+        given.append((part.seconds, seconds))
+        yield {}
+
+    monkeypatch.setattr(whole_folds, "run_apart", run)
+    whole_folds.main(["--toy", "--out", str(tmp_path)])
+    assert given == [(TOY_SECONDS, math.inf)] * len(PARTS)
+    given.clear()
+    whole_folds.main(["--out", str(tmp_path)])
+    assert [seconds for seconds, _ in given] == [part.seconds for part in PARTS]
+    assert all(0 < left <= TOTAL_SECONDS for _, left in given)
 
 
 def test_lines_have_the_times_of_host_and_device() -> None:
@@ -59,12 +82,17 @@ def test_five_networks_fold_one_target() -> None:
     ]
 
 
-def test_triangle_multiplications_are_timed_in_each_way() -> None:
+def test_triangle_multiplications_are_timed_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that choose kernels are as before afterwards."""
+    monkeypatch.setenv(VARIABLE, "0")
+    monkeypatch.delenv(rivals.PREBUILT, raising=False)
     lines = list(triangles("cpu", TOY))
     assert [line["variant"] for line in lines][:3] == ["groups", "all channels", "tiles"]
     assert all(line["device_ms"] > 0 for line in lines)
     (line,) = generic("cpu", TOY)
     assert line == {"skipped": "cuequivariance_torch is not installed"}
+    assert os.environ[VARIABLE] == "0"
+    assert rivals.PREBUILT not in os.environ
 
 
 def test_blocks_run_beside_openfolds_if_there_is_a_checkout(
