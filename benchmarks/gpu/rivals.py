@@ -11,6 +11,8 @@ from typing import Any
 
 from benchmarks.gpu.timing import REPOSITORY, Line, Sizes, Stopwatch, network_of
 
+MAX_ERROR = 6e-3
+"""Relative error between two results in bf16 that are both within 4e-3 of the exact one."""
 PREBUILT = "CUEQ_TRIMUL_KF_CAMPAIGN"
 """cuEquivariance's environment variable for its prebuilt kernels of triangle multiplication."""
 
@@ -110,6 +112,84 @@ def generic(device: str, sizes: Sizes) -> Iterator[Line]:
     with environment(PREBUILT, "0"):  # read when the package is imported
         lines = [line for line in triangles(device, sizes) if line["variant"] == "cuequivariance"]
     yield from lines or [{"skipped": "cuequivariance_torch is not installed"}]
+
+
+def gluon(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield what :func:`compare_halves` yields, on a Hopper GPU."""
+    import torch
+
+    if device == "cuda" and torch.cuda.get_device_capability() == (9, 0):
+        yield from compare_halves(device, sizes)
+    else:
+        yield {"skipped": "needs a Hopper GPU (compute capability 9.0)"}
+
+
+def compare_halves(device: str, sizes: Sizes) -> Iterator[Line]:
+    """Yield errors and times of both halves of triangle multiplication in bf16: by tiles, and by the trial in Gluon.
+
+    Results are compared with those of the other kernels, first at a length whose last tile is not full. A line with an
+    ``error`` is a wrong result, which is not timed.
+    """
+    import torch
+
+    from benchmarks.kernels.cases import cases
+    from benchmarks.kernels.measuring import Meter
+
+    meter = Meter(torch.device(device), 0.1 if device == "cuda" else 0.0)
+    lengths = [length for each in sizes.triangle_lengths for length in (each - 3, each)]
+    for case in cases(tuple(lengths), ()):
+        if case.operator != "triangle_multiplication":
+            continue
+        expected: dict[str, torch.Tensor] = {}
+        for half, variant, result, call in triangle_halves(case.make(meter.device, torch.bfloat16)):
+            call()
+            exact = expected.setdefault(half, result.float())
+            error = float((result.float() - exact).norm() / exact.norm())
+            line: Line = {
+                "residues": case.residues,
+                "half": half,
+                "variant": variant,
+                "relative_error": error,
+            }
+            if not error < MAX_ERROR:
+                yield line | {"error": f"differs from the other kernels by more than {MAX_ERROR}"}
+                continue
+            timing = meter.time(lambda inputs, call=call: call(), [{}])
+            yield line | {
+                "device_ms": round(timing.milliseconds, 4),
+                "host_ms": round(timing.host_milliseconds, 4),
+            }
+
+
+def triangle_halves(inputs: dict[str, Any]) -> Iterator[tuple[str, str, Any, Callable[[], None]]]:
+    """Yield each half and variant, the tensor that it fills, and the call; the variant that is right comes first."""
+    import torch
+
+    from benchmarks.gpu import gluon_tiles
+    from fastfold.kernels import TriangleParams
+    from fastfold.kernels.common.layout import padded_width
+    from fastfold.kernels.ops.triangle_multiplication import triton_factors, triton_tiles, triton_update
+
+    z, mask, *parameters = inputs.values()
+    weights, width = TriangleParams(*parameters), padded_width(z.shape[1])
+    count = len(weights.proj_weight) // 2
+    projections: dict[str, Callable[..., None]] = {
+        "plain": lambda out: triton_factors.project(out, z, mask, weights.factors, 0, count),
+        "tiles": lambda out: triton_tiles.project_tiles(out, z, mask, weights.factors, 0, count),
+        "gluon": lambda out: gluon_tiles.project(out, z, mask, weights.factors),
+    }
+    for variant, project in projections.items():
+        factors = z.new_full((2 * count, width, width), torch.nan)
+        yield "projection", variant, factors, lambda project=project, out=factors: project(out)
+    product = torch.randn(count, width, width, device=z.device).to(z.dtype)
+    updates: dict[str, Callable[..., None]] = {
+        "plain": lambda out: triton_update.write_update(out, product, z, weights.update, z, None),
+        "tiles": lambda out: triton_tiles.write_update_tiles(out, product, z, weights.update),
+        "gluon": lambda out: gluon_tiles.write_update(out, product, z, weights.update),
+    }
+    for variant, update in updates.items():
+        out = torch.full_like(z, torch.nan)
+        yield "output", variant, out, lambda update=update, out=out: update(out)
 
 
 def offload(device: str, sizes: Sizes) -> Iterator[Line]:

@@ -30,7 +30,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.gpu.compiling import kernels  # noqa: E402
-from benchmarks.gpu.rivals import generic, offload, openfold, triangles  # noqa: E402
+from benchmarks.gpu.rivals import generic, gluon, offload, openfold, triangles  # noqa: E402
 from benchmarks.gpu.timing import REPOSITORY, SITE, TOY, Line, Sizes, Stopwatch, network_of, random_target  # noqa: E402
 
 sys.path.append(str(SITE))
@@ -419,12 +419,13 @@ PARTS = (
     Part("multimers", 50, multimers),
     Part("networks", 20, five_networks),
     Part("float32", 25, float32),
-    Part("alphafold", 90, alphafold),
-    Part("openfold", 45, openfold),
-    Part("training", 50, training),
+    Part("alphafold", 85, alphafold),
+    Part("openfold", 40, openfold),
+    Part("training", 45, training),
     Part("triangles", 25, triangles),
+    Part("gluon", 25, gluon),
     Part("generic", 15, generic),
-    Part("longest", 45, longest),
+    Part("longest", 40, longest),
     Part("offload", 25, offload),
     Part("profile", 10, profile),
 )

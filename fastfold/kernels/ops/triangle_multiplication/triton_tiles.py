@@ -63,7 +63,7 @@ def _descriptor(x: Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
 
 
-def _folded(weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def folded(weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return weights ``[O, C]`` with a norm's scale, and in float32 their sums and the bias with its shift ``[O]``."""
     exact = weight.float()
     scaled = (exact * scale.float()).to(weight.dtype)
@@ -170,8 +170,8 @@ def project_tiles(
         return torch.cat((x[first : first + group], x[half + first : half + first + group]))
 
     norm = (weights.norm_weight, weights.norm_bias)
-    projection = _folded(chosen(weights.proj_weight), chosen(weights.proj_bias), *norm)
-    gate = _folded(chosen(weights.gate_weight), chosen(weights.gate_bias), *norm)
+    projection = folded(chosen(weights.proj_weight), chosen(weights.proj_bias), *norm)
+    gate = folded(chosen(weights.gate_weight), chosen(weights.gate_bias), *norm)
     channels, rows, width = projections.shape
     launch(triangle_project_tiles_kernel, (_programs(z), channels // _PROJECT_CHANNELS))(
         _descriptor(z, 1, BM, CHANNELS),
@@ -191,8 +191,8 @@ def project_tiles(
 
 def write_update_tiles(out: Tensor, product: Tensor, z: Tensor, weights: UpdateParams) -> None:
     """Fill ``out`` with ``z`` plus its update; arguments are those of :func:`~.triton_update.write_update`."""
-    update = _folded(weights.out_weight, weights.out_bias, weights.norm_out_weight, weights.norm_out_bias)
-    gate = _folded(weights.out_gate_weight, weights.out_gate_bias, weights.norm_weight, weights.norm_bias)
+    update = folded(weights.out_weight, weights.out_bias, weights.norm_out_weight, weights.norm_out_bias)
+    gate = folded(weights.out_gate_weight, weights.out_gate_bias, weights.norm_weight, weights.norm_bias)
     launch(triangle_output_tiles_kernel, (_programs(z),))(
         _descriptor(product, CHANNELS, 1, BM),
         _descriptor(z, 1, BM, CHANNELS),
