@@ -12,6 +12,7 @@ kills only a part that hangs.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import math
@@ -289,7 +290,7 @@ def training(device: str, sizes: Sizes) -> Iterator[Line]:
 
 
 def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
-    """Yield folds of DeepMind's program in JAX, if ``.gpu/alphafold`` has its checkout."""
+    """Yield folds of DeepMind's program, if JAX is installed and ``.gpu/alphafold`` has its checkout."""
     import numpy as np
 
     from fastfold import model_config
@@ -297,8 +298,9 @@ def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
     from fastfold.data.targets import target_from_sequence
 
     checkout = REPOSITORY / ".gpu" / "alphafold"
-    if not checkout.is_dir():
-        yield {"skipped": "no checkout in .gpu/alphafold"}
+    if not checkout.is_dir() or not importlib.util.find_spec("jax"):
+        missing = "jax is not installed" if checkout.is_dir() else "no checkout in .gpu/alphafold"
+        yield {"skipped": missing}
         return
     for residues in sizes.float32_lengths:
         sequence, msa = random_target(residues, sizes.rows)

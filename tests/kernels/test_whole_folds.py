@@ -118,6 +118,14 @@ def test_blocks_run_beside_openfolds_if_there_is_a_checkout(
     ]
 
 
+def test_alphafolds_part_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_folds, "REPOSITORY", tmp_path)
+    assert list(whole_folds.alphafold("cpu", TOY)) == [{"skipped": "no checkout in .gpu/alphafold"}]
+    (tmp_path / ".gpu" / "alphafold").mkdir(parents=True)
+    monkeypatch.setattr(whole_folds.importlib.util, "find_spec", lambda name: None)
+    assert list(whole_folds.alphafold("cpu", TOY)) == [{"skipped": "jax is not installed"}]
+
+
 @pytest.mark.slow
 def test_all_parts_run_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert whole_folds.main(["--device", "cpu", "--toy", "--out", str(tmp_path)]) == 0
