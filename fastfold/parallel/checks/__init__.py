@@ -1,1 +1,5 @@
-"""Checks of a plan: it matches the model, the ranks agree, and parts compute the same as the whole."""
+"""Checks of ranks that work together: on a plan and its model, on parts against the plain model, and on agreement.
+
+Before any message: ``plan``, ``plain_layers``, ``units``, and ``stages``, which traces a pipeline. At first calls:
+``cut_layers`` and ``sequence``, which run a module in both ways. At every call and step: ``agreement``.
+"""

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
 from fastfold.errors import ConfigError, first_line
+from fastfold.parallel.checks.units import check_units
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.kept_gradients import BEFORE_REDUCTION, ReducedGradients, changed_message
@@ -23,7 +24,6 @@ from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whol
 from fastfold.parallel.data_parallel.units import (
     UnitCalls,
     UnitWeights,
-    check_units,
     gathered_alone,
     listed_modules,
 )

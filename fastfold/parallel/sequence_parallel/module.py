@@ -15,9 +15,9 @@ from torch.nn.functional import linear, multi_head_attention_forward, scaled_dot
 from torch.overrides import TorchFunctionMode
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.checks.sequence import SequenceComparison
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.sequence_parallel.attention import ring_attention, ulysses_attention
-from fastfold.parallel.sequence_parallel.comparison import SequenceComparison
 from fastfold.utils.module_structure import exchange_modules, move_into
 
 METHODS = {"ring": ring_attention, "ulysses": ulysses_attention}

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan, parallelize
+from fastfold.parallel.checks.units import check_units
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.fsdp import FullySharded
-from fastfold.parallel.data_parallel.units import check_units, gathered_alone, listed_modules
+from fastfold.parallel.data_parallel.units import gathered_alone, listed_modules
 from tests.helpers.spawn_ranks import launch
 
 

@@ -24,15 +24,15 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastfold.errors import ConfigError, first_line
-from fastfold.parallel.checks.rounding import is_close, without_small_weights
-from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.sequence_parallel.operators import (
+from fastfold.parallel.checks.operators import (
     OperatorLog,
     OutputLog,
     RepeatableCall,
     kind_name,
 )
+from fastfold.parallel.checks.rounding import is_close, without_small_weights
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.groups import Group
 from fastfold.utils.module_structure import detached_copy, tensors_in
 
 MAX_POSITIONS = 16384  #: Number of positions of all ranks in a comparison; longer sequences are shortened

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
+from fastfold.parallel.checks import sequence as comparison
+from fastfold.parallel.checks.sequence import SequenceComparison
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.sequence_parallel import comparison
-from fastfold.parallel.sequence_parallel.comparison import SequenceComparison
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
 from fastfold.utils.module_structure import detached_copy
 from tests.helpers.spawn_ranks import launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastfold.parallel.sequence_parallel.operators import (
+from fastfold.parallel.checks.operators import (
     OperatorLog,
     OutputLog,
     RepeatableCall,
