@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_ROW_LENGTH
 
 Backend = Literal["auto", "triton", "torch", "cueq"]
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch", "cueq")
@@ -37,7 +36,7 @@ def requested_backend(backend: str | None) -> str:
     return name
 
 
-def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "torch"]:
+def choose_backend(x: Tensor, backend: str | None = None, *, fits: bool = True) -> Literal["triton", "torch"]:
     """Choose the implementation for a tensor.
 
     Args:
@@ -47,6 +46,7 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
             everything else, for 16 bits on GPUs below compute capability 8, and after a kernel asked for more than the
             GPU has. It also takes PyTorch on ROCm, where kernels run only if ``triton`` is requested, untested.
             ``cueq`` is ``auto`` for all operators but those of :mod:`fastfold.kernels.common.cuequivariance`.
+        fits: False if the operator's Triton kernels do not hold rows of this size, so that PyTorch computes.
 
     Raises:
         ConfigError: The backend does not exist, or Triton was asked for and cannot run here.
@@ -60,7 +60,7 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     # The interpreter is for tests, and no configuration was built for ROCm.
     explicit_only = interpreted() or torch.version.hip is not None
     if reason is None and (name == "triton" or not explicit_only):
-        return "triton"
+        return "triton" if fits else "torch"
     if name == "triton":
         raise ConfigError(
             f"Triton kernels cannot run here: {reason}; use the backend auto or torch ({VARIABLE})"
@@ -80,18 +80,6 @@ def runs_directly(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return x.device.type in ("cpu", "cuda") and type(x) is Tensor and torch.is_inference_mode_enabled()
-
-
-def rows_backend(x: Tensor, backend: str | None) -> Literal["triton", "torch"]:
-    """Choose the implementation of an operator whose programs hold whole rows of ``x``; PyTorch for long rows."""
-    chosen = choose_backend(x, backend)
-    return chosen if x.shape[-1] <= MAX_ROW_LENGTH else "torch"
-
-
-def products_backend(x: Tensor, channels: int, backend: str | None) -> Literal["triton", "torch"]:
-    """Choose the implementation of an operator on ``x`` whose products hold ``channels``; PyTorch for many."""
-    chosen = choose_backend(x, backend)
-    return chosen if channels <= MAX_CHANNELS else "torch"
 
 
 _refused: dict[torch.device, str] = {}

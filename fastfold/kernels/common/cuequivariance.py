@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +38,7 @@ def is_requested(x: Tensor, backend: str | None) -> bool:
     Raises:
         ConfigError: The package is not installed, ``x`` is not on an NVIDIA GPU, or its dtype is not supported.
     """
-    if (backend is None and VARIABLE not in os.environ) or requested_backend(backend) != "cueq" or x.is_meta:
+    if requested_backend(backend) != "cueq" or x.is_meta:
         return False
     remedy = f"use the backend auto ({VARIABLE})"
     if importlib.util.find_spec(PACKAGE) is None:

@@ -24,6 +24,8 @@ MASKED_LOGIT = -1e9
 """AlphaFold's substitute for minus infinity: if all keys of a row are masked, they have equal weights, and attention
 returns the mean of their values."""
 
+MAX_HEAD_CHANNELS = 128  #: Maximum channels of a head for Triton's attention, whose programs hold whole heads
+
 MAX_HEADS = 16
 """Maximum number of heads of a pair bias: 32 heads with 128 channels of float32 exceed a program's registers."""
 

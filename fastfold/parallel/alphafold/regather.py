@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.attention import Attention, kernel_parameters
 from fastfold.evoformer.primitives import LayerNorm
-from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.ops.attention.op import attention_backend
+from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_HEAD_CHANNELS
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.op import gated_attention_begin
 from fastfold.kernels.ops.gated_attention.passes import gradients_of_parameters
@@ -127,7 +127,7 @@ class RegatheredOuterProduct(Function):
     ) -> Tensor:
         sides = [x if gather is None else None for x, gather in zip((left, right), again, strict=True)]
         ctx.save_for_backward(*sides, *masks, *parameters)
-        ctx.again, ctx.backend = again, products_backend(left, pair.shape[-1], None)
+        ctx.again, ctx.backend = again, choose_backend(left, fits=pair.shape[-1] <= MAX_CHANNELS)
         out: Tensor = torch.ops.fastfold.outer_product_mean(
             [left, right], masks, parameters, pair, EPS, ctx.backend
         )
@@ -192,7 +192,8 @@ class _Attention(Function):
 
 def _options(attention: Attention, x: Tensor) -> dict[str, Any]:
     heads = attention.heads
-    return {"heads": heads, "backend": attention_backend(x, len(attention.query.weight) // heads, None)}
+    channels = len(attention.query.weight) // heads
+    return {"heads": heads, "backend": choose_backend(x, fits=channels <= MAX_HEAD_CHANNELS)}
 
 
 @torch.no_grad()

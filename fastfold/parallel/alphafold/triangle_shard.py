@@ -20,8 +20,8 @@ from torch.autograd import Function
 from fastfold import kernels
 from fastfold.evoformer.execution import Block
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.layout import batch_elements
+from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.common.layout import MAX_CHANNELS, batch_elements
 from fastfold.kernels.common.scratch import without_autocast
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
@@ -205,7 +205,7 @@ class TriangleOfTerms(Function):
     ) -> Tensor:
         group = TriangleParams(*parameters)
         ctx.how, ctx.begun, ctx.begin = how, None, TriangleOfTerms.begin
-        ctx.backend = products_backend(pair, max(group.out_weight.shape), None)
+        ctx.backend = choose_backend(pair, fits=max(group.out_weight.shape) <= MAX_CHANNELS)
         factors = torch.ops.fastfold.triangle_factors(pair, mask, group.factors, ctx.backend)
         product, *rows = [found.wait() for found in how.send(how.product(factors), pair)]
         ctx.save_for_backward(pair, mask, dropout, product, rows[0] if rows else None, *parameters)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.common.layout import MAX_ROW_LENGTH
 from fastfold.kernels.common.scratch import without_autocast
 from fastfold.parallel.comm.collectives import first_order
 
@@ -109,7 +110,7 @@ class ShardedProjections:
 
     def __init__(self, x: Tensor, norm: tuple[Tensor, Tensor]) -> None:
         self._x, self._norm = x, norm
-        self._shared = _Shared(rows_backend(x, None))
+        self._shared = _Shared(choose_backend(x, fits=x.shape[-1] <= MAX_ROW_LENGTH))
         self._link: Tensor | None = None
 
     def first(self, weight: Tensor, bias: Tensor) -> Tensor:

@@ -44,6 +44,13 @@ def test_the_argument_comes_before_the_variable(monkeypatch: pytest.MonkeyPatch)
     assert choose_backend(x, "auto") == choose_backend(x)
 
 
+def test_rows_that_kernels_do_not_hold_are_pytorchs() -> None:
+    x = torch.zeros(1, device=DEVICE)
+    assert (choose_backend(x, "triton"), choose_backend(x, "triton", fits=False)) == ("triton", "torch")
+    with pytest.raises(ConfigError, match="float64"):
+        choose_backend(x.double(), "triton", fits=False)
+
+
 def test_an_unknown_backend_is_named_with_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"'cuda'; use auto, triton, torch, cueq \(FASTFOLD_KERNELS\)"):
         choose_backend(torch.zeros(1), "cuda")

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.errors import InputError
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
-from fastfold.kernels.common.layout import MASKED_LOGIT, batched, innermost
+from fastfold.kernels.common.layout import MASKED_LOGIT, MAX_HEAD_CHANNELS, batched, innermost
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 from fastfold.kernels.cpu.linear import gradient_dtype
@@ -41,10 +41,6 @@ def attention_definition(
     if gate is not None:
         out = out * gate.to(exact).sigmoid()
     return out.to(q.dtype)
-
-
-# Triton programs hold whole heads in their registers.
-_MAX_CHANNELS = 128
 
 
 @without_autocast
@@ -181,12 +177,6 @@ _attention = define_operator(
 )
 
 
-def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
-    """Choose the backend for data like ``x [*]``, any shape; more than 128 ``channels`` per head take PyTorch."""
-    chosen = choose_backend(x, backend)
-    return "torch" if channels > _MAX_CHANNELS else chosen
-
-
 def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> None:
@@ -264,5 +254,5 @@ def attention(
     """
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    chosen = attention_backend(q, q.shape[-1], backend)
+    chosen = choose_backend(q, backend, fits=q.shape[-1] <= MAX_HEAD_CHANNELS)
     return _attention([q, k, v], bias, mask, gate, scale=scale, backend=chosen)[0]

@@ -7,6 +7,7 @@ need only ``x``, and the rest.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,13 +18,14 @@ from torch.nn.functional import linear
 
 from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
+from fastfold.kernels.common.backend import VARIABLE, choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.layout import part
+from fastfold.kernels.common.layout import MAX_HEAD_CHANNELS, part
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.cpu.linear import product_dtype
-from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
+from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.kernels.ops.gated_attention import passes
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centred_on
 from fastfold.kernels.ops.gated_attention.passes import blocks_of, row_blocks
@@ -150,7 +152,7 @@ def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -
         >>> torch.equal(shared, bias), bias.stride(), shared.stride()
         (True, (1, 20, 4), (25, 5, 1))
     """
-    if attention_backend(bias, channels, backend) == "torch":
+    if choose_backend(bias, backend, fits=channels <= MAX_HEAD_CHANNELS) == "torch":
         return bias.contiguous()
     from fastfold.kernels.ops.attention.triton_fwd import aligned
 
@@ -223,10 +225,13 @@ def gated_attention(
             )
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
-    if bias is not None and cuequivariance.is_requested(x, backend):
+    # Asked for only with a request, because each call costs the host time.
+    may_be_cueq = bias is not None and (backend is not None or VARIABLE in os.environ)
+    if may_be_cueq and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
-    backend = attention_backend(x, len(parameters.query_weight) // heads, backend)
+    channels = parameters.query_weight.shape[0] // heads
+    backend = choose_backend(x, backend, fits=channels <= MAX_HEAD_CHANNELS)
     if out is None:
         added, group = None if residual is x else residual, parameters.present()
         options: dict[str, Any] = {"heads": heads, "add_x": residual is x, "backend": backend}

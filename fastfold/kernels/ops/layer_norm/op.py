@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments
+from fastfold.kernels.common.layout import MAX_ROW_LENGTH
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -141,4 +142,5 @@ def layer_norm(
         >>> torch.allclose(layer_norm(x, weight, bias), plain, atol=1e-5)
         True
     """
-    return _layer_norm(x, weight, bias, eps, rows_backend(x, backend))
+    chosen = choose_backend(x, backend, fits=x.shape[-1] <= MAX_ROW_LENGTH)
+    return _layer_norm(x, weight, bias, eps, chosen)

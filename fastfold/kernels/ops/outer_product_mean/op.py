@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
@@ -80,7 +81,7 @@ class OuterProductRows:
         parts = iter(right)
         first = next(parts)
         refuse_gradients(first, weight, bias)
-        backend = products_backend(first, len(bias), backend)
+        backend = choose_backend(first, backend, fits=bias.shape[0] <= MAX_CHANNELS)
         is_whole = first.shape[:-1] == right_mask.shape
         # Unlike a list, an iterator frees the part once it is consumed.
         parts = itertools.chain(iter([first]), parts)
@@ -264,7 +265,7 @@ def outer_product_mean(
         >>> torch.allclose(found, (products @ weight.T + bias) / (1e-3 + 7), atol=1e-4)
         True
     """
-    backend = products_backend(left, len(bias), backend)
+    backend = choose_backend(left, backend, fits=bias.shape[0] <= MAX_CHANNELS)
     if out is None:
         masks = [left_mask, right_mask]
         return _outer_product_mean([left, right], masks, [weight, bias], residual, eps, backend)

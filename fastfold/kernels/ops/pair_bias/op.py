@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops
-from fastfold.kernels.common.layout import MAX_HEADS
+from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_HEADS
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, empty_grads
 from fastfold.kernels.common.scratch import (
@@ -59,7 +59,7 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     norm = norm_weight.to(exact), norm_bias.to(exact)
     if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= block_positions(z.shape[-1]) * z.shape[-1]:
         normed = normalise_to(z.dtype, z, norm, EPS).flatten(0, 1)
-        return (weight @ normed.t()).view(len(weight), *z.shape[:2])
+        return (weight @ normed.t()).view(weight.shape[0], *z.shape[:2])
     out = _fake(z, parameters, backend)
 
     def block(scratch: Scratch, b_out: Tensor, b_z: Tensor) -> None:
@@ -171,8 +171,8 @@ def pair_bias(
         >>> torch.allclose(bias, heads(norm(z)).permute(2, 0, 1), atol=1e-5)
         True
     """
-    chosen = products_backend(z, weight.shape[1], backend)
-    chosen = chosen if weight.shape[0] <= MAX_HEADS else "torch"
+    fits = weight.shape[1] <= MAX_CHANNELS and weight.shape[0] <= MAX_HEADS
+    chosen = choose_backend(z, backend, fits=fits)
     parameters = PairBiasParams(norm_weight, norm_bias, weight)
     if aligned and chosen == "triton" and not torch.is_grad_enabled():
         return _aligned(z, parameters)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.common.layout import MAX_ROW_LENGTH
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
@@ -163,7 +164,7 @@ def residual_update(
             raise InputError(
                 f"residual_update: dropout {list(dropout.shape)} does not broadcast against x {list(x.shape)}"
             ) from error
-    backend = rows_backend(x, backend)
+    backend = choose_backend(x, backend, fits=x.shape[-1] <= MAX_ROW_LENGTH)
     operands = UpdateOperands(x, residual, bias, gate, dropout)
     if out is None:
         return _residual_update(*operands, backend=backend)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
+from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first, needed_names
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
@@ -130,7 +131,7 @@ def transition(
         >>> torch.allclose(found, x + plain(x), atol=1e-5)
         True
     """
-    backend = products_backend(x, x.shape[-1], backend)
+    backend = choose_backend(x, backend, fits=x.shape[-1] <= MAX_CHANNELS)
     if out is None:
         return _transition(x, None if residual is x else residual, residual is x, parameters, backend)
     if torch.is_grad_enabled():

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops, size_in_bytes
+from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
@@ -112,7 +113,9 @@ def triangle_factors(
         >>> torch.allclose(found, plain.permute(2, 0, 1), atol=1e-5)
         True
     """
-    return _triangle_factors(z, mask, parameters, products_backend(z, z.shape[-1], backend))
+    return _triangle_factors(
+        z, mask, parameters, choose_backend(z, backend, fits=z.shape[-1] <= MAX_CHANNELS)
+    )
 
 
 def triangle_update_definition(product: Tensor, z: Tensor, **parameters: Tensor) -> Tensor:
@@ -235,7 +238,7 @@ def triangle_update(
         >>> torch.allclose(found, z + plain, atol=1e-5)
         True
     """
-    backend = products_backend(z, max(parameters.out_weight.shape), backend)
+    backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS)
     if out is None:
         return _triangle_update(product, z, dropout, parameters, add_z, backend)
     refuse_gradients(product, z, *parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels.common import cuequivariance
-from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.backend import VARIABLE, choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
+from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
@@ -163,10 +165,12 @@ def triangle_multiplication(
     """
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
-    if cuequivariance.is_requested(z, backend):
+    # Asked for only with a request, because each call costs the host time.
+    may_be_cueq = backend is not None or VARIABLE in os.environ
+    if may_be_cueq and cuequivariance.is_requested(z, backend):
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
-    backend = products_backend(z, max(parameters.out_weight.shape), backend)
+    backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS)
     if out is None:
         added = (None if residual is z else residual, dropout)
         options: dict[str, Any] = {"outgoing": outgoing, "add_z": residual is z, "backend": backend}
