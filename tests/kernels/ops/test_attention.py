@@ -431,3 +431,21 @@ def test_kernels_get_a_pointer_for_each_missing_operand() -> None:
         lse = attend_triton(torch.empty_like(q), read, 1.0)
         attend_backward_triton(q, read, q, lse, Gradients(q, q, q, None), 1.0, need_bias=True)
     assert launched == ["attention_forward_kernel", "attention_grad_q_kernel", "attention_grad_kv_kernel"]
+
+
+@pytest.mark.parametrize("elements", [16, 1 << 20], ids=["blocks", "one block"])
+def test_projections_split_by_head_give_the_same_bits(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "BLOCK_ELEMENTS", elements)
+    made, scratch = operands(3, 5, 5), Scratch(dtype=torch.float64)
+    bias, masked = eager.prepare(made["bias"], made["mask"], torch.float64)
+    found, expected = torch.full((2, *made["q"].shape), torch.nan, dtype=torch.float64)
+    whole = eager.Operands(made["q"], made["k"], made["v"], bias, masked, made["gate"])
+    eager.attend(expected, whole, 1 / 3, Scratch(dtype=torch.float64))
+    projected = torch.stack([made[name] for name in ("q", "k", "v", "gate")], 2)
+    kept = projected.clone()
+    q, k, v, gate = eager.split_by_head(projected, scratch)
+    assert all(x[:, :, 0].stride()[1:] == (8, 1) for x in (q, k, v, gate))
+    split = eager.Operands(q, k, v, bias, masked, gate)
+    eager.attend(found, split, 1 / 3, scratch, by_head=True)
+    assert torch.equal(found, expected)
+    assert torch.equal(projected, kept)

@@ -45,16 +45,22 @@ def prepare(
 
 
 def attend(
-    out: Tensor, operands: Operands, scale: float, scratch: Scratch, *, add: Tensor | None = None
+    out: Tensor,
+    operands: Operands,
+    scale: float,
+    scratch: Scratch,
+    *,
+    add: Tensor | None = None,
+    by_head: bool = False,
 ) -> None:
     """Fill ``out [R, Nq, H, D]`` of one batch element; ``add [H, D]`` is added after the gate.
 
-    ``scratch`` has the dtype of ``out``.
+    ``scratch`` has the dtype of ``out``. With ``by_head``, queries, keys, values and gate are those of
+    :func:`split_by_head`, and the gate may be overwritten.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
-    # Heads of a row are interleaved: in float32, strides of a power of two would fall on the same places of the cache.
-    by_head = _as_is if q.dtype == torch.bfloat16 else scratch.copy
+    in_place = by_head or q.dtype == torch.bfloat16
     # A block of rows is still in the cache when the gate reads it. Bias and mask together make one tensor of the
     # size of the scores, so with both a block also splits the queries.
     per_row = q.shape[1:].numel() if bias is None or masked is None else heads * queries * k.shape[1]
@@ -65,11 +71,14 @@ def attend(
     for r in range(0, rows, step):
         row = slice(r, r + step)
         b_k, b_v = (k, v) if is_whole else (k[row], v[row])
-        b_k, b_v = by_head("k", b_k.transpose(1, 2)), by_head("v", b_v.transpose(1, 2))
+        b_k, b_v = b_k.transpose(1, 2), b_v.transpose(1, 2)
+        if not in_place:
+            b_k, b_v = scratch.copy("k", b_k), scratch.copy("v", b_v)
         b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)
-            b_q = by_head("q or gate", (q if is_whole else q[row, query]).transpose(1, 2))
+            b_q = (q if is_whole else q[row, query]).transpose(1, 2)
+            b_q = b_q if in_place else scratch.copy("q or gate", b_q)
             b_bias = bias if bias is None or is_whole else bias[:, query]
             if b_bias is not None:
                 b_bias = b_bias.expand(b_q.shape[0], -1, -1, -1)
@@ -85,7 +94,8 @@ def attend(
             if gate is None:
                 b_place.copy_(b_out)
                 continue
-            opened = scratch.copy("q or gate", gate if is_whole else gate[row, query])  # replaces the queries
+            opened = gate if is_whole else gate[row, query]
+            opened = opened if by_head else scratch.copy("q or gate", opened)  # replaces the queries
             opened.sigmoid_()
             if add is None:
                 torch.mul(b_out, opened, out=b_place)
@@ -93,8 +103,11 @@ def attend(
                 torch.addcmul(add, b_out, opened, out=b_place)
 
 
-def _as_is(name: str, x: Tensor) -> Tensor:
-    return x
+def split_by_head(projected: Tensor, scratch: Scratch) -> tuple[Tensor, ...]:
+    """Split ``projected [r, N, 3 or 4, H, D]`` into queries, keys, values and gate, each ``[r, N, H, D]`` by head."""
+    # Heads of a row are interleaved: in float32, strides of a power of two would fall on the same places of the cache.
+    # One copy for all, because every operator costs host time.
+    return scratch.copy("by head", projected.permute(2, 0, 3, 1, 4)).transpose(2, 3).unbind()
 
 
 def row_step(q: Tensor, k: Tensor) -> int:

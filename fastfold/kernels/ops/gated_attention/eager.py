@@ -30,7 +30,7 @@ from fastfold.kernels.cpu.linear import (
     reduced,
     sample,
 )
-from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward
+from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, split_by_head
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of this module's interface
 
 EPS = 1e-5
@@ -195,15 +195,15 @@ class Forward:
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Compute projections ``[r, N, 3 or 4, H, D]`` of a block ``x [r, N, c]``, in the dtype of ``scratch``."""
-        weights = self._weights
-        normed = normalise_to(scratch.dtype, x, weights.norm, EPS)
-        return project(normed, self._projections, weights, self._heads, scratch)
+        normed = normalise_to(scratch.dtype, x, self._weights.norm, EPS)
+        return project(normed, self._projections, self._weights, self._heads, scratch)
 
     def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
         """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``begun`` is the result of :meth:`begin`."""
         x, bias, masked, residual, dropout = rows
         projected = self.begin(x, scratch) if begun is None else begun.to(scratch.dtype)
-        q, k, v, *gate = projected.unbind(2)
+        by_head = scratch.dtype != torch.bfloat16
+        q, k, v, *gate = split_by_head(projected, scratch) if by_head else projected.unbind(2)
         attended = scratch("attended", *q.shape)
         attend(
             attended,
@@ -211,6 +211,7 @@ class Forward:
             q.shape[-1] ** -0.5,
             scratch,
             add=self._add,
+            by_head=by_head,
         )
         self._output.update(
             out, attended.view(x.shape[0] * x.shape[1], -1), residual, dropout, scratch=scratch

@@ -64,9 +64,7 @@ def _forward(
 ) -> Tensor:
     operands = RowBlock(x, bias, mask, x if add_x else residual, dropout)
     group = GatedAttentionParams.of(parameters)
-    return passes.forward(
-        torch.empty_like(x), operands, group, heads=heads, backend=backend, scratch=Scratch()
-    )
+    return passes.forward(torch.empty_like(x), operands, group, heads=heads, backend=backend)
 
 
 _BEGIN_LAUNCHES = 2  #: Kernels of a beginning: norm and product
@@ -142,7 +140,7 @@ def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -
     """Lay out ``bias [*, H, N, N]`` as :func:`gated_attention` reads it, so that many calls share one copy.
 
     ``channels`` is their number in each head, and ``backend`` that of :func:`gated_attention`. The numbers stay; for
-    Triton, rows begin at multiples of 16 elements, whatever N is.
+    Triton without gradients, rows begin at multiples of 16 elements, whatever N is.
 
     Example:
         >>> import torch
@@ -152,7 +150,10 @@ def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -
         >>> torch.equal(shared, bias), bias.stride(), shared.stride()
         (True, (1, 20, 4), (25, 5, 1))
     """
-    if choose_backend(bias, backend, fits=channels <= MAX_HEAD_CHANNELS) == "torch":
+    if (
+        torch.is_grad_enabled()
+        or choose_backend(bias, backend, fits=channels <= MAX_HEAD_CHANNELS) == "torch"
+    ):
         return bias.contiguous()
     from fastfold.kernels.ops.attention.triton_fwd import aligned
 
@@ -237,7 +238,6 @@ def gated_attention(
         options: dict[str, Any] = {"heads": heads, "add_x": residual is x, "backend": backend}
         return _gated_attention(x, bias, mask, added, dropout, group, **options)
     operands = RowBlock(x, bias, mask, residual, dropout)
-    scratch = scratch or Scratch()
     return passes.forward(
         out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once
     )
@@ -318,7 +318,6 @@ def _continue(
         GatedAttentionParams.of(parameters),
         heads=heads,
         backend=backend,
-        scratch=Scratch(),
         begun=begun,
     )
 

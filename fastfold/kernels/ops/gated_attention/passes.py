@@ -67,23 +67,17 @@ def blocks_of(backend: str) -> _Backend:
 
 
 def row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index, Index]]:
-    """Yield indices of the batch elements of ``x [*, R, N, c]``, each with those of its blocks of rows."""
+    """Return indices of the batch elements of ``x [*, R, N, c]``, each with those of its blocks of rows."""
+    is_one = x.dim() == 3 and x.numel() > 0 and x.shape[0] <= step(x)
+    return iter([((), ())]) if is_one else _several_blocks(x, step)
+
+
+def _several_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index, Index]]:
+    rows = x.shape[-3]
     for i in batch_elements(x):
-        rows, size = x.shape[-3], step(part(x, i))
+        size = step(part(x, i))
         for r in range(0, rows, size):
             yield i, i if size >= rows else (*i, slice(r, r + size))
-
-
-def _lay_out(
-    blocks: _Backend, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return ``bias [*, H, N, N]`` and ``mask [*, R, N]`` as the backend reads them."""
-    if mask is None:
-        return blocks.prepare(bias, None, dtype)
-    like = dtype if bias is None else bias.dtype
-    compute = partial(blocks.prepare, None, mask, like)
-    _, laid_out = once(compute, mask, size=mask.numel(), key=(blocks, like))
-    return None if bias is None else blocks.prepare(bias, None, dtype)[0], laid_out
 
 
 @without_autocast
@@ -94,7 +88,7 @@ def forward(
     *,
     heads: int,
     backend: str,
-    scratch: Scratch,
+    scratch: Scratch | None = None,
     begun: Sequence[Tensor] = (),
     at_once: bool = False,
 ) -> Tensor:
@@ -104,11 +98,18 @@ def forward(
     """
     blocks = blocks_of(backend)
     x, bias, mask, residual, dropout = operands
-    scratch = scratch.of(x, product_dtype(x))
-    bias, mask = _lay_out(blocks, bias, mask, scratch.dtype)
+    is_reduced = requested_products() is not None
+    dtype = product_dtype(x) if is_reduced else x.dtype
+    scratch = Scratch(x.device, dtype) if scratch is None else scratch.of(x, dtype)
+    if mask is not None:
+        like = dtype if bias is None else bias.dtype
+        lay_out = partial(blocks.prepare, None, mask, like)
+        _, mask = once(lay_out, mask, size=mask.numel(), key=(blocks, like))
+    if bias is not None:
+        bias, _ = blocks.prepare(bias, None, dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(parameters, x.dtype, x.shape[:-1].numel())
-    if requested_products() is not None:
+    if is_reduced:
         weights = centred_on(x, weights)
     step = blocks.Forward(weights, heads)
     indices = row_blocks(x, len if at_once and backend == "triton" else blocks.row_step)
