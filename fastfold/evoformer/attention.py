@@ -64,30 +64,23 @@ def self_attention(
     block: Block,
     bias: Tensor | None,
     mask: Tensor,
-    *,
-    columns: bool = False,
 ) -> Tensor:
     """Compute ``x + dropout * attention(norm(x))`` of a block ``[*, R, N, c]`` along its rows in one operator.
 
     Supplement Algorithms 7, 8, 13 and 14. The parameters are those of :func:`kernel_parameters`. The ``bias [*, H, N,
-    N]`` is added to the logits of every row. The whole ``mask [*, R, N]`` is 0 for keys that must not be seen. With
-    ``columns`` each column attends instead.
+    N]`` is added to the logits of every row. The whole ``mask [*, R, N]`` is 0 for keys that must not be seen.
     """
-    part = block.transposed() if columns else block
-    updated = kernels.gated_attention(
-        part.x,
+    return kernels.gated_attention(
+        block.x,
         bias,
-        block.rows_of(mask, -1).transpose(-2, -1) if columns else block.rows_of(mask, -2),
+        block.rows_of(mask, -2),
         parameters,
         heads=heads,
-        residual=part.x,
-        dropout=part.dropout,
-        out=part.out,
-        at_once=part.at_once,
+        residual=block.x,
+        dropout=block.dropout,
+        out=block.out,
+        at_once=block.at_once,
     )
-    if block.out is not None:
-        return block.out
-    return updated.transpose(-3, -2) if columns else updated
 
 
 def kernel_parameters(norm: LayerNorm, attention: Attention) -> kernels.GatedAttentionParams:
@@ -104,16 +97,6 @@ def kernel_parameters(norm: LayerNorm, attention: Attention) -> kernels.GatedAtt
         output_weight=attention.output.weight,
         output_bias=attention.output.bias,
     )
-
-
-def bias_for_blocks(parameters: kernels.GatedAttentionParams, heads: int, bias: Tensor) -> Tensor:
-    """Return ``bias [*, H, N, N]`` in the layout that the attention operator reads.
-
-    Computed once, so that the blocks of rows do not each copy the bias.
-    """
-    if torch.is_grad_enabled():
-        return bias.contiguous()
-    return kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
 
 
 class GlobalAttention(nn.Module):

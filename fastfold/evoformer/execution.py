@@ -42,9 +42,9 @@ class Block(NamedTuple):
         """Return the part of this block at ``rows`` along ``dim``."""
         dropout = self.dropout
         if dropout is not None and dropout.shape[dim] > 1:
-            dropout = _take(dropout, dim, rows)
-        out = None if self.out is None else _take(self.out, dim, rows)
-        return Block(_take(self.x, dim, rows), rows, dropout, out, self.at_once)
+            dropout = narrowed(dropout, dim, rows)
+        out = None if self.out is None else narrowed(self.out, dim, rows)
+        return Block(narrowed(self.x, dim, rows), rows, dropout, out, self.at_once)
 
     def rows_of(self, x: Tensor, dim: int) -> Tensor:
         """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
@@ -53,8 +53,9 @@ class Block(NamedTuple):
 
     def transposed(self) -> Block:
         """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
-        turned = (columns(self.dropout), columns(self.out))
-        return Block(self.x.transpose(-3, -2), self.rows, *turned, self.at_once)
+        dropout = None if self.dropout is None else self.dropout.transpose(-3, -2)
+        out = None if self.out is None else self.out.transpose(-3, -2)
+        return Block(self.x.transpose(-3, -2), self.rows, dropout, out, self.at_once)
 
 
 Result = TypeVar("Result")
@@ -120,7 +121,13 @@ class ExecutionPolicy:
             yield slice(start, min(size, start + step))
 
     def apply_residual(
-        self, x: Tensor, branch: Branch, *, dim: int | None, dropout: Tensor | None = None
+        self,
+        x: Tensor,
+        branch: Branch,
+        *,
+        dim: int | None,
+        dropout: Tensor | None = None,
+        columns: bool = False,
     ) -> Tensor:
         """Return ``x + dropout * update(x)``, computed block by block.
 
@@ -129,19 +136,25 @@ class ExecutionPolicy:
             branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
             dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
+            columns: Call the branch with transposed blocks, whose rows are the columns of ``x [*, A, B, c]``.
         """
         if self.recompute:
             branch = self._recomputed(branch)
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
         if dim is None or self.block_elements is None or x.numel() <= self.block_elements:
             rows = slice(None) if dim is None else slice(0, x.shape[dim])
-            result = branch(Block(x, rows, dropout, out, self.attention_at_once))
-            return result if out is None else out
-        whole = Block(x, slice(None), dropout, out, self.attention_at_once)
-        results = [branch(whole.take(dim, rows)) for rows in self.slices(x, dim)]
+            blocks = [Block(x, rows, dropout, out, self.attention_at_once)]
+        else:
+            whole = Block(x, slice(None), dropout, out, self.attention_at_once)
+            blocks = [whole.take(dim, rows) for rows in self.slices(x, dim)]
+        results = []
+        for block in blocks:
+            result = branch(block.transposed() if columns else block)
+            if out is None:
+                results.append(result.transpose(-3, -2) if columns else result)
         if out is not None:
             return out
-        return results[0] if len(results) == 1 else torch.cat(results, dim)
+        return results[0] if dim is None or len(results) == 1 else torch.cat(results, dim)
 
     def pair_rows(self, pair: Tensor) -> PairRows:
         """Return an accessor of the rows of ``pair [*, N, N, c]``, which must not be used before they are restored."""
@@ -177,7 +190,7 @@ class ExecutionPolicy:
         blocks = list(self.slices(x, dim, channels))
         results = []
         for index in blocks:
-            found = function(_take(x, dim, index), slice(start + index.start, start + index.stop))
+            found = function(narrowed(x, dim, index), slice(start + index.start, start + index.stop))
             if (len(blocks) == 1 and out is None) or torch.is_grad_enabled():
                 results.append(found)
                 continue
@@ -186,7 +199,7 @@ class ExecutionPolicy:
                 shape[dim] = x.shape[dim]
                 same = consume and self.inplace and list(x.shape) == shape and x.dtype == found.dtype
                 out = x if same else found.new_empty(shape)
-            _take(out, dim, index).copy_(found)
+            narrowed(out, dim, index).copy_(found)
         if out is not None:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
@@ -268,7 +281,8 @@ def columns(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.transpose(-3, -2)
 
 
-def _take(x: Tensor, dim: int, index: slice) -> Tensor:
+def narrowed(x: Tensor, dim: int, index: slice) -> Tensor:
+    """Return the part of ``x [*]`` at ``index`` along ``dim``, or ``x`` itself if that is all, to save a view."""
     if index == slice(None) or index.stop - index.start == x.shape[dim]:
         return x
     return x.narrow(dim, index.start, index.stop - index.start)
@@ -410,6 +424,28 @@ class PolicyModule(nn.Module):
     def policy(self, policy: ExecutionPolicy) -> None:
         """Set the module's own policy."""
         self._policy = policy
+
+    def apply_residual(
+        self,
+        x: Tensor,
+        branch: Branch,
+        *,
+        dim: int | None,
+        dropout: nn.Module | None = None,
+        columns: bool = False,
+    ) -> Tensor:
+        """Return ``x + dropout * update(x)`` under the policy of the current call, else the module's own.
+
+        ``dropout`` returns the factors for ``x``, and is called in training only. Further arguments are those of
+        :meth:`ExecutionPolicy.apply_residual`.
+        """
+        # One look at the settings of the call, because a block asks for them nine times.
+        call = _CALL.get() if _calls else None
+        policy = self._policy if call is None else call.policies.get(self, self._policy)
+        factors = None
+        if dropout is not None and (dropout.training if call is None else call.training):
+            factors = dropout(x)
+        return policy.apply_residual(x, branch, dim=dim, dropout=factors, columns=columns)
 
 
 def policies_of(

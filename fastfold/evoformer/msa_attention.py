@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import (
-    Attention,
-    GlobalAttention,
-    bias_for_blocks,
-    kernel_parameters,
-    self_attention,
-)
+from fastfold.evoformer.attention import Attention, GlobalAttention, kernel_parameters, self_attention
 from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
@@ -44,12 +40,11 @@ class MSARowAttention(PolicyModule):
         :meth:`bias` of the pair.
         """
         parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
-        bias = bias_for_blocks(parameters, heads, self.bias(pair) if bias is None else bias)
-
-        def add_attention(block: Block) -> Tensor:
-            return self_attention(parameters, heads, block, bias=bias, mask=msa_mask)
-
-        return self.policy.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout(msa))
+        bias = self.bias(pair) if bias is None else bias
+        # Laid out here, so that blocks do not each copy the bias.
+        bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
+        add_attention = partial(self_attention, parameters, heads, bias=bias, mask=msa_mask)
+        return self.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout)
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
@@ -82,11 +77,9 @@ class MSAColumnAttention(PolicyModule):
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_m]``; mask ``[*, S, N]``."""
         parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
-
-        def add_attention(block: Block) -> Tensor:
-            return self_attention(parameters, heads, block, bias=None, mask=msa_mask, columns=True)
-
-        return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
+        mask = msa_mask.transpose(-2, -1)
+        add_attention = partial(self_attention, parameters, heads, bias=None, mask=mask)
+        return self.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout, columns=True)
 
     def kernel_parameters(self) -> kernels.GatedAttentionParams:
         """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
@@ -114,9 +107,9 @@ class MSAColumnGlobalAttention(PolicyModule):
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_e]``; mask ``[*, S, N]``."""
+        mask = msa_mask.transpose(-2, -1)
 
         def add_attention(block: Block) -> Tensor:
-            mask = block.rows_of(msa_mask, -1).transpose(-2, -1)
-            return block.add(self.attention(self.norm(block.x.transpose(-3, -2)), mask).transpose(-3, -2))
+            return block.add(self.attention(self.norm(block.x), block.rows_of(mask, -2)))
 
-        return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
+        return self.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout, columns=True)

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Block, PolicyModule
+from fastfold.evoformer.execution import Block, PolicyModule, narrowed
 from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
@@ -54,12 +54,12 @@ class OuterProductMean(PolicyModule):
             all_left, all_right = both.chunk(2, -1)
             return self.in_blocks(self.rows([all_right], msa_mask), lambda _: all_left, pair, msa_mask)
         # A side of a deep alignment is large, so the left one is computed for a block's rows only.
-        parts = (self.side(msa[..., part, :, :], self.right) for part in policy.slices(msa, -3))
+        parts = (self.side(narrowed(msa, -3, part), self.right) for part in policy.slices(msa, -3))
         updates = self.rows(parts, msa_mask)
 
         def left(rows: slice) -> Tensor:
             # Transposed because columns have an even stride in memory; parts of rows do not.
-            columns = msa[..., rows, :].transpose(-3, -2)
+            columns = narrowed(msa, -2, rows).transpose(-3, -2)
             return self.side(columns, self.left).transpose(-3, -2)
 
         return self.in_blocks(updates, left, pair, msa_mask)
@@ -88,7 +88,7 @@ class OuterProductMean(PolicyModule):
             assert block.out is not None  # without gradients there is one
             return updates.write(block.out, left(block.rows), block.rows_of(left_mask, -1), block.x)
 
-        return self.policy.apply_residual(pair, add_mean, dim=-3)
+        return self.apply_residual(pair, add_mean, dim=-3)
 
     def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
         """Return the updates of pair rows, from right sides ``[*, s, N, c]`` of blocks of sequences."""

@@ -35,7 +35,7 @@ class Transition(PolicyModule):
         def add_transition(block: Block) -> Tensor:
             return kernels.transition(block.x, parameters, residual=block.x, out=block.out)
 
-        return self.policy.apply_residual(x, add_transition, dim=-3)
+        return self.apply_residual(x, add_transition, dim=-3)
 
     def kernel_parameters(self) -> kernels.TransitionParams:
         """Return the parameters of :func:`fastfold.kernels.transition`."""

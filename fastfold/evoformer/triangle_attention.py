@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, bias_for_blocks, kernel_parameters, self_attention
-from fastfold.evoformer.execution import Block, PolicyModule
+from fastfold.evoformer.attention import Attention, kernel_parameters, self_attention
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
 
@@ -42,16 +44,13 @@ class TriangleAttention(PolicyModule):
         """
         parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
         bias = self.bias(pair) if bias is None else bias
-        # Outside of the branch, so that blocks do not each transpose and align the bias.
-        bias = bias_for_blocks(parameters, heads, bias if self.starting else bias.transpose(-2, -1))
-
-        def add_attention(block: Block) -> Tensor:
-            return self_attention(
-                parameters, heads, block, bias=bias, mask=pair_mask, columns=not self.starting
-            )
-
-        dim = -3 if self.starting else -2
-        return self.policy.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout(pair))
+        by_row = self.starting
+        bias, mask = (bias, pair_mask) if by_row else (bias.transpose(-2, -1), pair_mask.transpose(-2, -1))
+        # Laid out here, so that blocks do not each copy the bias.
+        bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
+        add_attention = partial(self_attention, parameters, heads, bias=bias, mask=mask)
+        dim = -3 if by_row else -2
+        return self.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout, columns=not by_row)
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, for attention along its rows."""

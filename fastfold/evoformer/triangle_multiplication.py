@@ -57,7 +57,7 @@ class TriangleMultiplication(PolicyModule):
                 plan=policy.contraction,
             )
 
-        return policy.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout(pair))
+        return self.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout)
 
     def kernel_parameters(self) -> kernels.TriangleParams:
         """Return the parameters of :func:`fastfold.kernels.triangle_multiplication`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.evoformer.execution import CallSettings, ExecutionPolicy, calling, set_policy
+from fastfold.evoformer.execution import Block, CallSettings, ExecutionPolicy, calling, set_policy
 from tests.helpers.networks import oracle_config
 
 
@@ -65,6 +67,54 @@ def test_blocks_give_the_same_gradients(block_elements: int) -> None:
     blocked = gradients(ExecutionPolicy(block_elements=block_elements, inplace=True))
     for a, b in zip(blocked, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("elements", [None, 2 * 3 * 4])
+@pytest.mark.parametrize("mode", ["gradients", "in place", "new memory"])
+def test_a_branch_of_columns_sees_them_as_rows(elements: int | None, mode: str) -> None:
+    """Each block is transposed with its dropout; the result has the caller's layout, and its memory if in place."""
+    x = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.manual_seed(0))
+    dropout = torch.tensor([0.0, 2.0, 1.0]).double().view(3, 1, 1)
+    expected, shapes = x + dropout * x.cumsum(0), []
+
+    def sum_along_rows(block: Block) -> Tensor:
+        shapes.append((*block.x.shape, block.rows))
+        return block.add(block.x.cumsum(-2))
+
+    policy = ExecutionPolicy(block_elements=elements, inplace=mode == "in place")
+    with torch.set_grad_enabled(mode == "gradients"):
+        found = policy.apply_residual(x, sum_along_rows, dim=-2, dropout=dropout, columns=True)
+    assert torch.equal(found, expected)
+    assert found.is_contiguous()
+    assert (found is x) == (mode == "in place")
+    blocks = [slice(0, 5)] if elements is None else [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert shapes == [(rows.stop - rows.start, 3, 4, rows) for rows in blocks]
+
+
+def test_dropout_is_drawn_in_training_alone() -> None:
+    """By the settings of the call, else by the mode of the layer's dropout."""
+    layer, pair = _block().pair_transition, _inputs()[1]
+    drawn: list[Tensor] = []
+
+    class Watched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            drawn.append(x)
+            return torch.zeros(1, dtype=x.dtype)
+
+    def update(dropout: nn.Module) -> Tensor:
+        return layer.apply_residual(pair, lambda block: block.add(block.x), dim=-3, dropout=dropout)
+
+    for training, call, expected in (
+        (True, None, True),
+        (False, None, False),
+        (True, CallSettings(training=False), False),
+        (False, CallSettings(training=True), True),
+    ):
+        drawn.clear()
+        with torch.no_grad(), nullcontext() if call is None else calling(call):
+            found = update(Watched().train(training))
+        assert [x is pair for x in drawn] == [True] * expected
+        assert torch.equal(found, pair if expected else 2 * pair)
 
 
 def test_the_two_orders_of_the_outer_product_differ() -> None:

@@ -90,13 +90,11 @@ class MultimerTemplateEmbedder(PolicyModule):
         def add_mean(block: Block) -> Tensor:
             return target.add(block, self.output(F.relu(total[..., block.rows, :, :] / count)))
 
-        target.pair = self.policy.apply_residual(target.pair, add_mean, dim=-3)
+        target.pair = self.apply_residual(target.pair, add_mean, dim=-3)
 
     def _sum(self, total: Tensor, embedded: Tensor) -> Tensor:
         """Return the sum, written into ``total`` if the policy works in place."""
-        return self.policy.apply_residual(
-            total, lambda block: block.add(embedded[..., block.rows, :, :]), dim=-3
-        )
+        return self.apply_residual(total, lambda block: block.add(embedded[..., block.rows, :, :]), dim=-3)
 
     def _embed(
         self,

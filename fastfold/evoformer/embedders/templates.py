@@ -178,7 +178,7 @@ class TemplateEmbedder(PolicyModule):
             attended = (value * weights[..., rows, :, :].unsqueeze(-1).to(value.dtype)).flatten(-2)
             return target.add(block, F.linear(attended, self.attention.output.weight, bias) * any_template)
 
-        target.pair = self.policy.apply_residual(target.pair, add_attended, dim=-3)
+        target.pair = self.apply_residual(target.pair, add_attended, dim=-3)
 
     def _embed(self, template: dict[str, Tensor], pair: Tensor, pair_mask: Tensor, first_row: int) -> Tensor:
         aatype = F.one_hot(template["aatype"].long(), 22).to(pair.dtype)
