@@ -25,12 +25,16 @@ def in_dtype(parameters: Params, dtype: torch.dtype) -> Params:
 def with_exact_norms(parameters: Params, dtype: torch.dtype) -> Params:
     """Return parameters for PyTorch: names that begin with ``norm`` in an exact dtype, others in ``dtype``."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    cast = []
+    # No list and no cast where nothing changes, because each layer comes here in each call.
     for name, x in zip(parameters._fields, parameters, strict=True):
-        own = exact if name.startswith("norm") else dtype
-        # A cast to the own dtype costs the host as much time as a view.
-        cast.append(x if x is None or x.dtype == own else x.to(own))
-    return parameters._make(cast)
+        if x is not None and x.dtype != (exact if name.startswith("norm") else dtype):
+            break
+    else:
+        return parameters
+    return parameters._make(
+        None if x is None else x.to(exact if name.startswith("norm") else dtype)
+        for name, x in zip(parameters._fields, parameters, strict=True)
+    )
 
 
 def zeros_of(parameters: Params, dtype: torch.dtype) -> Params:

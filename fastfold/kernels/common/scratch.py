@@ -31,7 +31,7 @@ class Scratch:
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device, self.dtype = torch.device(device), dtype
         self._buffers: dict[str, Tensor] = {}
-        self._kinds = {(dtype, self.device): self._buffers}
+        self._kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         self._lanes: dict[int, Scratch] = {}
 
     def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Scratch:
@@ -40,6 +40,7 @@ class Scratch:
         if self.dtype == dtype and self.device == x.device:
             return self
         scratch = Scratch(x.device, dtype)
+        self._kinds.setdefault((self.dtype, self.device), self._buffers)
         scratch._kinds, scratch._lanes = self._kinds, self._lanes
         scratch._buffers = self._kinds.setdefault((dtype, x.device), scratch._buffers)
         return scratch

@@ -52,9 +52,13 @@ def for_blocks(
     kept in ``scratch`` too. The result of a block does not depend on its thread; blocks must write to separate places.
     No gradients are recorded. After an exception of ``work`` or ``blocks``, which is raised, no block is started.
     """
-    threads = _lanes(scratch, lanes)
     blocks = iter(blocks)
-    first = list(itertools.islice(blocks, threads))
+    first = list(itertools.islice(blocks, 2))
+    if len(first) == 1:
+        work(scratch, *first[0])
+        return
+    threads = _lanes(scratch, lanes)
+    first.extend(itertools.islice(blocks, max(0, threads - 2)))
     blocks = itertools.chain(first, blocks)
     if threads == 1 or len(first) < threads:
         for block in blocks:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish, without_autocast
 from fastfold.kernels.cpu.linear import by_onednn, product_dtype, reduced
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
@@ -42,7 +43,7 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
     The mask is ``[*, S, J]`` and the weight ``[c_z, c * c]``; ``like`` has the dtype and device of both sides.
     """
     sequences, columns = right_mask.shape[-2:]
-    c_z, c = len(weight), math.isqrt(weight.shape[-1])
+    c_z, c = weight.shape[0], math.isqrt(weight.shape[-1])
     products = reduced(like)
     if products is not None and product_dtype(like) == torch.bfloat16:
         products = "bf16"  # also requested as 8 bits, if the processor has units for bfloat16
@@ -75,35 +76,36 @@ class FoldedRows:
         self._weight = weight.to(like.dtype).unflatten(-1, (c, c)).permute(1, 2, 0).flatten(1)  # [c, (e c_z)]
         self._bias = bias.to(like.dtype)
         self._mask, self._eps = right_mask, eps
-        self._scratch = Scratch().of(like)
+        self._scratch = Scratch(like.device, like.dtype)
         for i, block, x in sequence_blocks(right):
-            _columns(x, right_mask[i][block], self._right[i][:, block])
+            _columns(x, part(right_mask, i)[block], part(self._right, i)[:, block])
 
     @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
         scratch, (sequences, rows, c), c_z = self._scratch, left.shape[-3:], self._bias.shape[0]
         for i in batch_indices(left):
-            columns_l = _columns(left[i], left_mask[i], left.new_empty(rows, sequences, c))
-            columns_r = self._right[i].flatten(1)  # [J, (s e)]
-            col_step = max(1, min(len(columns_r), BLOCK // c_z))
+            b_out, b_mask, b_residual = part(out, i), part(left_mask, i), part(residual, i)
+            columns_l = _columns(part(left, i), b_mask, left.new_empty(rows, sequences, c))
+            columns_r = part(self._right, i).flatten(1)  # [J, (s e)]
+            columns = columns_r.shape[0]
+            col_step = max(1, min(columns, BLOCK // c_z))
             row_step = max(1, BLOCK // (c_z * max(1, sequences * c, col_step)))
-            factor = counts_of(left_mask[i], self._mask[i]).add_(self._eps).reciprocal_()[..., None]
+            factor = counts_of(b_mask, part(self._mask, i)).add_(self._eps).reciprocal_()[..., None]
             for r in range(0, rows, row_step):
                 b_left = columns_l[r : r + row_step]
-                b_folded = scratch("folded", b_left.shape[0] * sequences, c * c_z)
+                height = b_left.shape[0]
+                b_folded = scratch("folded", height * sequences, c * c_z)
                 torch.mm(b_left.flatten(0, 1), self._weight, out=b_folded)
-                b_folded = b_folded.view(len(b_left), sequences * c, c_z)
-                for j in range(0, len(columns_r), col_step):
+                b_folded = b_folded.view(height, sequences * c, c_z)
+                for j in range(0, columns, col_step):
                     tile = slice(r, r + row_step), slice(j, j + col_step)
                     b_right = columns_r[tile[1]]
-                    b_update = scratch("update", len(b_left), len(b_right), c_z)
+                    b_update = scratch("update", height, b_right.shape[0], c_z)
                     # One call for all rows: products of few sequences take less time than a call.
-                    each_right = b_right.expand(len(b_left), -1, -1)
+                    each_right = b_right.expand(height, -1, -1)
                     torch.baddbmm(self._bias, each_right, b_folded, out=b_update)
-                    finish(
-                        out[i][tile], b_update, None if residual is None else residual[i][tile], factor[tile]
-                    )
+                    finish(b_out[tile], b_update, part(b_residual, tile), factor[tile])
 
 
 def _columns(x: Tensor, mask: Tensor, out: Tensor) -> Tensor:

@@ -233,6 +233,8 @@ class Linear:
         ):
             rows = residual.reshape(len(x), self._outputs)
             out.copy_(onednn_linear_with(x, self._packed, self._bias, rows, "add").view(out.shape))
+        elif dropout is None and residual is not None:
+            torch.add(residual, self(x, "update", scratch).view(out.shape), out=out)
         else:
             finish(out, self(x, "update", scratch).view(out.shape), residual, dropout)
 
@@ -249,9 +251,10 @@ class Linear:
         if narrow and self._within == "none" and not is_traced():
             return self._activate(self._multiply_by_channel(x, scratch(name, self._outputs, len(x)), scratch))
         if not self._by_onednn:
-            out = scratch(name, self._outputs, len(x))
+            rows = x.shape[0]
+            out = scratch(name, self._outputs, rows)
             # cuBLAS refuses the strides of a single row's transposed view.
-            self.fill(out.view(1, -1) if len(x) == 1 else out.t(), x, scratch)
+            self.fill(out.view(1, -1) if rows == 1 else out.t(), x, scratch)
             return out
         out = onednn_linear(self._weight, x)
         return self._activate(out if self._bias is None else out.add_(self._bias[:, None]))

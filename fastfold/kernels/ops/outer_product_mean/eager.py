@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
@@ -77,25 +78,20 @@ class ProductRows:
         # Read before threads start, because for_blocks changes the setting.
         self._by_onednn = by_onednn(self._columns)
         self._mask, self._eps = right_mask, eps
-        self._scratch = Scratch().of(like)
+        self._scratch = Scratch(like.device, like.dtype)
         for i, block, x in sequence_blocks(right):
-            _columns(x, right_mask[i][block], self._columns[i][..., block])
+            _columns(x, part(right_mask, i)[block], part(self._columns, i)[..., block])
 
     @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
         scratch, c = self._scratch, left.shape[-1]
         for i in batch_indices(left):
-            columns_r = self._columns[i]
+            columns_r, b_mask = part(self._columns, i), part(left_mask, i)
             own = columns_r.new_empty(*left.shape[-2:], left.shape[-3])
-            columns_l = _columns(left[i], left_mask[i], own)
-            factor = (
-                counts_of(left_mask[i], self._mask[i])
-                .add_(self._eps)
-                .mul_(self._share)
-                .reciprocal_()[..., None]
-            )
-
+            columns_l = _columns(part(left, i), b_mask, own)
+            counts = counts_of(b_mask, part(self._mask, i))
+            factor = counts.add_(self._eps).mul_(self._share).reciprocal_()[..., None]
             output = self._output
             scales: tuple[Tensor, ...] = (factor,)
             if columns_l.dtype == torch.bfloat16 and bool((factor == factor.flatten()[:1]).all()):
@@ -103,7 +99,7 @@ class ProductRows:
                 mean, scales = factor.flatten()[0], ()
                 weight, bias = (self._weight * mean).to(columns_l.dtype), (self._bias * mean).to(out.dtype)
                 output = Linear(weight, bias)
-            residuals = () if residual is None else (residual[i],)
+            residuals = () if residual is None else (part(residual, i),)
 
             def block(
                 scratch: Scratch,
@@ -128,7 +124,7 @@ class ProductRows:
                 )
 
             tiles = _tiles(factor.shape, c, left.shape[-3], columns_l.dtype)
-            pairs = (out[i], *residuals)
+            pairs = (part(out, i), *residuals)
             blocks = ((t, columns_l[t[0]], columns_r[t[1]], *(x[t] for x in pairs)) for t in tiles)
             for_blocks(block, blocks, scratch)
 
@@ -197,10 +193,10 @@ def batch_indices(x: Tensor) -> Iterator[tuple[int, ...]]:
 def sequence_blocks(side: Iterable[Tensor]) -> Iterator[tuple[tuple[int, ...], slice, Tensor]]:
     """Yield batch index, sequences and content ``[s, J, c]`` of every part of a side in blocks ``[*, s, J, c]``."""
     start = 0
-    for part in side:
-        block = slice(start, start + part.shape[-3])
-        for i in batch_indices(part):
-            yield i, block, part[i]
+    for content in side:
+        block = slice(start, start + content.shape[-3])
+        for i in batch_indices(content):
+            yield i, block, part(content, i)
         start = block.stop
 
 

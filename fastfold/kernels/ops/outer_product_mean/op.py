@@ -80,7 +80,8 @@ class OuterProductRows:
     ) -> None:
         parts = iter(right)
         first = next(parts)
-        refuse_gradients(first, weight, bias)
+        if torch.is_grad_enabled():
+            refuse_gradients(first, weight, bias)
         backend = choose_backend(first, backend, fits=bias.shape[0] <= MAX_CHANNELS)
         is_whole = first.shape[:-1] == right_mask.shape
         # Unlike a list, an iterator frees the part once it is consumed.
@@ -107,7 +108,8 @@ class OuterProductRows:
 
         ``left [*, S, I, c]`` and ``left_mask [*, S, I]`` are these rows of the alignment and its mask.
         """
-        refuse_gradients(left, residual)
+        if torch.is_grad_enabled():
+            refuse_gradients(left, residual)
         self._write(out, left, left_mask, residual)
         return out
 

@@ -61,14 +61,20 @@ class TransitionParams(NamedTuple):
 
 @without_autocast
 def forward(
-    out: Tensor, x: Tensor, parameters: TransitionParams, residual: Tensor | None, scratch: Scratch
+    out: Tensor,
+    x: Tensor,
+    parameters: TransitionParams,
+    residual: Tensor | None,
+    scratch: Scratch | None = None,
 ) -> None:
     """Fill ``out``, which may be ``x`` or ``residual``; arguments as of ``transition``."""
     norm_weight, norm_bias, w1, b1, w2, b2 = with_exact_norms(parameters, x.dtype)
     norm, positions = (norm_weight, norm_bias), x.shape[:-1].numel()
     bias: Tensor | None = b1
     mean: Tensor | None = None
+    dtype = x.dtype
     if requested_products() is not None and reduced(x):
+        dtype = product_dtype(x)
         norm, bias = centred(x, norm, EPS, w1, b1)
         mean = _mean_hidden(x, norm, w1, bias)
     # NaN of ``x`` stay in a residual that is ``x``.
@@ -80,8 +86,8 @@ def forward(
         b_hidden = first(normalise_to(scratch.dtype, b_x, norm, EPS), "hidden", scratch)
         second.update(b_out, b_hidden, b_residual, None, scratch)
 
-    scratch = scratch.of(x, product_dtype(x))
-    size = forward_positions(w1.shape[0], positions, scratch.dtype)
+    scratch = Scratch(x.device, dtype) if scratch is None else scratch.of(x, dtype)
+    size = forward_positions(w1.shape[0], positions, dtype)
     for_blocks(block, position_blocks(size, x, out, *residuals), scratch)
 
 

@@ -35,7 +35,7 @@ def _forward(
     x: Tensor,
     parameters: TransitionParams,
     residual: Tensor | None,
-    scratch: Scratch,
+    scratch: Scratch | None,
     backend: str,
 ) -> Tensor:
     """Fill ``out``, which may be ``x`` or ``residual``."""
@@ -52,7 +52,7 @@ def _operator(
     x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], backend: str
 ) -> Tensor:
     residual = x if add_x else residual
-    return _forward(torch.empty_like(x), x, TransitionParams(*parameters), residual, Scratch(), backend)
+    return _forward(torch.empty_like(x), x, TransitionParams(*parameters), residual, None, backend)
 
 
 def _backward(
@@ -136,4 +136,4 @@ def transition(
         return _transition(x, None if residual is x else residual, residual is x, parameters, backend)
     if torch.is_grad_enabled():
         refuse_gradients(x, residual, *parameters)
-    return _forward(out, x, parameters, residual, scratch or Scratch(), backend)
+    return _forward(out, x, parameters, residual, scratch, backend)

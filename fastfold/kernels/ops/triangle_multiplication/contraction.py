@@ -104,16 +104,26 @@ def multiply(
     The mask is ``[*, N, N]``; residual and dropout have the shape of ``z`` or are None. ``c`` is the number of hidden
     channels. The buffers are on the device of ``z``.
     """
+    if z.dim() > 3:
+        for i in batch_elements(z):
+            multiply(
+                *(out[i], z[i], mask[i], backend, plan),
+                residual=part(residual, i),
+                dropout=part(dropout, i),
+                outgoing=outgoing,
+                c=c,
+                scratch=scratch,
+            )
+        return
+    if not z.numel():
+        return
     n, scratch = z.shape[-2], scratch.of(z, backend.dtype)
-    for i in batch_elements(z):
-        blocks = _product(part(z, i), part(mask, i), backend, plan, outgoing=outgoing, c=c, scratch=scratch)
-        for rows, product in blocks:
-            here: tuple[int | slice, ...] = i if rows == slice(0, n) else (*i, rows)
-            product = product if product.dim() == 3 else product.view(c, -1, backend.width(n))
-            if here:
-                backend.write(out[here], product, z[here], part(residual, here), part(dropout, here))
-            else:
-                backend.write(out, product, z, residual, dropout)
+    for rows, product in _product(z, mask, backend, plan, outgoing=outgoing, c=c, scratch=scratch):
+        if rows == slice(0, n):
+            backend.write(out, product, z, residual, dropout)
+            continue
+        product = product if product.dim() == 3 else product.view(c, -1, backend.width(n))
+        backend.write(out[rows], product, z[rows], part(residual, (rows,)), part(dropout, (rows,)))
 
 
 def _product(
@@ -129,9 +139,10 @@ def _product(
     """Yield blocks of rows of the product with their content ``[c, rows, W]``, after all of it is computed."""
     n, host, channels = z.shape[-2], plan.host, plan.channels or c
     w = backend.width(n)
-    first_away = n if host is None else kept_rows(n, plan.kept)
-    size = block_rows(n, c, channels)
-    blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
+    first_away, size, blocks = n, n, []
+    if host is not None:
+        first_away, size = kept_rows(n, plan.kept), block_rows(n, c, channels)
+        blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
     here = slice(0, first_away if blocks else w)
     product = scratch("product", c, here.stop, w) if first_away else None
     streamed = divided = None
@@ -168,9 +179,14 @@ def contract(
     """Fill rows ``out [g, rows, N]`` of the sums over all triangles times a share, from factors ``[g, N, N]``."""
     whole = rows == slice(0, left.shape[-1])
     if outgoing:
-        _multiply(left if whole else left[:, rows], right.mT, out, share)
+        a, b = left if whole else left[:, rows], right.mT
     else:
-        _multiply((right if whole else right[:, :, rows]).mT, left, out, share)
+        a, b = (right if whole else right[:, :, rows]).mT, left
+    if share == 1.0:
+        torch.bmm(a, b, out=out)
+    else:
+        # The unscaled sums never exist in the dtype of the result.
+        torch.baddbmm(out, a, b, beta=0, alpha=share, out=out)
 
 
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
@@ -182,11 +198,3 @@ def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool,
         torch.bmm(right, grad, out=buffer)
         torch.bmm(left, grad.mT, out=right)
     left.copy_(buffer)
-
-
-def _multiply(a: Tensor, b: Tensor, out: Tensor, share: float) -> None:
-    """Fill ``out [g, M, N]`` with ``share · a @ b``; the unscaled sums never exist in the dtype of ``out``."""
-    if share == 1.0:
-        torch.bmm(a, b, out=out)
-    else:
-        torch.baddbmm(out, a, b, beta=0, alpha=share, out=out)

@@ -48,7 +48,7 @@ class FactorWeights(NamedTuple):
 
     norm: Norm
     projections: Tensor  #: ``[4 c, c_z]``, projection and gate of ``left``, then of ``right``
-    projections_bias: Tensor  #: ``[4 c, 1]``
+    projections_bias: Tensor  #: ``[4 c]``, in the same order
 
 
 class UpdateWeights(NamedTuple):
@@ -65,10 +65,8 @@ class UpdateWeights(NamedTuple):
 def arrange_factors(parameters: FactorParams, dtype: torch.dtype) -> FactorWeights:
     """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
     p = with_exact_norms(parameters, dtype)
-    projections = _interleave(p.proj_weight, p.gate_weight)
-    return FactorWeights(
-        (p.norm_weight, p.norm_bias), projections, _interleave(p.proj_bias, p.gate_bias)[:, None]
-    )
+    projections, bias = _interleave(p.proj_weight, p.gate_weight), _interleave(p.proj_bias, p.gate_bias)
+    return FactorWeights((p.norm_weight, p.norm_bias), projections, bias)
 
 
 def _interleave(projection: Tensor, gate: Tensor) -> Tensor:
@@ -138,11 +136,12 @@ def _normalise(
     return out.to(dtype), (mean, rstd)
 
 
-def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scratch: Scratch) -> Tensor:
+def _output(b_x: Tensor, b_product: Tensor, project: Linear, gate: Linear, scratch: Scratch) -> Tensor:
     """Compute output projection and output gate logits ``[n, 2 c_z]``."""
-    out = scratch("output", len(b_x), 2 * b_x.shape[1])
-    for linear, b_in, b_out in zip(linears, (b_product, b_x), out.chunk(2, -1), strict=True):
-        linear.fill(b_out, b_in, scratch)
+    out = scratch("output", b_x.shape[0], 2 * b_x.shape[1])
+    b_update, b_gate = out.chunk(2, -1)
+    project.fill(b_update, b_product, scratch)
+    gate.fill(b_gate, b_x, scratch)
     return out
 
 
@@ -167,7 +166,8 @@ class Forward:
     def __init__(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
     ) -> None:
-        self.dtype, self._scratch = product_dtype(scratch), scratch
+        self.dtype = scratch.dtype if requested_products() is None else product_dtype(scratch)
+        self._scratch = scratch
         self.share = share_of(summands, scratch.dtype)
         self._factors = None if factors is None else arrange_factors(factors, scratch.dtype)
         self._update = None if update is None else arrange_update(update, scratch.dtype)
@@ -179,9 +179,9 @@ class Forward:
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
         assert self._factors is not None
-        weights, projections = of_channels(self._factors, first, count), projections.flatten(1)
+        weights, factors = of_channels(self._factors, first, count), projections.view(2, count, -1)
         norm = weights.norm
-        bias: Tensor | None = weights.projections_bias.flatten()
+        bias: Tensor | None = weights.projections_bias
         if requested_products() is not None:
             norm, bias = centred(z, norm, EPS, weights.projections, bias)
         linear = Linear(weights.projections, bias)
@@ -189,15 +189,14 @@ class Forward:
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, *b_mask = parts
             b_x = normalise_to(scratch.dtype, b_z, norm, EPS)
-            # Projection and gate logits [2 c, n] of left, and of right.
-            b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
-            for factor, b_projections in zip(projections.chunk(2), b_both, strict=True):
-                b_factor = factor[:, columns]
-                _glu(b_projections, 0, out=b_factor)
-                for b_keep in b_mask:
-                    b_factor.mul_(b_keep.t())
+            # Projection and gate logits of left, and of right: [2, 2 c, n].
+            b_both = linear.by_channel(b_x, "projections", scratch).view(2, -1, b_x.shape[0])
+            b_factors = factors[:, :, columns]
+            _glu(b_both, 1, out=b_factors)
+            for b_keep in b_mask:
+                b_factors.mul_(b_keep.t())
 
-        size = forward_positions(len(weights.projections), z.shape[:-1].numel(), self.dtype)
+        size = forward_positions(weights.projections.shape[0], z.shape[:-1].numel(), self.dtype)
         for_blocks(block, _blocks(size, z, *unless_ones(mask)), self._scratch.of(z, self.dtype))
 
     def write(
@@ -231,7 +230,7 @@ class Forward:
                 b_update = project.gated(b_product, gate(b_x, "gate", scratch), scratch)
             else:
                 b_update = scratch("update", *b_out.shape)
-                _glu(_output(b_x, b_product, (project, gate), scratch), -1, out=b_update)
+                _glu(_output(b_x, b_product, project, gate, scratch), -1, out=b_update)
             b_dropout = None if dropout is None else at_positions(dropout, columns)
             finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
 
@@ -276,7 +275,7 @@ class Backward(Forward):
         """
         assert self._update is not None
         weights, product = self._update, product.flatten(1)
-        linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
+        project, gate = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
 
         def block(scratch: Scratch, totals: UpdateWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad, b_grad_x = parts
@@ -286,7 +285,7 @@ class Backward(Forward):
             b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
             b_product = scratch.transpose("product by rows", product[:, columns])
             b_normed, statistics = _normalise(b_product, weights.norm_out, scratch.dtype)
-            b_output = _output(b_x, b_normed, linears, scratch)
+            b_output = _output(b_x, b_normed, project, gate, scratch)
             b_grad_output = scratch("grad_output", *b_output.shape)
             torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
             b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
@@ -312,7 +311,7 @@ class Backward(Forward):
         assert self._factors is not None
         weights, grad_factors = self._factors, grad_factors.flatten(1)
         adds = () if add is None else (add,)
-        linear = Linear(weights.projections, weights.projections_bias.flatten())
+        linear = Linear(weights.projections, weights.projections_bias)
 
         def block(scratch: Scratch, totals: FactorWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad_x, *rest = parts
@@ -327,7 +326,7 @@ class Backward(Forward):
                     b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))
                 torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
             add_product(totals.projections, b_grad_both, b_x, scratch, z)
-            totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
+            totals.projections_bias.add_(b_grad_both.sum(1))
             b_grad_x.addmm_(b_grad_both.t(), weights.projections)
             b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)
