@@ -190,16 +190,16 @@ class ExecutionPolicy:
         blocks = list(self.slices(x, dim, channels))
         results = []
         for index in blocks:
-            found = function(narrowed(x, dim, index), slice(start + index.start, start + index.stop))
+            result = function(narrowed(x, dim, index), slice(start + index.start, start + index.stop))
             if (len(blocks) == 1 and out is None) or torch.is_grad_enabled():
-                results.append(found)
+                results.append(result)
                 continue
             if out is None:
-                shape = list(found.shape)
+                shape = list(result.shape)
                 shape[dim] = x.shape[dim]
-                same = consume and self.inplace and list(x.shape) == shape and x.dtype == found.dtype
-                out = x if same else found.new_empty(shape)
-            narrowed(out, dim, index).copy_(found)
+                same = consume and self.inplace and list(x.shape) == shape and x.dtype == result.dtype
+                out = x if same else result.new_empty(shape)
+            narrowed(out, dim, index).copy_(result)
         if out is not None:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
