@@ -14,7 +14,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish, without_autocast
 from fastfold.kernels.cpu.linear import by_onednn, product_dtype, reduced
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
@@ -78,34 +77,49 @@ class FoldedRows:
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch(like.device, like.dtype)
         for i, block, x in sequence_blocks(right):
-            _columns(x, part(right_mask, i)[block], part(self._right, i)[:, block])
+            rows: tuple[int | slice, ...] = (*i, block)
+            place: tuple[int | slice, ...] = (*i, slice(None), block)
+            _columns(x, right_mask[rows], self._right[place])
 
     @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
-        scratch, (sequences, rows, c), c_z = self._scratch, left.shape[-3:], self._bias.shape[0]
+        if left.dim() == 3:
+            self._fill(out, left, left_mask, residual, self._right, self._mask)
+            return
         for i in batch_indices(left):
-            b_out, b_mask, b_residual = part(out, i), part(left_mask, i), part(residual, i)
-            columns_l = _columns(part(left, i), b_mask, left.new_empty(rows, sequences, c))
-            columns_r = part(self._right, i).flatten(1)  # [J, (s e)]
-            columns = columns_r.shape[0]
-            col_step = max(1, min(columns, BLOCK // c_z))
-            row_step = max(1, BLOCK // (c_z * max(1, sequences * c, col_step)))
-            factor = counts_of(b_mask, part(self._mask, i)).add_(self._eps).reciprocal_()[..., None]
-            for r in range(0, rows, row_step):
-                b_left = columns_l[r : r + row_step]
-                height = b_left.shape[0]
-                b_folded = scratch("folded", height * sequences, c * c_z)
-                torch.mm(b_left.flatten(0, 1), self._weight, out=b_folded)
-                b_folded = b_folded.view(height, sequences * c, c_z)
-                for j in range(0, columns, col_step):
-                    tile = slice(r, r + row_step), slice(j, j + col_step)
-                    b_right = columns_r[tile[1]]
-                    b_update = scratch("update", height, b_right.shape[0], c_z)
-                    # One call for all rows: products of few sequences take less time than a call.
-                    each_right = b_right.expand(height, -1, -1)
-                    torch.baddbmm(self._bias, each_right, b_folded, out=b_update)
-                    finish(b_out[tile], b_update, part(b_residual, tile), factor[tile])
+            added = None if residual is None else residual[i]
+            self._fill(out[i], left[i], left_mask[i], added, self._right[i], self._mask[i])
+
+    def _fill(
+        self,
+        out: Tensor,
+        left: Tensor,
+        left_mask: Tensor,
+        residual: Tensor | None,
+        right: Tensor,
+        right_mask: Tensor,
+    ) -> None:
+        scratch, (sequences, rows, c), c_z = self._scratch, left.shape, self._bias.shape[0]
+        columns_l, columns_r = _columns(left, left_mask, left.new_empty(rows, sequences, c)), right.flatten(1)
+        columns = columns_r.shape[0]  # [J, (s e)]
+        col_step = max(1, min(columns, BLOCK // c_z))
+        row_step = max(1, BLOCK // (c_z * max(1, sequences * c, col_step)))
+        factor = counts_of(left_mask, right_mask).add_(self._eps).reciprocal_()[..., None]
+        for r in range(0, rows, row_step):
+            b_left = columns_l[r : r + row_step]
+            height = b_left.shape[0]
+            b_folded = scratch("folded", height * sequences, c * c_z)
+            torch.mm(b_left.flatten(0, 1), self._weight, out=b_folded)
+            b_folded = b_folded.view(height, sequences * c, c_z)
+            for j in range(0, columns, col_step):
+                tile = slice(r, r + row_step), slice(j, j + col_step)
+                b_right = columns_r[tile[1]]
+                b_update = scratch("update", height, b_right.shape[0], c_z)
+                # One call for all rows: products of few sequences take less time than a call.
+                each_right = b_right.expand(height, -1, -1)
+                torch.baddbmm(self._bias, each_right, b_folded, out=b_update)
+                finish(out[tile], b_update, None if residual is None else residual[tile], factor[tile])
 
 
 def _columns(x: Tensor, mask: Tensor, out: Tensor) -> Tensor:

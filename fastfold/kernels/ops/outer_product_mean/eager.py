@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
@@ -80,53 +79,53 @@ class ProductRows:
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch(like.device, like.dtype)
         for i, block, x in sequence_blocks(right):
-            _columns(x, part(right_mask, i)[block], part(self._columns, i)[..., block])
+            rows: tuple[int | slice, ...] = (*i, block)
+            place: tuple[int | slice, ...] = (*i, slice(None), slice(None), block)
+            _columns(x, right_mask[rows], self._columns[place])
 
     @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
-        scratch, c = self._scratch, left.shape[-1]
+        if left.dim() == 3:
+            self._fill(out, left, left_mask, residual, self._columns, self._mask)
+            return
         for i in batch_indices(left):
-            columns_r, b_mask = part(self._columns, i), part(left_mask, i)
-            own = columns_r.new_empty(*left.shape[-2:], left.shape[-3])
-            columns_l = _columns(part(left, i), b_mask, own)
-            counts = counts_of(b_mask, part(self._mask, i))
-            factor = counts.add_(self._eps).mul_(self._share).reciprocal_()[..., None]
-            output = self._output
-            scales: tuple[Tensor, ...] = (factor,)
-            if columns_l.dtype == torch.bfloat16 and bool((factor == factor.flatten()[:1]).all()):
-                # A factor that all pairs share is part of the weight.
-                mean, scales = factor.flatten()[0], ()
-                weight, bias = (self._weight * mean).to(columns_l.dtype), (self._bias * mean).to(out.dtype)
-                output = Linear(weight, bias)
-            residuals = () if residual is None else (part(residual, i),)
+            added = None if residual is None else residual[i]
+            self._fill(out[i], left[i], left_mask[i], added, self._columns[i], self._mask[i])
 
-            def block(
-                scratch: Scratch,
-                tile: Tile,
-                b_left: Tensor,
-                b_right: Tensor,
-                b_out: Tensor,
-                *b_residual: Tensor,
-                output: Linear = output,
-                scales: tuple[Tensor, ...] = scales,
-            ) -> None:
-                b_products = _products(
-                    b_left, b_right, scratch.of(b_left), share=self._share, in_onednn=self._by_onednn
-                )
-                b_factor = scales[0][tile] if scales else None
-                output.update(
-                    b_out,
-                    b_products,
-                    b_residual[0] if b_residual else None,
-                    b_factor,
-                    scratch=scratch.of(b_left),
-                )
+    def _fill(
+        self,
+        out: Tensor,
+        left: Tensor,
+        left_mask: Tensor,
+        residual: Tensor | None,
+        columns_r: Tensor,
+        right_mask: Tensor,
+    ) -> None:
+        sequences, rows, c = left.shape
+        columns_l = _columns(left, left_mask, columns_r.new_empty(rows, c, sequences))
+        factor = counts_of(left_mask, right_mask).add_(self._eps).mul_(self._share).reciprocal_()[..., None]
+        output = self._output
+        scales: tuple[Tensor, ...] = (factor,)
+        if columns_l.dtype == torch.bfloat16 and bool((factor == factor.flatten()[:1]).all()):
+            # A factor that all pairs share is part of the weight.
+            mean, scales = factor.flatten()[0], ()
+            weight, bias = (self._weight * mean).to(columns_l.dtype), (self._bias * mean).to(out.dtype)
+            output = Linear(weight, bias)
+        residuals = () if residual is None else (residual,)
 
-            tiles = _tiles(factor.shape, c, left.shape[-3], columns_l.dtype)
-            pairs = (part(out, i), *residuals)
-            blocks = ((t, columns_l[t[0]], columns_r[t[1]], *(x[t] for x in pairs)) for t in tiles)
-            for_blocks(block, blocks, scratch)
+        def block(
+            scratch: Scratch, tile: Tile, b_left: Tensor, b_right: Tensor, b_out: Tensor, *b_residual: Tensor
+        ) -> None:
+            scratch = scratch.of(b_left)
+            b_products = _products(b_left, b_right, scratch, share=self._share, in_onednn=self._by_onednn)
+            b_factor = scales[0][tile] if scales else None
+            output.update(b_out, b_products, b_residual[0] if b_residual else None, b_factor, scratch=scratch)
+
+        tiles = _tiles(factor.shape, c, sequences, columns_l.dtype)
+        pairs = (out, *residuals)
+        blocks = ((t, columns_l[t[0]], columns_r[t[1]], *(x[t] for x in pairs)) for t in tiles)
+        for_blocks(block, blocks, self._scratch)
 
 
 @without_autocast
@@ -196,7 +195,7 @@ def sequence_blocks(side: Iterable[Tensor]) -> Iterator[tuple[tuple[int, ...], s
     for content in side:
         block = slice(start, start + content.shape[-3])
         for i in batch_indices(content):
-            yield i, block, part(content, i)
+            yield i, block, content[i] if i else content
         start = block.stop
 
 
