@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
 import torch
 from torch._subclasses import FakeTensorMode
 
+import fastfold
 from benchmarks.kernels.dispatches import count, counts, read
 from fastfold import kernels
+from fastfold.evoformer import EvoformerBlock
+from fastfold.evoformer.config import model_config
 from fastfold.kernels.common.backend import runs_directly
 
 
@@ -36,3 +45,27 @@ def test_folds_on_a_cpu_run_operators_without_the_dispatcher() -> None:
         direct = kernels.layer_norm(x, weight, None)
     assert not runs_directly(x)
     torch.testing.assert_close(direct, kernels.layer_norm(x, weight, None), rtol=0, atol=0)
+
+
+def test_a_small_block_calls_few_functions_of_few_files() -> None:
+    """Python's work of a fold's blocks on a CPU; fewer are welcome, more need a reason."""
+    package = str(Path(fastfold.__file__).parent)
+    node = model_config("model_1").model.embeddings_and_evoformer.evoformer
+    block = EvoformerBlock(node, 32, 16).eval()
+    inputs = torch.randn(3, 5, 32), torch.randn(5, 5, 16), torch.ones(3, 5), torch.ones(5, 5)
+    calls: Counter[str] = Counter()
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls[frame.f_code.co_filename] += 1
+
+    before = sys.getprofile()
+    with torch.inference_mode():
+        block(*inputs)
+        sys.setprofile(watch)
+        try:
+            block(*inputs)
+        finally:
+            sys.setprofile(before)
+    assert 100 < calls.total() <= 431
+    assert len(calls) <= 32

@@ -227,8 +227,8 @@ def gated_attention(
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
     # Asked for only with a request, because each call costs the host time.
-    may_be_cueq = bias is not None and (backend is not None or VARIABLE in os.environ)
-    if may_be_cueq and cuequivariance.is_requested(x, backend):
+    may_be_cueq = backend is not None or VARIABLE in os.environ
+    if bias is not None and may_be_cueq and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
     channels = parameters.query_weight.shape[0] // heads
