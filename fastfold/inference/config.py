@@ -57,12 +57,10 @@ class InferConfig:
         default=None,
         bounds=(0, 1000),
         group="sampling",
-        metavar="N",
         help="passes after the first (monomers 3, multimers up to 20)",
     )
     #: Random seeds; each network makes one prediction per seed. Equal seeds give equal predictions.
     seeds: tuple[int, ...] = option(
-        "--seeds",
         default=DEFAULT_SEEDS,
         parse=parse_seeds,
         group="sampling",
@@ -71,7 +69,6 @@ class InferConfig:
     )
     #: Precision of the trunk, one of :data:`PRECISIONS`; None for ``auto`` on a GPU and ``fp32`` otherwise
     precision: str | None = option(
-        "--precision",
         default=None,
         choices=PRECISIONS,
         group="sampling",
@@ -83,7 +80,6 @@ class InferConfig:
     #: Keep and write the aligned errors of all pairs; None for short targets only
     #: (:func:`~fastfold.inference.folding.prediction.keeps_pae`)
     pae: bool | None = option(
-        "--pae",
         default=None,
         choices={"auto": None, "yes": True, "no": False},
         group="structures",
@@ -93,7 +89,6 @@ class InferConfig:
     #: Write the aligned error of all pairs into the mmCIF file too; None for short targets only
     #: (:data:`~fastfold.inference.output.prediction.MAX_CIF_PAE_RESIDUES`)
     cif_pae: bool | None = option(
-        "--cif-pae",
         default=None,
         choices={"auto": None, "yes": True, "no": False},
         group="structures",
@@ -103,7 +98,6 @@ class InferConfig:
     )
     #: ``auto`` (CUDA if available), ``cpu``, ``cuda``, ``cuda:1`` or ``mps``
     device: str = option(
-        "--device",
         default="auto",
         parse=parse_device,
         group="machine",
@@ -112,7 +106,6 @@ class InferConfig:
     )
     #: ``dap=<number>``: processes that fold each target together (:mod:`fastfold.inference.distributed`); None for 1
     parallel: str | None = option(
-        "--parallel",
         default=None,
         group="ranks",
         metavar="dap=N",
@@ -120,7 +113,6 @@ class InferConfig:
     )
     #: Memory of a fold in each process, as ``24GiB`` or a number of bytes; None for the device's free memory
     memory_budget: str | int | None = option(
-        "--memory-budget",
         default=None,
         group="memory",
         metavar="SIZE",
@@ -129,7 +121,6 @@ class InferConfig:
     )
     #: Host memory for offloaded tensors, in the same form; None for most of the free memory, on a CPU for none
     host_memory: str | int | None = option(
-        "--host-memory",
         default=None,
         group="memory",
         metavar="SIZE",
@@ -138,7 +129,6 @@ class InferConfig:
     )
     #: Folder on a fast disk for tensors that exceed ``host_memory``; None for no disk
     offload_dir: Path | None = option(
-        "--offload-dir",
         default=None,
         parse=Path,
         group="machine",
@@ -148,7 +138,6 @@ class InferConfig:
     )
     #: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
     checkpoint_after: float = option(
-        "--checkpoint-after",
         default=180.0,
         bounds=(0.0, 1e9),
         group="machine",
@@ -159,7 +148,6 @@ class InferConfig:
     )
     #: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults
     max_msa: tuple[int, int] | None = option(
-        "--max-msa",
         default=None,
         group="sampling",
         metavar="CLUSTERS:EXTRA",
@@ -177,7 +165,6 @@ class InferConfig:
     #: Replay passes from a CUDA graph (:mod:`fastfold.inference.planning.cuda_graph`), without offloading; None for
     #: short targets with several passes
     cuda_graphs: bool | None = option(
-        "--cuda-graphs",
         default=None,
         choices=(True, False),
         group="machine",
@@ -210,7 +197,6 @@ class InferConfig:
     )
     #: Stop after a prediction of a target with this score, 0 to 100
     stop_at_score: float | None = option(
-        "--stop-at-score",
         default=None,
         bounds=(0.0, 100.0),
         group="restraints",
@@ -220,17 +206,14 @@ class InferConfig:
     )
     #: Samples of the alignment whose representations are averaged in each pass; None for each network's default (1)
     num_ensemble: int | None = option(
-        "--num-ensemble",
         default=None,
         bounds=(1, 64),
         group="sampling",
-        metavar="N",
         is_rare=True,
         help="samples of the alignment averaged in each pass (default 1)",
     )
     #: Score that ranks predictions
     rank: RankBy = option(
-        "--rank",
         default="auto",
         choices=get_args(RankBy),
         group="structures",
@@ -238,7 +221,6 @@ class InferConfig:
     )
     #: Keep single and pair representation and the structure module's activations
     save_representations: bool = option(
-        "--save-representations",
         default=False,
         group="structures",
         is_rare=True,
@@ -246,7 +228,6 @@ class InferConfig:
     )
     #: Keep the probabilities of distances of all pairs
     save_distogram: bool = option(
-        "--save-distogram",
         default=False,
         group="structures",
         is_rare=True,
@@ -254,16 +235,11 @@ class InferConfig:
     )
     #: Keep the structure after each pass
     save_recycles: bool = option(
-        "--save-recycles",
-        default=False,
-        group="structures",
-        is_rare=True,
-        help="write the structure after each pass",
+        default=False, group="structures", is_rare=True, help="write the structure after each pass"
     )
     #: Structure file with initial atom positions, used as the recycled positions of the first pass. In Python also
     #: another structure of :func:`fastfold.protein.io.read.read_structure`.
     initial_guess: Any = option(
-        "--initial-guess",
         default=None,
         parse=structure_path,
         group="sampling",
@@ -273,7 +249,6 @@ class InferConfig:
     )
     #: File of distances that the structure should have (:mod:`fastfold.inference.restraints`)
     restraints: Path | None = option(
-        "--restraints",
         default=None,
         parse=Path,
         group="restraints",
@@ -282,16 +257,13 @@ class InferConfig:
     )
     #: Largest number of gradient steps towards them
     restraint_steps: int = option(
-        "--restraint-steps",
         default=60,
         bounds=(1, 100_000),
         group="restraints",
-        metavar="N",
         help="largest number of gradient steps towards the restraints (default 60)",
     )
     #: Find contradictions by fits that leave out each restraint or group in turn
     restraint_leave_one_out: bool = option(
-        "--restraint-leave-one-out",
         default=False,
         group="restraints",
         help="if not all restraints hold, leave out each in turn with a quarter of the steps, to tell which contradict "
@@ -299,15 +271,10 @@ class InferConfig:
     )
     #: Treat each chain as a ring, with a bond between last and first residue
     cyclic: bool = option(
-        "--cyclic",
-        default=False,
-        group="sampling",
-        is_rare=True,
-        help="each chain is a ring (cyclic peptides)",
+        default=False, group="sampling", is_rare=True, help="each chain is a ring (cyclic peptides)"
     )
     #: Names of the chains that are rings, by their order in the target; None for those of ``cyclic``
     rings: str | None = option(
-        "--rings",
         default=None,
         group="sampling",
         metavar="A,C",
@@ -318,7 +285,6 @@ class InferConfig:
     embed: EmbedConfig | None = None
     #: Predictions of a target that are relaxed
     relax: RelaxWhich = option(
-        "--relax",
         default="none",
         choices=get_args(RelaxWhich),
         nargs="?",
@@ -328,17 +294,14 @@ class InferConfig:
     )
     #: Number of best predictions that are relaxed; None for those of ``relax``
     num_relax: int | None = option(
-        "--num-relax",
         default=None,
         bounds=(0, 10_000),
         group="structures",
-        metavar="N",
         is_rare=True,
         help="relax the N best predictions of each target (default: as --relax says)",
     )
     #: OpenMM's platform for the relaxation; ``auto`` for the fastest that works
     relax_platform: str = option(
-        "--relax-platform",
         default="auto",
         choices=PLATFORM_CHOICES,
         group="structures",

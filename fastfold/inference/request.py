@@ -34,7 +34,6 @@ class RunOptions:
 
     #: Folder of alignments; None to fold from the sequences alone
     msa_dir: Path | None = option(
-        "--msa-dir",
         default=None,
         parse=Path,
         group="alignments",
@@ -43,7 +42,6 @@ class RunOptions:
     )
     #: Alignment rows of a complex
     pair_mode: PairMode = option(
-        "--pair-mode",
         default=ColabFoldModes.pair_mode,
         choices=get_args(PairMode),
         group="pairs",
@@ -59,18 +57,15 @@ class RunOptions:
     )
     #: True if sequences of UniProt accessions and AlphaFold DB ids may be downloaded
     allow_download: bool = option(
-        "--allow-download",
         default=False,
         group="targets",
         help="fetch the sequences of inputs such as P69905 or AF-P69905-F1 from rest.uniprot.org (default: no network)",
     )
     #: Largest number of networks for a target, in the order of the weights; None for all
     num_models: int | None = option(
-        "--num-models",
         default=None,
         bounds=(1, 1000),
         group="networks",
-        metavar="N",
         help="fold by the first N networks of --weights only (default: all)",
     )
     #: Prefix of the targets' names, before a running number; None for the records' names
@@ -91,7 +86,6 @@ class RunOptions:
     )
     #: Experimental structures to compare with: a file, or a folder of files named like the targets
     reference: Path | None = option(
-        "--reference",
         default=None,
         parse=Path,
         group="reference",
@@ -100,11 +94,7 @@ class RunOptions:
     )
     #: Leave out invalid weights files instead of ending the run
     skip_bad_weights: bool = option(
-        "--skip-bad-weights",
-        default=False,
-        group="output",
-        is_rare=True,
-        help="leave out weights files that cannot be used",
+        default=False, group="output", is_rare=True, help="leave out weights files that cannot be used"
     )
     #: Fold everything again, and remove earlier results of the targets
     overwrite: bool = option(
@@ -116,7 +106,6 @@ class RunOptions:
     )
     #: Largest number of targets of similar length in a pass; ``auto`` where it is faster
     batch: BatchSize = option(
-        "--batch",
         default=1,
         parse=check_batch,
         group="machine",
@@ -134,10 +123,9 @@ class RunOptions:
         help="length: short targets first; depth: those with few alignment rows first",
     )
     #: Show only warnings and errors
-    quiet: bool = option("--quiet", default=False, group="output", help="print only warnings and errors")
+    quiet: bool = option(default=False, group="output", help="print only warnings and errors")
     #: Style of file names and scores files
     output_format: OutputFormat = option(
-        "--output-format",
         default="fastfold",
         choices=get_args(OutputFormat),
         group="structures",
@@ -147,10 +135,7 @@ class RunOptions:
 
     #: Write the files of each target into a folder of its name
     folder_per_target: bool = option(
-        "--folder-per-target",
-        default=False,
-        group="structures",
-        help="write the files of each target into DIR/<id>",
+        default=False, group="structures", help="write the files of each target into DIR/<id>"
     )
 
     def __post_init__(self) -> None:
@@ -185,7 +170,6 @@ class InferRequest:
     output: Path  #: Folder for the results
     #: Weights files or names of published networks; empty for the small network that ships with the package
     weights: Sequence[Path] = option(
-        "--weights",
         default=(),
         nargs="+",
         parse=Path,

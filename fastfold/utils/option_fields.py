@@ -1,4 +1,4 @@
-"""Dataclass fields that are options of the command line as well, each written once."""
+"""Dataclass fields that are options or arguments of the command line as well, each written once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ LARGEST = 2**31 - 1  #: Largest whole number of an option without another limit
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Option of the command line that sets a field."""
+    """Option of the command line that sets a field, or argument by its place."""
 
-    names: tuple[str, ...]  #: Its names
-    help: str  #: Its line in the help
+    names: tuple[str, ...]  #: Its names; that of the field for an argument by its place
+    help: str | None  #: Its line in the help; None for its name alone
     group: str = ""  #: Group of the help that lists it
-    metavar: str | tuple[str, ...] | None = None  #: Name of its value in the help
+    #: Name of its value in the help; None for ``N`` of a whole number, and otherwise that of the option
+    metavar: str | tuple[str, ...] | None = None
     parse: Callable[[str], Any] | None = None  #: Function from the text to a value; None for text
     bounds: tuple[float, float] | None = None  #: Smallest and largest number, whole numbers if both are
     #: Possible values, or values by their texts; ``(True, False)`` for a switch with a ``--no-`` form and a default
@@ -33,6 +34,8 @@ class Option:
     dest: str = ""  #: Attribute of the parsed options; empty for that of its first name
     is_rare: bool = False  #: True if ``--help`` leaves it out
     is_secret: bool = False  #: True if its value is shown and written nowhere
+    is_required: bool = False  #: True if the command refuses to run without it
+    is_positional: bool = False  #: True for an argument by its place, without a name on the command line
 
     @property
     def attribute(self) -> str:
@@ -40,11 +43,11 @@ class Option:
         return self.dest or self.names[0].lstrip("-").replace("-", "_")
 
 
-def option(*names: str, default: Any = MISSING, help: str, **settings: Any) -> Any:
+def option(*names: str, default: Any = MISSING, help: str | None, **settings: Any) -> Any:
     """Return a dataclass field with its option of the command line.
 
     Args:
-        names: Names of the option.
+        names: Names of the option; none for that of the field, such as ``--num-recycles`` of ``num_recycles``.
         default: Default of the field. With False the option is a switch, with True a switch that turns it off.
         help: Its line in the help.
         settings: Further attributes of :class:`Option`.
@@ -53,11 +56,20 @@ def option(*names: str, default: Any = MISSING, help: str, **settings: Any) -> A
     return field(default=default, repr=not choice.is_secret, metadata={_KEY: choice})
 
 
+def argument(*, default: Any = MISSING, help: str | None, **settings: Any) -> Any:
+    """Return a dataclass field with its argument by place, of the field's name; see :func:`option`."""
+    return option(default=default, help=help, is_positional=True, **settings)
+
+
 def options_of(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
-    """Yield the fields of a dataclass that are options, in their order."""
+    """Yield the fields of a dataclass that are options or arguments, in their order."""
     for one in dataclasses.fields(kind):
-        if _KEY in one.metadata:
-            yield one, one.metadata[_KEY]
+        choice = one.metadata.get(_KEY)
+        if choice is not None and not choice.names:
+            name = one.name if choice.is_positional else f"--{one.name.replace('_', '-')}"
+            choice = dataclasses.replace(choice, names=(name,))
+        if choice is not None:
+            yield one, choice
 
 
 def check_options(settings: Any) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.utils.option_fields import check_options, option, options_of
+from fastfold.utils.option_fields import argument, check_options, option, options_of
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of each kind."""
 
-    count: int = option("--count", default=2, bounds=(1, 9), help="")
+    count: int = option(default=2, bounds=(1, 9), help="")
     share: float | None = option("--share", default=None, bounds=(0.0, 1.0), help="")
     kind: str = option("--kind", default="a", choices=("a", "b"), help="")
     flag: bool | None = option(
@@ -25,6 +25,8 @@ class Settings:
     plots: bool = option("--no-plots", default=True, help="")
     file: Path | None = option("--the-file", "--other", default=None, parse=Path, help="")
     plain: int = 0
+    num_folds: int = option(default=1, bounds=(1, 9), help="")
+    input_files: tuple[Path, ...] = argument(default=(), nargs="*", parse=Path, help="")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -64,3 +66,10 @@ def test_an_option_is_named_by_its_first_name() -> None:
     assert found["plots"] == "no_plots"
     assert found["file"] == "the_file"
     assert "plain" not in found
+
+
+def test_an_option_without_a_name_has_that_of_its_field() -> None:
+    names = {field.name: one.names for field, one in options_of(Settings)}
+    assert names["num_folds"] == ("--num-folds",)
+    assert names["input_files"] == ("input_files",)
+    assert names["file"] == ("--the-file", "--other")

@@ -40,13 +40,12 @@ class ReportOptions:
     """Options of the command other than its folder."""
 
     reference: Path | None = option(
-        "--reference",
         default=None,
         parse=Path,
         metavar="PATH",
         help="experimental structure to compare with, or a folder of files named like the targets",
     )
-    table: bool = option("--table", default=False, help="also print summary.tsv as a table")
+    table: bool = option(default=False, help="also print summary.tsv as a table")
     condition: str | None = option(
         "--where",
         default=None,
@@ -55,13 +54,11 @@ class ReportOptions:
         "files of --export, and print them",
     )
     sort: str = option(
-        "--sort",
         default="ipsae",
         metavar="COLUMN",
         help="column that orders the list and the files, largest first (default ipsae)",
     )
     export: Sequence[Path] = option(
-        "--export",
         default=(),
         nargs="+",
         parse=Path,

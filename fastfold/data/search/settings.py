@@ -176,7 +176,6 @@ class HmmerSettings:
         default=1,
         bounds=(1, LARGEST),
         group="hmmer",
-        metavar="N",
         help="maximum passes of jackhmmer; each searches with the hits that the last one included (default 1)",
     )
     e_value: float = _number(
@@ -254,7 +253,6 @@ class SearchSources:
         "'fastfold databases download' fills it",
     )
     engine: SearchProgram = option(
-        "--engine",
         default="jackhmmer",
         choices=get_args(SearchProgram),
         group="sources",
@@ -270,7 +268,6 @@ class SearchSources:
         f"machine); {PUBLIC_SERVER} is ColabFold's public one, for one query at a time from one address",
     )
     msa_mode: MsaMode | None = option(
-        "--msa-mode",
         default=None,
         choices=get_args(MsaMode),
         group="sources",
@@ -278,7 +275,6 @@ class SearchSources:
         "single_sequence: no alignment (default: all that there are)",
     )
     pair_strategy: PairStrategy | None = option(
-        "--pair-strategy",
         default=None,
         choices=get_args(PairStrategy),
         group="sources",
@@ -293,17 +289,12 @@ class SearchSources:
         default=None,
         bounds=(1, MAX_WORKERS),
         group="search processes",
-        metavar="N",
         help="processes that search databases (default: one per core)",
     )
     gpu: bool = option(
-        "--gpu",
-        default=False,
-        group="search alone",
-        help="mmseqs: search on a GPU, in databases made for one",
+        default=False, group="search alone", help="mmseqs: search on a GPU, in databases made for one"
     )
     memory: str | int | None = option(
-        "--memory",
         default=None,
         group="search alone",
         metavar="SIZE",

@@ -101,10 +101,8 @@ class TemplateOptions:
         help="use no hits released after this date, YYYY-MM-DD (default: any)",
     )
     max_templates: int = option(
-        "--max-templates",
         default=MAX_TEMPLATES,
         bounds=(1, MAX_TEMPLATES),
-        metavar="N",
         is_rare=True,
         group="templates",
         help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
@@ -126,7 +124,6 @@ class TemplateOptions:
         help="structures of single chains that replace those of --cross-chain-templates, superposed on them",
     )
     keep_clashes: bool = option(
-        "--keep-clashes",
         default=False,
         is_rare=True,
         group="templates",

@@ -29,25 +29,22 @@ class EmbedConfig:
 
     #: Evoformer block, from 1, after which the last pass ends; None for all of them
     layer: int | None = option(
-        "--layer",
         default=None,
         bounds=(1, LARGEST),
-        metavar="N",
         help="end the last pass after its Nth Evoformer block, for msa_row and pair there (default: all blocks)",
     )
     #: Names of :data:`ARRAYS`; None for ``single`` and ``pair``, after a block ``msa_row`` and ``pair``
     arrays: tuple[str, ...] | None = option(
-        "--arrays",
         default=None,
         parse=lambda text: tuple(text.split(",")),
         metavar="LIST",
         help="names of arrays, joined by commas (default: single,pair; with --layer msa_row,pair)",
     )
     #: Average over the residues, and over all pairs
-    mean: bool = option("--mean", default=False, help="average over the residues, and over all pairs")
+    mean: bool = option(default=False, help="average over the residues, and over all pairs")
     #: Type of the arrays in files
     dtype: EmbedType = option(
-        "--dtype", default="float32", choices=get_args(EmbedType), help="type of the arrays (default float32)"
+        default="float32", choices=get_args(EmbedType), help="type of the arrays (default float32)"
     )
     #: One of :data:`EmbedFormat`
     file_format: EmbedFormat = option(

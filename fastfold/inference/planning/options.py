@@ -21,58 +21,29 @@ class PlanOptions:
         ConfigError: An option has the wrong type or an invalid value; names it.
     """
 
-    model: str = option("--model", default="model_1", metavar="NAME", help="official name (default model_1)")
-    residues: int = option(
-        "--residues", default=256, bounds=_COUNT, metavar="N", help="residues (default 256)"
-    )
-    msa: int = option("--msa", default=128, bounds=_COUNT, metavar="N", help="rows of the MSA (default 128)")
-    extra_msa: int = option(
-        "--extra-msa",
-        default=1024,
-        bounds=(0, LARGEST),
-        metavar="N",
-        help="rows of the extra MSA (default 1024)",
-    )
-    gpus: int | None = option(
-        "--gpus", default=None, bounds=_COUNT, group="training", metavar="N", help="number of GPUs"
-    )
+    model: str = option(default="model_1", metavar="NAME", help="official name (default model_1)")
+    residues: int = option(default=256, bounds=_COUNT, help="residues (default 256)")
+    msa: int = option(default=128, bounds=_COUNT, help="rows of the MSA (default 128)")
+    extra_msa: int = option(default=1024, bounds=(0, LARGEST), help="rows of the extra MSA (default 1024)")
+    gpus: int | None = option(default=None, bounds=_COUNT, group="training", help="number of GPUs")
     gpu: str | None = option(
-        "--gpu",
-        default=None,
-        group="training",
-        metavar="NAME",
-        help="kind of GPU: a100, a100-40gb, h100, h200, b200",
+        default=None, group="training", metavar="NAME", help="kind of GPU: a100, a100-40gb, h100, h200, b200"
     )
     global_batch: int = option(
-        "--global-batch",
-        default=128,
-        bounds=_COUNT,
-        group="training",
-        metavar="N",
-        help="crops of a step (default 128)",
+        default=128, bounds=_COUNT, group="training", help="crops of a step (default 128)"
     )
     precision: PlanPrecision = option(
-        "--precision", default="bf16", choices=get_args(PlanPrecision), group="training", help="default bf16"
+        default="bf16", choices=get_args(PlanPrecision), group="training", help="default bf16"
     )
     #: Recycling iterations; None for those of a training step, a fold or a design
     recycles: int | None = option(
-        "--recycles",
         default=None,
         bounds=(0, LARGEST),
         group="training",
-        metavar="N",
         help="maximum recycling iterations (default 3; of a design 0)",
     )
-    count: int = option(
-        "--count",
-        default=5,
-        bounds=_COUNT,
-        group="training",
-        metavar="N",
-        help="plans to print (default 5)",
-    )
+    count: int = option(default=5, bounds=_COUNT, group="training", help="plans to print (default 5)")
     measured: Path | None = option(
-        "--measured",
         default=None,
         parse=Path,
         group="training",
@@ -80,39 +51,30 @@ class PlanOptions:
         help="JSON of measured rates, to use in place of the data sheet's",
     )
     cuda_graphs: bool = option(
-        "--cuda-graphs",
         default=False,
         group="training",
         help="count one launch for each block's kernels, as if they were captured in CUDA graphs",
     )
     fold: bool = option(
-        "--fold",
         default=False,
         group="folding",
         help="plan a fold, not a training step (so do --memory-budget, --host-memory, --disk and --templates)",
     )
     design: bool = option(
-        "--design",
         default=False,
         group="folding",
         help="plan the gradients of a design; takes the options of a fold but for --disk",
     )
     memory_budget: str | None = option(
-        "--memory-budget",
         default=None,
         group="folding",
         metavar="SIZE",
         help="memory that a fold or a design may take, 24GiB for example",
     )
     device: Device = option(
-        "--device",
-        default="auto",
-        choices=get_args(Device),
-        group="folding",
-        help="default: a GPU where there is one",
+        default="auto", choices=get_args(Device), group="folding", help="default: a GPU where there is one"
     )
     host_memory: str | None = option(
-        "--host-memory",
         default=None,
         group="folding",
         metavar="SIZE",
@@ -120,18 +82,15 @@ class PlanOptions:
         "--gpu none)",
     )
     disk: str | None = option(
-        "--disk",
         default=None,
         group="folding",
         metavar="SIZE",
         help="disk of each machine for tensors beyond --host-memory (default: none)",
     )
     templates: int | None = option(
-        "--templates",
         default=None,
         bounds=(0, LARGEST),
         group="folding",
-        metavar="N",
         help="templates (default: as many as the model takes)",
     )
 

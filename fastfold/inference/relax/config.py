@@ -26,34 +26,27 @@ class RelaxConfig:
 
     #: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works
     platform: str = option(
-        "--platform",
         default="auto",
         choices=PLATFORM_CHOICES,
         help="OpenMM's platform (default: the fastest that works here)",
     )
     #: Threads of the CPU platform; None for all cores. Results are reproducible only with one thread.
     threads: int | None = option(
-        "--threads",
         default=None,
         bounds=(1, LARGEST),
-        metavar="N",
         help="threads on the CPU; with one the result is the same each time (default: all cores)",
     )
     #: Largest number of iterations in one attempt of the minimiser. A round is one minimisation, in which OpenMM makes
     #: several attempts, usually five, to satisfy the constraints on bonds to hydrogens.
     max_iterations: int = option(
-        "--max-iterations",
         default=2000,
         bounds=(1, LARGEST),
-        metavar="N",
         help="maximum iterations of an attempt of the minimiser; a round has about five attempts (default 2,000)",
     )
     #: Largest number of rounds; each round after the first frees the residues with violations
     max_rounds: int = option(
-        "--max-rounds",
         default=3,
         bounds=(1, LARGEST),
-        metavar="N",
         help="maximum rounds; each after the first frees the residues with violations from their springs (default 3)",
     )
     stiffness: float = 10.0  #: Force constant of the restraints on heavy atoms, in kcal/mol/Å²

@@ -53,7 +53,6 @@ class Sampling:
         default=None,
         bounds=(1, 100_000),
         group="sampling",
-        metavar="N",
         help="samples per network and seed (default: 10; one of each depth; all clusters)",
     )
     #: Share of masked columns, for ``columns``

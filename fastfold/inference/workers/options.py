@@ -69,22 +69,17 @@ class TargetLists:
     """
 
     inputs: tuple[Path, ...] = ()
-    all_vs_all: Path | None = option("--all-vs-all", **_FILE, help="fold every pair of these proteins")
-    homodimers: bool = option(
-        "--homodimers", default=False, help="with --all-vs-all: each protein with itself as well"
-    )
-    baits: Path | None = option("--baits", **_FILE, help="fold each of these proteins ...")
+    all_vs_all: Path | None = option(**_FILE, help="fold every pair of these proteins")
+    homodimers: bool = option(default=False, help="with --all-vs-all: each protein with itself as well")
+    baits: Path | None = option(**_FILE, help="fold each of these proteins ...")
     candidates: tuple[Path, ...] = option(
-        "--candidates",
         default=(),
         nargs="+",
         parse=Path,
         metavar="FILE",
         help="... with each of these; of several files, with one protein of each in every way",
     )
-    proteins: Path | None = option(
-        "--proteins", **_FILE, help="proteins that tables and lists of names refer to"
-    )
+    proteins: Path | None = option(**_FILE, help="proteins that tables and lists of names refer to")
 
     def __post_init__(self) -> None:
         if (self.baits is None) == bool(self.candidates):
@@ -108,14 +103,11 @@ class ScreenOptions:
     """
 
     workers: int | None = option(
-        "--workers",
         **_WORKERS,
         bounds=(1, 10_000),
-        metavar="N",
         help="processes that fold (default: one per GPU; without GPUs one, or one per machine of the cluster)",
     )
     ray: str | None = option(
-        "--ray",
         **_WORKERS,
         nargs="?",
         bare="auto",
@@ -123,28 +115,21 @@ class ScreenOptions:
         help="use a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one for this run",
     )
     cpus_per_worker: int | None = option(
-        "--cpus-per-worker",
-        **_WORKERS,
-        bounds=(1, 10_000),
-        metavar="N",
-        help="CPUs of each worker (default: equal parts of all)",
+        **_WORKERS, bounds=(1, 10_000), help="CPUs of each worker (default: equal parts of all)"
     )
     time_limit: float | None = option(
-        "--time-limit",
         **_WORKERS,
         parse=parse_duration,
         metavar="TIME",
         help="give a target up after this time: 90s, 15m, 2h (default: none)",
     )
     memory_limit: int | None = option(
-        "--memory-limit",
         **_WORKERS,
         parse=parse_bytes,
         metavar="SIZE",
         help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",
     )
     shard: Shard | None = option(
-        "--shard",
         default=None,
         parse=parse_shard,
         group="shards",

@@ -58,7 +58,6 @@ class DesignConfig:
 
     #: Steps before those, up to nine tenths of a softmax, after which weak designs end
     screen_steps: int = option(
-        "--screen-steps",
         **_COUNT,
         default=0,
         help="steps before those of --steps, up to nine tenths of a softmax (default 0; BindCraft: 50)",
@@ -88,36 +87,29 @@ class DesignConfig:
     tries_percent: float = 0.0
     #: ``sgd`` or ``adam``, on gradients of unit length per residue
     optimizer: Optimizer = option(
-        "--optimizer",
-        default="sgd",
-        choices=get_args(Optimizer),
-        help="default sgd, with gradients of unit length",
+        default="sgd", choices=get_args(Optimizer), help="default sgd, with gradients of unit length"
     )
     #: Step length
-    learning_rate: float = option(
-        "--learning-rate", default=0.1, parse=float, metavar="X", help="default 0.1"
-    )
+    learning_rate: float = option(default=0.1, parse=float, metavar="X", help="default 0.1")
     #: Extra passes of the network
     recycles: int = option("--num-recycles", **_COUNT, default=0, help="extra passes of a step (default 0)")
     #: Passes whose gradient counts
     recycle_mode: RecycleMode = option(
-        "--recycle-mode",
         default="last",
         choices=get_args(RecycleMode),
         help="passes whose gradient counts; add_prev for the loss of the mean output of all, backprop for the last "
         "through all before it (default last)",
     )
     #: Settings of contacts within chains that differ from the protocol's, such as ``num=2,cutoff=14``
-    con: str = option("--con", default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("within"))
+    con: str = option(default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("within"))
     #: Settings of contacts between chains
-    i_con: str = option("--i-con", default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("between"))
+    i_con: str = option(default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("between"))
     #: True if the number of extra passes grows during the steps from logits to softmax
     ramp_recycles: bool = option(
         "--no-recycle-ramp", default=True, help="all extra passes in each step from logits to softmax as well"
     )
     #: Extra passes after the screening steps if more than 15% of the binder is in strands; None for ``recycles``
     strand_recycles: int | None = option(
-        "--strand-recycles",
         **_COUNT,
         default=None,
         help="extra passes after --screen-steps if over 15%% of the binder is in strands (default --num-recycles)",
@@ -133,9 +125,7 @@ class DesignConfig:
         "--one-network", default=True, help="--num-models networks in steps on residues and mutations as well"
     )
     #: First parameters: Gumbel noise, small noise, or the residues of the given structure
-    start: Start = option(
-        "--start", default="gumbel", choices=get_args(Start), help="first sequence (default gumbel)"
-    )
+    start: Start = option(default="gumbel", choices=get_args(Start), help="first sequence (default gumbel)")
     #: Weights of losses that differ from the protocol's, by name; texts such as ``rg=0.3`` become a mapping
     weights: Mapping[str, float] = option(
         "--loss",
@@ -145,10 +135,9 @@ class DesignConfig:
         help="weights of losses that differ from the defaults below",
     )
     #: Residues never used, such as ``CM``
-    forbid: str = option("--forbid", default="", metavar="LETTERS", help="residues never used, such as CM")
+    forbid: str = option(default="", metavar="LETTERS", help="residues never used, such as CM")
     #: Limits of the designed chain's composition, such as ``KE<=0.3,W>=0.02``
     composition: str = option(
-        "--composition",
         default="",
         metavar="LIMITS",
         help="shares of residue types in the designed chain, such as KE<=0.3,W>=0.02: a loss (composition), a rule for "
@@ -156,7 +145,6 @@ class DesignConfig:
     )
     #: Smallest and largest net charge of the designed chain at pH 7, used alike; None for any
     charge: tuple[float, float] | None = option(
-        "--charge",
         default=None,
         nargs=2,
         parse=float,
@@ -165,7 +153,6 @@ class DesignConfig:
     )
     #: Mean pLDDT (0 to 100) of the designed chain in a stage's best step below which the rest is left out
     give_up_below: float = option(
-        "--give-up-below",
         default=0.0,
         bounds=(0.0, 100.0),
         metavar="PLDDT",
@@ -173,7 +160,6 @@ class DesignConfig:
     )
     #: True to leave out binders that clash, do not touch their target or end with a pLDDT below 70
     check_binder: bool = option(
-        "--check-binder",
         default=False,
         help="leave out binders with CA atoms within 2.5 Å, under 3 residues at the target, or a pLDDT below 70",
     )

@@ -30,11 +30,8 @@ and report.html shows them.
 class EnsembleOptions:
     """Options of the command other than its folder."""
 
-    target: str | None = option(
-        "--target", default=None, metavar="NAME", help="analyse this target only (default: all)"
-    )
+    target: str | None = option(default=None, metavar="NAME", help="analyse this target only (default: all)")
     reference: Sequence[Path] = option(
-        "--reference",
         default=(),
         nargs="+",
         parse=Path,
@@ -42,25 +39,16 @@ class EnsembleOptions:
         help="structures of known states (PDB or mmCIF): TM-score and RMSD of each sample",
     )
     similarity: float = option(
-        "--similarity",
         default=SIMILARITY,
         parse=float,
         metavar="X",
         help=f"join clusters while the mean TM-score of their pairs is at least this (default {SIMILARITY})",
     )
     clusters: int | None = option(
-        "--clusters",
-        default=None,
-        bounds=(1, LARGEST),
-        metavar="N",
-        help="make N clusters instead of --similarity",
+        default=None, bounds=(1, LARGEST), help="make N clusters instead of --similarity"
     )
     min_plddt: float = option(
-        "--min-plddt",
-        default=0.0,
-        parse=float,
-        metavar="X",
-        help="leave out samples of lower mean pLDDT (default 0)",
+        default=0.0, parse=float, metavar="X", help="leave out samples of lower mean pLDDT (default 0)"
     )
     plots: bool = option("--no-plots", default=True, dest="no_plots", help="draw no pictures")
 

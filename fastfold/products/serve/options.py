@@ -25,51 +25,36 @@ class ServeOptions:
 
     data: Path  #: Folder of the queue and the results
     #: Address to listen on; others than the loopback need tokens
-    host: str = option(
-        "--host", default="127.0.0.1", group="access", metavar="ADDRESS", help="default 127.0.0.1"
-    )
+    host: str = option(default="127.0.0.1", group="access", metavar="ADDRESS", help="default 127.0.0.1")
     #: Port; 0 for a free one
     port: int = option(
-        "--port",
         default=DEFAULT_PORT,
         bounds=(0, 65_535),
         group="access",
-        metavar="N",
         help=f"0 for a free one (default {DEFAULT_PORT})",
     )
     #: File of tokens (:func:`fastfold.products.serve.tokens.read_tokens`); None for one user without token
     tokens: Path | None = option(
-        "--tokens", default=None, parse=Path, group="access", metavar="FILE", help="users and their tokens"
+        default=None, parse=Path, group="access", metavar="FILE", help="users and their tokens"
     )
     #: Largest number of jobs of similar length that a worker gets together
     group: int = option(
-        "--group",
         default=8,
         bounds=(1, 1000),
         group="machine",
-        metavar="N",
         help="jobs of similar length that a worker gets together (default 8)",
     )
     max_jobs: int = option(
-        "--max-jobs", **_LIMIT, default=100, bounds=_JOBS, help="unfinished jobs of a user (default 100)"
+        **_LIMIT, default=100, bounds=_JOBS, help="unfinished jobs of a user (default 100)"
     )
     max_queue: int = option(
-        "--max-queue",
-        **_LIMIT,
-        default=10_000,
-        bounds=_JOBS,
-        help="unfinished jobs of all users (default 10,000)",
+        **_LIMIT, default=10_000, bounds=_JOBS, help="unfinished jobs of all users (default 10,000)"
     )
     max_residues: int | None = option(
-        "--max-residues",
-        **_LIMIT,
-        default=None,
-        bounds=(1, LARGEST),
-        help="longest target (default: as the memory allows)",
+        **_LIMIT, default=None, bounds=(1, LARGEST), help="longest target (default: as the memory allows)"
     )
     #: Largest number of bytes of a request
     max_body: int = option(
-        "--max-body",
         **_LIMIT | {"metavar": "SIZE"},
         default=64 << 20,
         parse=parse_bytes,
@@ -80,7 +65,6 @@ class ServeOptions:
     send_seconds: float = 60.0  #: Seconds in which a client must take a piece of an answer
     max_connections: int = 200  #: Largest number of connections
     keep_days: float | None = option(
-        "--keep-days",
         **_LIMIT,
         default=None,
         bounds=(0.0, 100_000.0),

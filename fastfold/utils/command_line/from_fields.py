@@ -95,22 +95,25 @@ def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _settings(option: Option, default: Any) -> dict[str, Any]:
     """Return the arguments of ``add_argument``."""
-    settings: dict[str, Any] = {"help": option.help, "dest": option.attribute}
+    settings: dict[str, Any] = {"help": option.help}
+    if not option.is_positional:
+        settings |= {"dest": option.attribute, "required": option.is_required}
     if isinstance(default, bool):
         return {**settings, "action": "store_true"}
     if option.choices == (True, False):
         return {**settings, "action": argparse.BooleanOptionalAction}
     if option.bounds is not None:
         least, most = option.bounds
-        is_whole = isinstance(least, int) and isinstance(most, int)
-        settings["type"] = whole_number(least, most) if is_whole else float  # type: ignore[arg-type]
+        settings["type"] = float
+        if isinstance(least, int) and isinstance(most, int):
+            settings |= {"type": whole_number(least, most), "metavar": "N"}
     elif option.parse is not None:
         settings["type"] = _argument_type(option.parse)
     if option.choices is not None:
         settings["choices"] = tuple(option.choices)
     if option.nargs is not None:
         settings["nargs"] = option.nargs
-        settings |= {"action": "extend"} if option.nargs in ("+", "*") else {}
+        settings |= {"action": "extend"} if option.nargs in ("+", "*") and not option.is_positional else {}
     if option.bare is not None:
         settings["const"] = option.bare
     if option.metavar is not None:

@@ -17,7 +17,7 @@ from fastfold.utils.command_line.from_fields import (
     whole_number,
 )
 from fastfold.utils.command_line.help_all import is_rare
-from fastfold.utils.option_fields import option
+from fastfold.utils.option_fields import argument, option
 
 
 def parse_even(text: str) -> int:
@@ -127,3 +127,49 @@ def test_a_command_has_the_options_of_its_groups() -> None:
     rare = [action.dest for action in _parser(a="")[1] if is_rare(action)]
     assert rare == ["deep"]
     assert whole_number(3)("7") == 7
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments by their places, and an option that a command needs."""
+
+    kind: str = argument(choices=("a", "b"), help=None)
+    out: Path = option(is_required=True, parse=Path, metavar="DIR", help="")
+    files: tuple[Path, ...] = argument(default=(), nargs="*", parse=Path, metavar="FILE", help="")
+    num_folds: int = option(default=1, bounds=(1, 9), help="")
+    share: float = option(default=1.0, bounds=(0.0, 1.0), help="")
+
+
+def _inputs(text: str) -> Inputs:
+    parser = argparse.ArgumentParser()
+    add_field_options({"": parser}, Inputs)
+    return from_options(Inputs, parser.parse_args(text.split()))
+
+
+def test_arguments_are_read_by_their_places() -> None:
+    assert _inputs("a --out d") == Inputs("a", Path("d"))
+    expected = Inputs("b", Path("d"), (Path("x"), Path("y")), num_folds=3)
+    assert _inputs("b x y --out d --num-folds 3") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a x", "the following arguments are required: --out"),
+        ("--out d", "the following arguments are required: kind"),
+        ("c --out d", "argument kind: invalid choice: 'c'"),
+    ],
+)
+def test_a_missing_or_wrong_argument_is_refused_by_name(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _inputs(text)
+    assert message in capsys.readouterr().err
+
+
+def test_a_whole_number_is_called_n_in_the_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_field_options({"": parser}, Inputs)
+    names = {action.dest: action.metavar for action in parser._actions}
+    assert (names["num_folds"], names["share"], names["out"]) == ("N", None, "DIR")

@@ -42,25 +42,17 @@ see. exit code: 0 all jobs folded; 1 at least one failed or was refused; 2 wrong
 class SubmitOptions:
     """Options of the command other than its files."""
 
-    sequence: str | None = option(
-        "--sequence", default=None, metavar="LETTERS", help="a sequence; ':' joins chains"
-    )
-    job: Sequence[str] = option(
-        "--job", default=(), nargs="+", metavar="ID", help="jobs that were submitted before"
-    )
-    server: str = option("--server", default=_SERVER, metavar="URL", help=f"default {_SERVER}")
+    sequence: str | None = option(default=None, metavar="LETTERS", help="a sequence; ':' joins chains")
+    job: Sequence[str] = option(default=(), nargs="+", metavar="ID", help="jobs that were submitted before")
+    server: str = option(default=_SERVER, metavar="URL", help=f"default {_SERVER}")
     token: str | None = option(
-        "--token",
-        default=None,
-        metavar="TEXT",
-        is_secret=True,
-        help="token of the user (default: FASTFOLD_TOKEN)",
+        default=None, metavar="TEXT", is_secret=True, help="token of the user (default: FASTFOLD_TOKEN)"
     )
     out: Path | None = option(
-        "--out", default=None, parse=Path, metavar="DIR", help="folder for the results, one for each job"
+        default=None, parse=Path, metavar="DIR", help="folder for the results, one for each job"
     )
     templates: Sequence[Path] = option(
-        "--templates", default=(), nargs="+", parse=Path, metavar="FILE", help="mmCIF or PDB files to send"
+        default=(), nargs="+", parse=Path, metavar="FILE", help="mmCIF or PDB files to send"
     )
     settings: Sequence[str] = option(
         "--set",
@@ -70,9 +62,9 @@ class SubmitOptions:
         dest="settings",
         help="settings of the fold: num_recycles=6 seeds=0-4 relax=best",
     )
-    priority: int = option("--priority", default=0, parse=int, metavar="N", help="-10 to 10 (default 0)")
-    no_wait: bool = option("--no-wait", default=False, help="print the jobs' ids and end")
-    quiet: bool = option("--quiet", default=False, help="print only the results")
+    priority: int = option(default=0, parse=int, metavar="N", help="-10 to 10 (default 0)")
+    no_wait: bool = option(default=False, help="print the jobs' ids and end")
+    quiet: bool = option(default=False, help="print only the results")
 
 
 def add_submit_command(commands: Any) -> None:
