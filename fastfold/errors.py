@@ -17,18 +17,27 @@ Spelling = Callable[[str, str | None], str]
 
 
 def as_argument(name: str, value: str | None) -> str:
-    """Return a setting as an argument in Python: ``num_recycles=3``, ``precision='bf16'``."""
+    """Return a setting as an argument in Python: ``num_recycles=3``, ``precision='bf16'``, ``Sampling.fraction``."""
+    if value is None and "." in name:
+        return name
     if value is None or value.isupper() or re.fullmatch(r"-?[\d.]+|True|False|None", value):
         return f"{name}={value or ''}"
     return f"{name}={value!r}"
 
 
 def as_option(name: str, value: str | None) -> str:
-    """Return a setting as an option of the command line: ``--num-recycles 3``, ``--overwrite`` for True."""
-    return f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
+    """Return a setting as an option of the command line: ``--num-recycles 3``, ``--overwrite`` for True.
+
+    Of a field with its class, such as ``Sampling.fraction``, the name that its declaration registered is shown.
+    """
+    shown = OPTION_NAMES.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}"
+    return shown + ("" if value in (None, "True") else f" {value}")
 
 
-_SETTING = re.compile(r"`([A-Za-z]\w*)(?:=([^`]*))?`")
+OPTION_NAMES: dict[str, str] = {}  #: Options of fields that are called otherwise, by class and field
+
+
+_SETTING = re.compile(r"`((?:[A-Z]\w*\.)?[A-Za-z]\w*)(?:=([^`]*))?`")
 _spelling: Spelling = as_argument
 
 
@@ -55,6 +64,7 @@ class FastFoldError(Exception):
     """Base of all errors whose message alone tells the user what to do.
 
     A setting stands in a message in backquotes, by its name with or without a value, and is shown by :func:`spelled`.
+    With its class, as in ```Sampling.fraction```, it is a field whose option has another name.
 
     Example:
         >>> import fastfold

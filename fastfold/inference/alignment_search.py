@@ -48,7 +48,7 @@ def alignment_engines(options: RunOptions) -> Engines:
         return MmseqsSource(folder, modes=modes, threads=sources.num_workers, gpu=sources.gpu)
     secrets = sources.access.headers(sources.server)
     if secrets and sources.server.startswith("http://"):
-        print_line("warning: `msa_server` begins with http://: credentials are sent unencrypted")
+        print_line("warning: `SearchSources.server` begins with http://: credentials are sent unencrypted")
     say = (lambda line: None) if options.quiet else print_line
     modes = replace(modes, msa_mode=sources.msa_mode or ColabFoldModes.msa_mode)
     return MsaServer(TicketServer(sources.server, secrets=secrets, say=say), modes=modes, say=say)
@@ -56,7 +56,7 @@ def alignment_engines(options: RunOptions) -> Engines:
 
 def database_engines(sources: SearchSources) -> list[SearchEngine]:
     """Open the databases on this machine, or raise ConfigError or InputError."""
-    require_package("pyhmmer", "a search of FASTA files (`db`)")
+    require_package("pyhmmer", "a search of FASTA files (`SearchSources.databases`)")
     from fastfold.data.search.local import local_engines
 
     return local_engines(sources)

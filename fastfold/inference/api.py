@@ -84,11 +84,11 @@ def load_model(
         >>> fastfold.load_model("mini", device="cpu").name
         'mini'
     """
-    where = choose_device(str(device), setting="device=")
+    target = choose_device(str(device))
     file = one_weights_file(path)
-    model = set_precision(load_weights(file), choose_precision(precision, where)[0])
+    model = set_precision(load_weights(file), choose_precision(precision, target)[0])
     model.name = network_name(file)
-    return model.to(where)
+    return model.to(target)
 
 
 def predict(

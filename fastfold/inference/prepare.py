@@ -35,7 +35,7 @@ from fastfold.protein.io.observed import COMPARISON, read_observed
 
 WITHOUT_ALIGNMENT = (
     "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: `msa_dir` "
-    f"DIR takes existing ones, `db=FASTA` searches on this machine, and {PUBLIC_SERVER_TERMS}"
+    f"DIR takes existing ones, `SearchSources.databases=FASTA` searches on this machine, and {PUBLIC_SERVER_TERMS}"
 )
 
 
@@ -192,8 +192,8 @@ def about_device(device: torch.device) -> str:
     """Return a line about a device on which operators run otherwise than on NVIDIA's GPUs and CPUs; empty for those."""
     if device.type == "mps":
         return (
-            "mps: operators run in PyTorch, and on the CPU where Metal lacks them or float64; --cuda-graphs and "
-            "--parallel are refused; not tested on an Apple GPU"
+            "mps: operators run in PyTorch, and on the CPU where Metal lacks them or float64; `cuda_graphs` and "
+            "`parallel` are refused; not tested on an Apple GPU"
         )
     if device.type == "cuda" and torch.version.hip is not None:
         kernels = f"in Triton's kernels with {VARIABLE}=triton"

@@ -147,8 +147,8 @@ class RunOptions:
             )
         if self.sources.msa_mode == "single_sequence":
             searches = (
-                ("--db", self.sources.databases),
-                ("--msa-dir", self.msa_dir),
+                ("`SearchSources.databases`", self.sources.databases),
+                ("`msa_dir`", self.msa_dir),
                 ("`templates` without files", self.templates.server),
             )
             if others := [name for name, value in searches if value]:
@@ -157,8 +157,8 @@ class RunOptions:
                 )
         if self.templates.server and not self.sources.is_by_colabfold and self.msa_dir is None:
             raise ConfigError(
-                "`templates` without files fetches the template hits of an MSA server: add `msa_server=URL`, or name "
-                f"structures after it; {PUBLIC_SERVER_TERMS}"
+                "`templates` without files fetches the template hits of an MSA server: add `SearchSources.server=URL`, "
+                f"or name structures after it; {PUBLIC_SERVER_TERMS}"
             )
 
 

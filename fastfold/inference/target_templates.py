@@ -108,8 +108,8 @@ def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | 
         return []
     names = ", ".join(dict.fromkeys(str(paths[0]) for paths in files.values()))
     return [
-        f"unused hits of a template search: {names}; `template_mmcif_dir=DIR`, a folder of the PDB's mmCIF files, "
-        "makes them templates"
+        f"unused hits of a template search: {names}; `TemplateOptions.mmcif_dir=DIR`, a folder of the PDB's mmCIF "
+        "files, makes them templates"
     ]
 
 

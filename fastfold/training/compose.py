@@ -164,7 +164,7 @@ def _check_names(overrides: Sequence[str]) -> list[Override]:
         key = override.key_or_group
         if re.match(r"hydra\b", key):
             raise ConfigError(
-                f"{key}: Hydra's own settings and launchers are not used; --multirun starts runs one after another. "
+                f"{key}: Hydra's own settings and launchers are not used; `multirun` starts runs one after another. "
                 "For runs at the same time start each by its own command and trainer.out, for example in a job array"
             )
         if key in (*_GROUPS, "preset"):

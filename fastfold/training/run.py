@@ -58,7 +58,7 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
 
         config, chosen = choose_plan(config, tree)
     plan = plan_of(config.parallel, started_processes())
-    device = choose_device(config.trainer.device, setting="trainer.device=")
+    device = choose_device(config.trainer.device, remedy="trainer.device=cpu")
     timeout = timedelta(minutes=config.parallel.timeout_minutes)
     with init_distributed(plan, device, timeout=timeout) as context:
         settings = agreed_settings(config, context)

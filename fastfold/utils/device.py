@@ -15,8 +15,12 @@ from fastfold.errors import ConfigError
 from fastfold.utils.machine import process_memory
 
 
-def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
+def choose_device(name: str, *, remedy: str = "`device=cpu`") -> torch.device:
     """Return the device of a name: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda[:<number>]``, ``mps``.
+
+    Args:
+        name: The name.
+        remedy: Setting of the CPU in messages.
 
     Raises:
         ConfigError: The device does not exist, or a GPU was asked for and cannot be used.
@@ -31,14 +35,12 @@ def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
         return torch.device(name)
     if name == "mps":
         if not torch.backends.mps.is_available():
-            raise ConfigError(
-                f"no Apple GPU can be used here: use {setting}cpu, or PyTorch's build for macOS 14"
-            )
+            raise ConfigError(f"no Apple GPU can be used here: use {remedy}, or PyTorch's build for macOS 14")
         return torch.device(name)
     if not torch.cuda.is_available():
         raise ConfigError(
             "no CUDA device can be used here: check the driver with nvidia-smi and that PyTorch is a CUDA build, "
-            f"or use {setting}cpu"
+            f"or use {remedy}"
         )
     device = torch.device(name)
     if (device.index or 0) >= torch.cuda.device_count():

@@ -35,7 +35,7 @@ def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, there
         ("cuda:x", True, "unknown device 'cuda:x'"),
         ("cuda:2", True, "no device 'cuda:2'; GPUs here: 2, the first is cuda:0"),
         ("cuda", False, "no CUDA device can be used here"),
-        ("mps", True, "no Apple GPU can be used here: use --device cpu"),
+        ("mps", True, "no Apple GPU can be used here: use device='cpu'"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(

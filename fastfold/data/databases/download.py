@@ -90,8 +90,8 @@ def check_room(sizes: Sequence[DatabaseSize], folder: Path) -> None:
     )
     if needed - have > free:
         raise WriteError(
-            f"{folder} has {free / 1e9:,.1f} GB free, the databases need about {(needed - have) / 1e9:,.1f} GB; give "
-            "`dir` on another disk, or fewer databases (small_bfd replaces bfd and uniref30)"
+            f"{folder} has {free / 1e9:,.1f} GB free, the databases need about {(needed - have) / 1e9:,.1f} GB; choose "
+            "a folder on another disk, or fewer databases (small_bfd replaces bfd and uniref30)"
         )
 
 

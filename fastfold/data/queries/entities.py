@@ -44,7 +44,7 @@ _OF_CHAIN = (
     *("useStructureTemplate", "maxTemplateDate", "templatesPath"),
 )
 _NOT_USED = {
-    "maxTemplateDate": "give the date with `max_template_date`",
+    "maxTemplateDate": "give the date with `TemplateOptions.max_date`",
     "templatesPath": UNUSED_HITS,
 }
 

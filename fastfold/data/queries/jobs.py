@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fastfold.data.templates.whole.listed import Features
 
 UNUSED_HITS = (
-    "put them among the alignments (`msa_dir`) as pdb_hits.sto or pdb_hits.hhr, or give an .m8 with `template_hits`; "
-    "the structures come from `template_mmcif_dir`"
+    "put them among the alignments (`msa_dir`) as pdb_hits.sto or pdb_hits.hhr, or give an .m8 with "
+    "`TemplateOptions.hits`; the structures come from `TemplateOptions.mmcif_dir`"
 )
 """Remedy for template hits that an input names."""
 

@@ -170,8 +170,8 @@ def boltz_templates(
         warnings += [] if chosen.templates else [f"entry {number + 1}: {chosen.describe()}"]
     if sum(len(entities[number].names) for number in forced) > 1:
         warnings.append(
-            "'force' keeps each chain near its template, not the chains to each other; `cross_chain_templates` shows "
-            "their distances to multimer networks"
+            "'force' keeps each chain near its template, not the chains to each other; `TemplateOptions.complexes` "
+            "shows their distances to multimer networks"
         )
     return complete, warnings
 

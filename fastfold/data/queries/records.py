@@ -87,7 +87,8 @@ def _joined(records: Sequence[Record], file: QueryFile) -> Record:
     for record in records:
         if record.alignments is not None:
             raise InputError(
-                "has alignments of its own, but all records are one complex; remove its a3mpath, or `complex`",
+                "has alignments of its own, but all records are one complex; remove its a3mpath, or "
+                "`RunOptions.complex_`",
                 path=file.path,
                 line=record.line,
                 record=record.identifier,

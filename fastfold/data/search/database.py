@@ -261,7 +261,9 @@ class SequenceDatabase:
             with gzip.open(self.path) if packed else self.path.open("rb") as file:
                 sample = file.read(_SAMPLE)
         except FileNotFoundError:
-            raise InputError("no such database; check the name given with `db`", path=self.path) from None
+            raise InputError(
+                "no such database; check the name given with `SearchSources.databases`", path=self.path
+            ) from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(
                 f"is a damaged gzip file ({error}); download or copy it again", path=self.path
@@ -302,7 +304,7 @@ def parse_databases(texts: Sequence[PathLike]) -> list[SequenceDatabase]:
         if name in databases:
             raise ConfigError(
                 f"{databases[name].path} and {path} would both be named {name}; name one of them differently, for "
-                f"example `db=other={path}`"
+                f"example `SearchSources.databases=other={path}`"
             )
         databases[name] = SequenceDatabase(name, path)
     return list(databases.values())

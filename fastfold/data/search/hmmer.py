@@ -165,7 +165,7 @@ def _with_distinct_names(msa: DigitalMSA, database: SequenceDatabase) -> Digital
         if rows.setdefault(name, (number, row))[1] != row:
             raise InputError(
                 "two different sequences have this name, which a Stockholm file cannot tell apart; rename one, or "
-                "write A3M files (`format=a3m`)",
+                "write A3M files (`HmmerSettings.file_format=a3m`)",
                 path=database.path,
                 record=name.rpartition("/")[0],
             )

@@ -24,8 +24,8 @@ PairStrategy = Literal["greedy", "complete"]
 PUBLIC_SERVER = "https://api.colabfold.com"
 """Address of ColabFold's public MSA server; requests go there only if a user names it."""
 PUBLIC_SERVER_TERMS = (
-    f"`msa_server={PUBLIC_SERVER}` asks ColabFold's public server, which sees the sequences and allows one query at a "
-    "time from one address"
+    f"`SearchSources.server={PUBLIC_SERVER}` asks ColabFold's public server, which sees the sequences and allows one "
+    "query at a time from one address"
 )
 
 
@@ -113,15 +113,15 @@ class ServerAccess:
         key = self.api_key
         if "@" in server:
             raise ConfigError(
-                "`msa_server`: expected an address without a user; give `msa_server_username=NAME`"
+                "`SearchSources.server`: expected an address without a user; give `ServerAccess.username=NAME`"
             )
         if self.username is None and self.password is not None:
-            raise ConfigError("`msa_server_password` needs `msa_server_username=NAME`")
+            raise ConfigError("`ServerAccess.password` needs `ServerAccess.username=NAME`")
         if self.username is not None:
             password = self.password or os.environ.get(_PASSWORD)
             if password is None:
                 raise ConfigError(
-                    f"`msa_server_username` needs a password: set {_PASSWORD} in the environment"
+                    f"`ServerAccess.username` needs a password: set {_PASSWORD} in the environment"
                 )
             if key is not None or self.api_key_header is not None:
                 raise ConfigError(
@@ -204,7 +204,7 @@ class HmmerSettings:
             raise ConfigError(f"engine must be jackhmmer or phmmer, found {self.engine!r}")
         if self.engine == "phmmer" and self.iterations > 1:
             raise ConfigError("phmmer makes one pass through a database; use jackhmmer for more iterations")
-        for name, value in (("-E", self.e_value), ("--incE", self.include_e_value)):
+        for name, value in (("`e_value`", self.e_value), ("`include_e_value`", self.include_e_value)):
             if not 0 < value <= MAX_E_VALUE:
                 raise ConfigError(f"{name} must be more than 0 and at most {MAX_E_VALUE:g}, found {value:g}")
         for share in (self.msv_filter, self.viterbi_filter, self.forward_filter):
@@ -314,18 +314,20 @@ class SearchSources:
             for name, value in (("msa_mode", self.msa_mode), ("pair_strategy", self.pair_strategy)):
                 if value is not None:
                     raise ConfigError(
-                        f"`{name}={value}` needs `msa_server=URL`, or `engine=mmseqs` with `db=FOLDER`; "
-                        f"{PUBLIC_SERVER_TERMS}"
+                        f"`{name}={value}` needs `SearchSources.server=URL`, or `engine=mmseqs` with "
+                        f"`SearchSources.databases=FOLDER`; {PUBLIC_SERVER_TERMS}"
                     )
 
     def _check_colabfold(self) -> None:
         """Refuse options of other sources next to an MSA server or MMseqs2."""
-        own = "`engine=mmseqs`" if self.server is None else "`msa_server`"
+        own = "`engine=mmseqs`" if self.server is None else "`SearchSources.server`"
         if self.folder is not None:
-            raise ConfigError(f"`databases` searches AlphaFold's databases on this machine; leave out {own}")
+            raise ConfigError(
+                f"`SearchSources.folder` searches AlphaFold's databases on this machine; leave out {own}"
+            )
         misplaced = [
-            f"`{option.attribute}`"
-            for field, option in options_of(HmmerSettings)
+            f"`HmmerSettings.{field.name}`"
+            for field, _option in options_of(HmmerSettings)
             if getattr(self.hmmer, field.name) != field.default
         ]
         misplaced += ["`memory`"] if self.memory is not None else []
@@ -334,10 +336,13 @@ class SearchSources:
             raise ConfigError(f"{', '.join(misplaced)}: not for {own}, whose settings are ColabFold's")
         if self.server is not None and self.databases:
             raise ConfigError(
-                "`db` searches on this machine, `msa_server` on another one; give one of the two"
+                "`SearchSources.databases` searches on this machine, `SearchSources.server` on another one; give one "
+                "of the two"
             )
         if self.server is None and len(self.databases) != 1:
-            raise ConfigError("`engine=mmseqs` takes one folder of databases: `db=FOLDER`")
+            raise ConfigError(
+                "`engine=mmseqs` takes one folder of databases: `SearchSources.databases=FOLDER`"
+            )
 
     @property
     def is_by_colabfold(self) -> bool:

@@ -166,50 +166,55 @@ class TemplateOptions:
                 object.__setattr__(self, name, read_objects(getattr(self, name)))
         if self.database is not None and self.mmcif_dir is None:
             raise ConfigError(
-                "`template_db` needs `template_mmcif_dir=DIR`, the folder of the PDB's mmCIF files"
+                "`TemplateOptions.database` needs `TemplateOptions.mmcif_dir=DIR`, the folder of the PDB's mmCIF files"
             )
         if self.hits is not None and self.mmcif_dir is None:
             raise ConfigError(
-                "`template_hits` needs `template_mmcif_dir=DIR`, the folder of the PDB's mmCIF files"
+                "`TemplateOptions.hits` needs `TemplateOptions.mmcif_dir=DIR`, the folder of the PDB's mmCIF files"
             )
         if self.hits is not None and self.database is not None:
             raise ConfigError(
-                "`template_hits` has the hits that `template_db` searches for; give one of the two"
+                "`TemplateOptions.hits` has the hits that `TemplateOptions.database` searches for; give one of the two"
             )
         if self.alignments and not self.structures:
-            raise ConfigError("`template_alignment` needs `templates`, the aligned structures")
+            raise ConfigError("`TemplateOptions.alignments` needs `templates`, the aligned structures")
         if self.server and self.database is not None:
             raise ConfigError(
-                "`templates` without files uses hits of the MSA server, `template_db` those of a search here; give one "
-                "of the two"
+                "`templates` without files uses hits of the MSA server, `TemplateOptions.database` those of a search "
+                "here; give one of the two"
             )
         if self.obsolete is not None and self.mmcif_dir is None:
-            raise ConfigError("`obsolete_pdbs` needs `template_mmcif_dir`, the folder of the entries' files")
+            raise ConfigError(
+                "`TemplateOptions.obsolete` needs `TemplateOptions.mmcif_dir`, the folder of the entries' files"
+            )
         if self.max_date is not None and self.mmcif_dir is None and not self.server:
             raise ConfigError(
-                "`max_template_date` limits hits, which need `template_mmcif_dir`; structures of `templates` are "
-                "always used"
+                "`TemplateOptions.max_date` limits hits, which need `TemplateOptions.mmcif_dir`; structures of "
+                "`templates` are always used"
             )
         if self.chains and not self.complexes:
             raise ConfigError(
-                "`superpose_chains` needs `cross_chain_templates`, the complex that the chains are superposed on"
+                "`TemplateOptions.chains` needs `TemplateOptions.complexes`, the complex that the chains are "
+                "superposed on"
             )
         for name, is_given in (
-            ("`template_chains`", self.chain_map is not None),
-            ("`clash_overlap`", self.overlap is not None),
-            ("`template_min_plddt`", self.min_plddt != 0),
+            ("`TemplateOptions.chain_map`", self.chain_map is not None),
+            ("`TemplateOptions.overlap`", self.overlap is not None),
+            ("`TemplateOptions.min_plddt`", self.min_plddt != 0),
         ):
             if is_given and not self.complexes:
-                raise ConfigError(f"{name} belongs to `cross_chain_templates`; give these, or leave it out")
+                raise ConfigError(
+                    f"{name} belongs to `TemplateOptions.complexes`; give these, or leave it out"
+                )
         if self.overlap is not None and self.keep_clashes:
             raise ConfigError(
-                "`clash_overlap` says which residues clash, and `keep_clashes` keeps all; give one"
+                "`TemplateOptions.overlap` says which residues clash, and `keep_clashes` keeps all; give one"
             )
         if self.overlap == 0:
-            raise ConfigError("`clash_overlap` must be over 0 and at most 4 Å, found 0")
+            raise ConfigError("`TemplateOptions.overlap` must be over 0 and at most 4 Å, found 0")
         if len(self.complexes) > self.max_templates:
             raise ConfigError(
-                f"`cross_chain_templates`: {len(self.complexes)} files, but `max_templates` is {self.max_templates}"
+                f"`TemplateOptions.complexes`: {len(self.complexes)} files, but `max_templates` is {self.max_templates}"
             )
 
     @property

@@ -79,7 +79,7 @@ class TemplateFinder:
         self._hit_chains: tuple[dict[str, str], list[Outcome]] | None = None
         for is_needed, option in (
             (options.server, "`templates` without files aligns the MSA server's hits"),
-            (options.hits is not None, "`template_hits` aligns the entries"),
+            (options.hits is not None, "`TemplateOptions.hits` aligns the entries"),
         ):
             if is_needed and find_program("hhsearch") is None:
                 raise ConfigError(

@@ -128,4 +128,4 @@ class EmbedConfig:
 def check_format(file_format: str) -> None:
     """Check that the package of a format is installed, or raise ConfigError."""
     if (package := {"hdf5": "h5py", "zarr": "zarr"}.get(file_format)) is not None:
-        require_package(package, f"`format={file_format}`")
+        require_package(package, f"`EmbedConfig.file_format={file_format}`")

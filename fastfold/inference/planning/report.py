@@ -13,6 +13,7 @@ import torch
 from ml_collections import ConfigDict
 from torch import nn
 
+from fastfold.errors import spelled
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import element_size
@@ -266,7 +267,8 @@ def report_gpu_plan(options: PlanOptions, gpu: str) -> str:
         recycles=options.num_recycles,
     )
     plan, time, speeds, planner = estimate.plan, estimate.time, estimate.speeds, estimate.planner
-    spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name
+    shared = f" ({spelled(f'`parallel=dap={gpus}`')})"
+    spread = f"{gpus} x {speeds.sheet.name}{shared}" if gpus > 1 else speeds.sheet.name
     longest = planner.longest(estimate.budget)
     fixed = FIXED_CUDA + nccl_bytes(gpus)
     lines = [

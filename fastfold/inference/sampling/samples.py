@@ -174,13 +174,13 @@ def _check_columns(fraction: float, target: Target) -> None:
     if not any(masked):
         raise InputError(
             f"`sample=columns` masks none of {longest} columns at a fraction of {fraction:g}; give at least "
-            f"{math.ceil(1000 / longest) / 1000:g} with `sample_fraction`",
+            f"{math.ceil(1000 / longest) / 1000:g} with `Sampling.fraction`",
             record=target.name,
         )
     if masked == lengths:
         raise InputError(
             f"`sample=columns` masks all of {longest} columns at a fraction of {fraction:g}, which leaves nothing of "
-            "the alignment; give less with `sample_fraction`, or use `sample=dropout`",
+            "the alignment; give less with `Sampling.fraction`, or use `sample=dropout`",
             record=target.name,
         )
 
@@ -198,7 +198,7 @@ def _random_rows(
     if not depths:
         raise InputError(
             f"`sample=depth`: the alignment has {available} rows besides the query, not more than the smallest depth "
-            f"{sampling.depths[0]}; give smaller numbers with `sample_depths`",
+            f"{sampling.depths[0]}; give smaller numbers with `Sampling.depths`",
             record=target.name,
         )
     for k in range(1, (sampling.number or len(depths)) + 1):

@@ -225,4 +225,6 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        raise ConfigError(f"`loss`: expected NAME=WEIGHT such as rg=0.3, found {text!r}") from None
+        raise ConfigError(
+            f"`DesignConfig.weights`: expected NAME=WEIGHT such as rg=0.3, found {text!r}"
+        ) from None

@@ -32,8 +32,8 @@ def report_gradient_plan(options: PlanOptions) -> str:
     gpus = 1 if options.gpus is None else options.gpus
     if options.gpu is None and options.memory_budget is None:
         raise ConfigError(
-            "fastfold plan --design needs --gpu or --memory-budget, for example: fastfold plan --design --residues "
-            "2000 --gpu h100"
+            "a plan of a design needs `gpu` or `memory_budget`, for example: 'fastfold plan --design --residues 2000 "
+            "--gpu h100'"
         )
     if options.disk is not None:
         raise ConfigError("`disk` is for folds; inputs of a gradient's blocks wait in `host_memory`")

@@ -55,7 +55,7 @@ SEQUENCES, TABLE, TRAJECTORIES = "designs.fasta", "designs.tsv", "trajectories"
 
 _TRIAL = (
     "warning: a trial: mini sees several chains as one chain with a gap in the residue numbers, without the structure "
-    "of given chains; it was not trained on complexes. Design binders and oligomers with --weights multimer"
+    "of given chains; it was not trained on complexes. Design binders and oligomers with `weights=multimer`"
 )
 
 

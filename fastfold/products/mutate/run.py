@@ -67,7 +67,8 @@ def _wild_type(request: InferRequest) -> Target:
     if len(targets) != 1:
         names = ", ".join(target.name for target in targets[:3])
         raise InputError(
-            f"expected one target to mutate, found {len(targets)}: {names}; give a file with one record, or `complex`"
+            f"expected one target to mutate, found {len(targets)}: {names}; give a file with one record, or "
+            "`RunOptions.complex_`"
         )
     if targets[0].has_forced_templates:
         raise InputError(

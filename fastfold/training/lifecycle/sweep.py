@@ -40,7 +40,7 @@ def sweep_jobs(overrides: Sequence[str]) -> dict[Path, list[str]]:
         else:
             fixed.append(text)
     if not swept:
-        raise ConfigError("--multirun needs a setting with several values, for example optim.lr=1e-3,1e-4")
+        raise ConfigError("`multirun` needs a setting with several values, for example optim.lr=1e-3,1e-4")
     if out is None:
         raise ConfigError(f"{_OUT} is not set; give {_OUT}=FOLDER, in which each run gets a folder")
     jobs = {}
@@ -63,7 +63,7 @@ def run_sweep(overrides: Sequence[str], say: Callable[[str], None]) -> int:
     """
     if started_processes() > 1:
         raise ConfigError(
-            "--multirun starts runs one after another; under torchrun or srun start each run alone"
+            "`multirun` starts runs one after another; under torchrun or srun start each run alone"
         )
     jobs, first = sweep_jobs(overrides), 0
     for number, (place, job) in enumerate(jobs.items(), 1):

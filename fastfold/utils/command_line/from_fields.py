@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from fastfold.errors import ConfigError
+from fastfold.errors import OPTION_NAMES, ConfigError
 from fastfold.utils.command_line.help_all import mark_rare
 from fastfold.utils.option_fields import LARGEST, Option, options_of
 
@@ -27,6 +27,10 @@ def add_field_options(groups: Mapping[str, Any], *kinds: type, only: Collection[
         kinds: The dataclasses.
         only: Names of the fields with an option in this command; empty for all.
     """
+    for kind in kinds:
+        OPTION_NAMES.update(
+            {f"{kind.__name__}.{field.name}": one.names[0] for field, one in options_of(kind)}
+        )
     for field, option in itertools.chain.from_iterable(map(options_of, kinds)):
         if option.group in groups and (not only or field.name in only):
             action = groups[option.group].add_argument(*option.names, **_settings(option, field.default))

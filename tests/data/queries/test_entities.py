@@ -142,7 +142,7 @@ def test_fields_that_are_not_used_are_named(tmp_path: Path) -> None:
     assert target.warnings == (
         "the file: 'foo' is not used",
         "entry 1: 'weird' is not used",
-        "entry 2: 'maxTemplateDate' is not used; give the date with `max_template_date`",
+        "entry 2: 'maxTemplateDate' is not used; give the date with `TemplateOptions.max_date`",
         f"entry 2: 'templatesPath' is not used; {UNUSED_HITS}",
     )
 

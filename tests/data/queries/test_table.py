@@ -84,7 +84,7 @@ def test_alignments_count_from_the_tables_folder(tmp_path: Path) -> None:
     table.write_text("id,sequence,a3mpath\na,mkv,\nb,mkv,good.a3m\n")
     targets, (error,) = read_targets([table], complex_=True)
     assert (targets, error.line) == ([], 3)
-    assert "remove its a3mpath, or complex=" in str(error)
+    assert "remove its a3mpath, or RunOptions.complex_" in str(error)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

@@ -100,12 +100,14 @@ def test_hits_need_structures_and_hhsearch(
 ) -> None:
     hits = tmp_path / "hits.m8"
     hits.write_text(HITS)
-    with pytest.raises(ConfigError, match="template_hits= needs template_mmcif_dir=DIR"):
+    with pytest.raises(ConfigError, match=r"TemplateOptions\.hits needs TemplateOptions\.mmcif_dir=DIR"):
         TemplateOptions(hits=hits)
-    with pytest.raises(ConfigError, match="template_hits= has the hits that template_db= searches for"):
+    with pytest.raises(
+        ConfigError, match=r"TemplateOptions\.hits has the hits that TemplateOptions\.database searches for"
+    ):
         TemplateOptions(hits=hits, mmcif_dir=entries, database=hits)
     monkeypatch.setattr("fastfold.data.templates.source.find_program", lambda name: None)
     with pytest.raises(
-        ConfigError, match="template_hits= aligns the entries by hhsearch, which is not installed"
+        ConfigError, match=r"TemplateOptions\.hits aligns the entries by hhsearch, which is not installed"
     ):
         TemplateFinder(TemplateOptions(hits=hits, mmcif_dir=entries))

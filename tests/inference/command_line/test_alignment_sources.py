@@ -278,7 +278,7 @@ def test_a_private_server_gets_credentials(
     ("arguments", "expected"),
     [
         (["--msa-server-username", "me"], "needs a password: set FASTFOLD_MSA_PASSWORD"),
-        (["--msa-server-password", "x"], "needs msa_server_username=NAME"),
+        (["--msa-server-password", "x"], "needs ServerAccess.username=NAME"),
         (["--api-key-header", "X"], "needs a key: set FASTFOLD_MSA_API_KEY"),
         (
             ["--msa-server-username", "me", "--msa-server-password", "x", "--api-key-value", "k"],
@@ -319,7 +319,10 @@ def test_a_server_is_asked_where_no_database_is_searched() -> None:
     engines = _engines("--msa-server", "http://127.0.0.1:9")
     assert isinstance(engines, MsaServer)
     assert engines.settings["url"].startswith("http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="db= searches on this machine, msa_server= on another"):
+    with pytest.raises(
+        ConfigError,
+        match=r"SearchSources\.databases searches on this machine, SearchSources\.server on another",
+    ):
         _engines("--msa-server", "http://127.0.0.1:9", "--db", "uniref90.fasta")
 
 

@@ -171,7 +171,7 @@ class MmseqsSource(ColabFoldSource):
             modes = ColabFoldModes(all_of_folder(folder))
         if modes.has_environment_pairs or modes.templates:
             wanted = "`templates` without files" if modes.templates else f"`msa_mode={modes.msa_mode}`"
-            raise ConfigError(f"{wanted} needs `msa_server`; `engine=mmseqs` cannot do it")
+            raise ConfigError(f"{wanted} needs `SearchSources.server`; `engine=mmseqs` cannot do it")
         self.modes = modes
         self._environment = _Database.open(folder, ENVIRONMENT) if modes.has_environment else None
         self._work = Path(tempfile.gettempdir() if temporary is None else temporary)

@@ -83,7 +83,7 @@ class TicketServer:
         pause: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url = check_url(url, setting="`msa_server`")
+        self.url = check_url(url, setting="`SearchSources.server`")
         self._secrets = dict(secrets or {})
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._say, self._pause, self._now = say, pause, now
@@ -118,7 +118,8 @@ class TicketServer:
             if self._now() + wait > end:
                 raise NetworkError(
                     f"{self.url}: no result after {clock(self._patience_s)} (the server says {status}). Received "
-                    "results are kept; run the same command later to ask again, or search local databases (`db`)"
+                    "results are kept; run the same command later to ask again, or search local databases "
+                    "(`SearchSources.databases`)"
                 )
             self._pause(wait * random.uniform(0.9, 1.1))
             wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
@@ -142,7 +143,7 @@ class TicketServer:
         if status == "ERROR":
             return QueryFailedError(
                 f"{self.url}: the server failed on this query (ERROR). {kept}; run the same command in an hour, or "
-                "search local databases (`db`)"
+                "search local databases (`SearchSources.databases`)"
             )
         return NetworkError(
             f"{self.url}: the server answers with the unknown status {str(status)[:40]!r}; is this the address of an "
@@ -202,8 +203,8 @@ class TicketServer:
 
 
 _LOGIN = (
-    "A private server wants `msa_server_username` and `msa_server_password`, or `api_key_value`; check them, or ask "
-    "its owner"
+    "A private server wants `ServerAccess.username` and `ServerAccess.password`, or `ServerAccess.api_key`; check "
+    "them, or ask its owner"
 )
 _MEANINGS = {
     "UNKNOWN": "the query is not known yet; asking again",
@@ -250,7 +251,10 @@ class MsaServer(ColabFoldSource):
         """Announce that sequences leave the machine, with their number and destination."""
         sent = list(dict.fromkeys((*sequences, *(s for chains in complexes for s in chains))))
         number = f"{len(sent)} sequences" if len(sent) > 1 else "1 sequence"
-        leaving = f"`msa_server`: leaving this machine for {self._server.url}, whose owner can read and keep the data: "
+        leaving = (
+            f"`SearchSources.server`: leaving this machine for {self._server.url}, whose owner can read and keep the "
+            "data: "
+        )
         say(spelled(f"{leaving}{number} ({sum(map(len, sent)):,} residues)"))
 
     def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, Files | QueryFailedError]]:

@@ -61,7 +61,7 @@ def read_whole(path: PathLike | Structure, *, min_plddt: float = 0.0) -> list[Cu
         chains.append(CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, positions, mask)))
     if count and not any(one.chain.mask.any() for one in chains):
         raise InputError(
-            f"all residues have a pLDDT (B-factor) under {min_plddt:g}; give a smaller `template_min_plddt`",
+            f"all residues have a pLDDT (B-factor) under {min_plddt:g}; give a smaller `TemplateOptions.min_plddt`",
             record=name,
         )
     if count:
@@ -329,7 +329,9 @@ class ChainMap:
         known = {chains[0].file: [one.chain_id for one in chains] for chains in complexes}
         for row in self._rows:
             if row.file not in known:
-                raise self._error(row, f"{row.file} is not among `cross_chain_templates`: {', '.join(known)}")
+                raise self._error(
+                    row, f"{row.file} is not among `TemplateOptions.complexes`: {', '.join(known)}"
+                )
             if row.chain not in known[row.file]:
                 chains = ", ".join(known[row.file])
                 raise self._error(

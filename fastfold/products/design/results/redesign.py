@@ -69,7 +69,7 @@ def program_designs(
     ]
     within = [one for one in made if not limits.broken(one.designed)]
     left = len(made) - len(within)
-    out = f", {left} left out because they break --composition or --charge" if left else ""
+    out = f", {left} left out because they break `composition` or `charge`" if left else ""
     say(f"{design.name}: {len(made)} sequences by {redesign.program.command.split()[0]}{out}")
     return within
 

@@ -41,7 +41,7 @@ def check_losses(task: DesignTask, weights: Mapping[str, float]) -> None:
             what = "residue" if loss.selected.dim() == 1 else "pair of residues"
             raise ConfigError(
                 f"{task.name}: the loss {name} would always be 0: no {what} is {loss.meaning}; leave it out "
-                f"({name}=0 in `loss`), or design a longer chain"
+                f"({name}=0 in `DesignConfig.weights`), or design a longer chain"
             )
 
 

@@ -154,7 +154,7 @@ def test_a_bad_database_is_one_error_before_anything_is_written(
         (["{fasta}", "--db", "{db}", "x=1", "x=2"], "would both be named x"),
         (["{fasta}", "--db", "{db}", "--memory", "lots"], "is not an amount of memory"),
         (["{fasta}", "--db", "{db}", "--memory", "1MiB", "--cpu", "1"], "is too small to search"),
-        (["{fasta}", "--db", "{db}", "-E", "0"], "-E must be more than 0"),
+        (["{fasta}", "--db", "{db}", "-E", "0"], "--e-value must be more than 0"),
         (
             ["{fasta}", "--db", "{db}", "--engine", "phmmer", "-N", "2"],
             "phmmer makes one pass through a database",

@@ -129,7 +129,7 @@ def test_modes_decide_databases_and_pairs(program: Path, databases: Path, tmp_pa
     assert modes == ["1", "1"]
     assert found.settings["pairing"] == "complete"
     for modes in (ColabFoldModes("mmseqs2_uniref_env_envpair"), ColabFoldModes(templates=True)):
-        with pytest.raises(ConfigError, match="needs msa_server=; engine='mmseqs' cannot do it"):
+        with pytest.raises(ConfigError, match=r"needs SearchSources\.server; engine='mmseqs' cannot do it"):
             source(databases, tmp_path, modes=modes)
 
 

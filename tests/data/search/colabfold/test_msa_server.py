@@ -35,8 +35,8 @@ def test_a_chain_gets_its_alignment(tmp_path: Path) -> None:
     with msa_server(StandIn(["PENDING"])) as server:
         assert search(server.url, [target], tmp_path, said) == []
     assert said == [
-        f"msa_server=: leaving this machine for {server.url}, whose owner can read and keep the data: 1 sequence "
-        "(9 residues)"
+        f"SearchSources.server: leaving this machine for {server.url}, whose owner can read and keep the data: "
+        "1 sequence (9 residues)"
     ]
     (((msa,), paired),) = load_alignments(tmp_path, target)
     rows = [variant(A, i).replace("k", "") for i in range(3)]

@@ -183,7 +183,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 
 
 def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="msa_server=: expected the address of a server"):
+    with pytest.raises(ConfigError, match=r"SearchSources\.server: expected the address of a server"):
         TicketServer("colabfold")
 
 

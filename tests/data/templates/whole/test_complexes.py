@@ -150,7 +150,7 @@ def test_a_user_assigns_the_chains(tmp_path: Path) -> None:
     [
         ("A,x.cif\n", "expected protein,file,chain such as .* found 'A,x.cif'"),
         ("", "has no rows"),
-        ("A,z.cif,0\n", "z is not among cross_chain_templates=: x"),
+        ("A,z.cif,0\n", "z is not among TemplateOptions.complexes: x"),
         ("A,x.cif,7\n", "x lacks a protein chain 7; its chains are 0, 30"),
         ("C,x.cif,0\n", "C is not a chain of the target; its chains are A, B"),
         ("A,x.cif,0\nA,x.cif,30\n", "A has 1 chains, and this row of x is one more"),
@@ -214,10 +214,10 @@ def test_a_run_puts_complexes_before_other_templates(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"complexes": (Path("a"),) * 5}, "5 files, but max_templates= is 4"),
-        ({"chains": (Path("a"),)}, "superpose_chains= needs cross_chain_templates="),
-        ({"chain_map": Path("a")}, "template_chains= belongs to cross_chain_templates="),
-        ({"overlap": 0.9}, "clash_overlap= belongs to"),
-        ({"min_plddt": 50.0}, "template_min_plddt= belongs to"),
+        ({"chains": (Path("a"),)}, "TemplateOptions.chains needs TemplateOptions.complexes"),
+        ({"chain_map": Path("a")}, "TemplateOptions.chain_map belongs to TemplateOptions.complexes"),
+        ({"overlap": 0.9}, "TemplateOptions.overlap belongs to"),
+        ({"min_plddt": 50.0}, "TemplateOptions.min_plddt belongs to"),
         ({"complexes": (Path("a"),), "overlap": 0.9, "keep_clashes": True}, "give one"),
         ({"complexes": (Path("a"),), "overlap": 0.0}, "must be over 0 and at most 4"),
         ({"complexes": (Path("a"),), "min_plddt": 101.0}, "must be from 0 to 100"),
