@@ -15,6 +15,7 @@ from fastfold.errors import InputError
 from fastfold.protein.labels import AuthorNames, fill_numbers, residue_ranges
 from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import UNKNOWN_LETTERS, mask_unknown
+from fastfold.utils.lazy import old_attributes
 from fastfold.utils.text_files import PathLike, split_lines
 from fastfold.utils.transliteration import to_ascii
 
@@ -87,6 +88,7 @@ class Chain:
         return replace(self, sequence=sequence, letters=letters, whole="", regions=(), indices=(), labels=())
 
 
+@old_attributes({"given": "scored_structure"})
 @dataclass(frozen=True)
 class Target:
     """Target of a fold: a chain or a complex."""

@@ -1,4 +1,4 @@
-"""Imports of a package: names loaded on first use (PEP 562), without garbage collection, and by old paths."""
+"""Names of a package: loaded on first use (PEP 562), imported without garbage collection, and old ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import ast
 import contextlib
 import gc
 import importlib
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=type)
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -78,6 +82,54 @@ class _NewPath(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._own_spec  # the import system has written the old path's
+
+
+def old_attributes(names: Mapping[str, str]) -> Callable[[T], T]:
+    """Return a decorator that gives attributes of a class under old names, too.
+
+    Reading one warns with a DeprecationWarning that names the new one.
+
+    Args:
+        names: New names by old ones.
+    """
+
+    def decorate(kind: T) -> T:
+        for old, new in names.items():
+            setattr(kind, old, property(partial(_renamed, old=old, new=new)))
+        return kind
+
+    return decorate
+
+
+def old_methods(functions: Mapping[str, str]) -> Callable[[T], T]:
+    """Return a decorator that gives functions of an object as its methods, as before.
+
+    Reading one warns with a DeprecationWarning that names the function, which is imported then.
+
+    Args:
+        functions: Functions by names of methods, such as ``fastfold:view``.
+    """
+
+    def decorate(kind: T) -> T:
+        for old, function in functions.items():
+            setattr(kind, old, property(partial(_as_method, old=old, function=function)))
+        return kind
+
+    return decorate
+
+
+def _renamed(instance: object, *, old: str, new: str) -> Any:
+    kind = type(instance).__name__
+    warnings.warn(f"{kind}.{old} is {kind}.{new} now", DeprecationWarning, stacklevel=2)
+    return getattr(instance, new)
+
+
+def _as_method(instance: object, *, old: str, function: str) -> Callable[..., Any]:
+    shown = function.replace(":", ".")
+    warnings.warn(
+        f"{type(instance).__name__}.{old} is the function {shown} now", DeprecationWarning, stacklevel=2
+    )
+    return partial(pkgutil.resolve_name(function), instance)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from fastfold.data.templates.features import Template, template_of_hit
 from fastfold.data.templates.hits import Outcome, TemplateHit, TemplateSkipped, is_ranked
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.protein import residue_constants as rc
+from fastfold.utils.lazy import old_attributes
 
 MAX_SUBSEQUENCE = 0.95  #: Largest share of the query for a hit that is a part of the query itself
 MIN_ALIGNED = 0.1  #: Share of the query's residues that a hit must exceed
@@ -21,6 +22,7 @@ MIN_RESIDUES = 10  #: Smallest number of residues of a hit
 _SHOWN = 3  #: Number of left-out hits that are named with a reason
 
 
+@old_attributes({"found": "examined"})
 @dataclass(frozen=True)
 class ChainTemplates:
     """Templates of one chain."""

@@ -22,6 +22,7 @@ from fastfold.data.training.entry import (
     resolved_share,
 )
 from fastfold.errors import ConfigError, InputError
+from fastfold.utils.lazy import old_attributes
 
 _STREAM = 1  # of draw_rng; stream 0 is for making samples
 
@@ -114,6 +115,7 @@ class Filters:
     max_release_date: str | None = None
 
 
+@old_attributes({"taken": "removed"})
 @dataclass(frozen=True)
 class Filtered:
     """Result of filters."""

@@ -30,6 +30,7 @@ from fastfold.protein.labels import AuthorNames, default_names, residue_ranges, 
 from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, check_writable, convert_arrays
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.lazy import old_methods
 from fastfold.utils.transliteration import to_ascii
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Recycle(NamedTuple):
     plddt: np.ndarray  #: ``[N]`` float32, 0 to 100
 
 
+@old_methods({"view": "fastfold:view", "relax": "fastfold:relax_prediction"})
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """Predicted structure of ``N`` residues, as arrays and plain values.

@@ -19,10 +19,12 @@ from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.chain_mapping import ChainCandidates, equal_chains, map_chains
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
+from fastfold.utils.lazy import old_attributes
 
 SMALLEST = 3  #: Smallest number of predictions of an ensemble
 
 
+@old_attributes({"found": "prediction"})
 @dataclass(frozen=True)
 class Member:
     """Prediction of an ensemble."""

@@ -18,6 +18,7 @@ from fastfold.evoformer.losses.design import ContactOptions, Outputs
 from fastfold.products.design.config import Flexible
 from fastfold.products.design.tasks.given import residue_text, template_features, with_frames
 from fastfold.protein.io.observed import ObservedChain
+from fastfold.utils.lazy import old_attributes
 
 CONTACTS = ContactOptions(num=2, cutoff=14.0, seqsep=9)
 INTERFACE_CONTACTS = ContactOptions(num=1, cutoff=21.6875)
@@ -50,6 +51,7 @@ class Reference:
         return (self.rows * present)[:, None] * present[None] * same
 
 
+@old_attributes({"given": "bound_ca"})
 @dataclass(frozen=True)
 class DesignTask:
     """Residues to design in the chains of a target, and losses of them.
