@@ -18,7 +18,7 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.kernels.common.shared_masks import shared_masks
 
 
-def is_enabled(node: Any) -> bool:
+def is_enabled(node: ConfigDict) -> bool:
     """Return False if a layer's config node says ``enabled: false``."""
     # A missing key makes ``ConfigDict.get`` search for similar ones, which is slow.
     return "enabled" not in node or bool(node["enabled"])

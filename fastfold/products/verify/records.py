@@ -229,7 +229,7 @@ def _arrays(directory: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def _losses(
-    result: dict[str, Any], batch: dict[str, Tensor], outputs: Mapping[str, np.ndarray], config: Any
+    result: dict[str, Any], batch: dict[str, Tensor], outputs: Mapping[str, np.ndarray], config: ConfigDict
 ) -> dict[str, Tensor]:
     total, parts = alphafold_loss(result, batch, config)
     if "predicted_aligned_error" in parts:
