@@ -167,7 +167,9 @@ class InferRequest:
     """Targets to fold, and how."""
 
     inputs: Sequence[Path] | TargetReader  #: Files of sequences, or a function that reads the targets
-    output: Path  #: Folder for the results
+    output: Path = option(
+        "--out", is_required=True, parse=Path, group="results", metavar="DIR", help="folder for the results"
+    )
     #: Weights files or names of published networks; empty for the small network that ships with the package
     weights: Sequence[Path] = option(
         default=(),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
+from fastfold.utils.command_line.from_fields import add_field_options
+from fastfold.utils.option_fields import argument
 
 _COMPLETION = """\
 Print a script that completes commands, options and file names:
@@ -17,12 +20,19 @@ Print a script that completes commands, options and file names:
 """
 
 
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Shell that completes."""
+
+    shell: str = argument(choices=("bash", "zsh", "tcsh"), help=None)
+
+
 def add_completion_command(commands: Any, root: argparse.ArgumentParser) -> None:
     """Add the subcommand to the subparsers of ``root``, the ``fastfold`` parser."""
     completion = commands.add_parser(
         "completion", help="print a script for tab completion", description=_COMPLETION
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    add_field_options({"": completion}, CompletionOptions)
     completion.set_defaults(run=lambda options: run_completion(root, options.shell))
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any
 
 from fastfold.cli.commands.resources.search import search_alone
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.fold_options import add_fold_options, add_inputs, infer_request
 from fastfold.inference.command_line.printing import announce, is_first_process, print_summary
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
 from fastfold.utils.command_line.help_all import finish_command
 from fastfold.utils.lazy import imports_without_collection
+from fastfold.utils.option_fields import option
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -62,6 +65,13 @@ the command; 130 stopped by Ctrl-C. With FASTFOLD_DEBUG=1 in the environment fai
 """
 
 
+@dataclass(frozen=True)
+class InferOptions:
+    """Options of the command other than those of all commands that fold."""
+
+    msa_only: bool = option(default=False, help="stop after the search; no weights are needed")
+
+
 def add_infer_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     infer = commands.add_parser(
@@ -72,7 +82,7 @@ def add_infer_command(commands: Any) -> None:
         epilog=_INFER_EPILOG,
     )
     add_inputs(infer)
-    infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
+    add_field_options({"": infer}, InferOptions)
     add_fold_options(infer, has_order=True)
     finish_command(infer, run_infer)
 
@@ -86,7 +96,7 @@ def run_infer(options: argparse.Namespace) -> int:
             if options.db
             else "no input given; fastfold infer --help explains the command"
         )
-    if options.msa_only:
+    if from_options(InferOptions, options).msa_only:
         if not request.options.sources.wanted:
             raise ConfigError(
                 "--msa-only searches and stops; say where to search: --db FASTA or --msa-server URL"

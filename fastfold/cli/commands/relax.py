@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from fastfold.inference.error_messages import debugging, internal_error
 from fastfold.inference.progress import print_line
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import argument, option
 
 _RELAX = """\
 Relax the protein chains of PDB and mmCIF files (.gz too), and of folders of them, as AlphaFold does: hydrogens and
@@ -35,6 +38,27 @@ stopped by Ctrl-C.
 """
 
 
+@dataclass(frozen=True)
+class RelaxOptions:
+    """Files of the command, and the place of its results."""
+
+    files: Sequence[Path] = argument(
+        nargs="+",
+        parse=Path,
+        group="files",
+        metavar="FILE",
+        help="PDB and mmCIF files (.gz too), and folders",
+    )
+    out: Path | None = option(
+        default=None,
+        parse=Path,
+        group="files",
+        metavar="DIR",
+        help="folder for the results (default: that of each file)",
+    )
+    overwrite: bool = option(default=False, help="replace existing results")
+
+
 def add_relax_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     relax = commands.add_parser(
@@ -44,22 +68,16 @@ def add_relax_command(commands: Any) -> None:
         description=_RELAX,
         epilog=_RELAX_EPILOG,
     )
-    relax.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="PDB and mmCIF files (.gz too), and folders"
-    )
-    relax.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for the results (default: that of each file)"
-    )
-    add_field_options({"": relax}, RelaxConfig)
-    relax.add_argument("--overwrite", action="store_true", help="replace existing results")
+    add_field_options({"files": relax}, RelaxOptions)
+    add_field_options({"": relax}, RelaxConfig, RelaxOptions)
     relax.set_defaults(run=run_relax)
 
 
-def run_relax(options: argparse.Namespace) -> int:
+def run_relax(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise ConfigError."""
     from fastfold.inference.relax.files import relax_file, result_paths, structures_to_relax
 
-    config = from_options(RelaxConfig, options)
+    options, config = from_options(RelaxOptions, namespace), from_options(RelaxConfig, namespace)
     failed = 0
     written: set[Path] = set()
     files = structures_to_relax(options.files)

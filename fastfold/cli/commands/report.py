@@ -12,7 +12,7 @@ from typing import Any
 from fastfold.inference.progress import print_line
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
-from fastfold.utils.option_fields import option
+from fastfold.utils.option_fields import argument, option
 
 _SCORES = (
     *(one.name for one in PAIR_SCORES),
@@ -37,8 +37,9 @@ _MOST_LISTED = 50
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of the command other than its folder."""
+    """Options of a report."""
 
+    directory: Path = argument(parse=Path, metavar="DIR", help="folder of results")
     reference: Path | None = option(
         default=None,
         parse=Path,
@@ -76,12 +77,11 @@ def add_report_command(commands: Any) -> None:
         "a browser, without a network. Of complexes, interfaces.csv has the scores of all pairs of chains, best first.",
         epilog=_EPILOG,
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
     add_field_options({"": parser}, ReportOptions)
     parser.set_defaults(run=run_report)
 
 
-def run_report(options: argparse.Namespace) -> int:
+def run_report(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.inference.output.summary import aligned_table, read_summary
     from fastfold.inference.report import write_report
@@ -94,27 +94,27 @@ def run_report(options: argparse.Namespace) -> int:
         write_rows,
     )
 
-    chosen = from_options(ReportOptions, options)
-    if chosen.reference is not None:
+    options = from_options(ReportOptions, namespace)
+    if options.reference is not None:
         from fastfold.inference.report.references import compare_results
 
-        compare_results(options.directory, chosen.reference, print)
-    meets = None if chosen.condition is None else parse_condition(chosen.condition, COLUMNS)
-    sort_rows((), chosen.sort)
-    for path in chosen.export:
+        compare_results(options.directory, options.reference, print)
+    meets = None if options.condition is None else parse_condition(options.condition, COLUMNS)
+    sort_rows((), options.sort)
+    for path in options.export:
         check_export(path)
-    if chosen.table and (lines := read_summary(options.directory / "summary.tsv")):
+    if options.table and (lines := read_summary(options.directory / "summary.tsv")):
         filled = [column for column in lines[0] if any(line.get(column) for line in lines)]
         print(aligned_table(lines, [column for column in filled if column != "files"]))
-    if meets is not None or chosen.export:
+    if meets is not None or options.export:
         every = find_rows(options.directory)
-        rows = sort_rows(every if meets is None else list(filter(meets, every)), chosen.sort)
+        rows = sort_rows(every if meets is None else list(filter(meets, every)), options.sort)
         if meets is not None:
             shown_rows = [{key: _cell(row[key]) for key in _LISTED} for row in rows[:_MOST_LISTED]]
             if shown_rows:
                 print(aligned_table(shown_rows, _LISTED))
             print(f"{len(rows):,} of {len(every):,} pairs of chains meet the condition")
-        for path in chosen.export:
+        for path in options.export:
             write_rows(rows, path)
             print(f"wrote {path}")
         if meets is not None and not rows:
@@ -128,6 +128,16 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
+@dataclass(frozen=True)
+class CiteOptions:
+    """Options of a list of papers."""
+
+    directory: Path | None = argument(
+        default=None, nargs="?", parse=Path, metavar="DIR", help="folder of results (default: all papers)"
+    )
+    bibtex: bool = option(default=False, help="print BibTeX entries")
+
+
 def add_cite_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     cite = commands.add_parser(
@@ -135,17 +145,15 @@ def add_cite_command(commands: Any) -> None:
         help="print the papers to cite",
         description="Print the papers of the methods that FastFold uses, or those of the results in a folder.",
     )
-    cite.add_argument(
-        "directory", nargs="?", type=Path, metavar="DIR", help="folder of results (default: all papers)"
-    )
-    cite.add_argument("--bibtex", action="store_true", help="print BibTeX entries")
+    add_field_options({"": cite}, CiteOptions)
     cite.set_defaults(run=run_cite)
 
 
-def run_cite(options: argparse.Namespace) -> int:
+def run_cite(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise InputError."""
     from fastfold.protein.citations import CITATIONS, find_citations
 
+    options = from_options(CiteOptions, namespace)
     citations = list(CITATIONS)
     if options.directory is not None:
         from fastfold.inference.output.used_methods import used_methods

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import argument, option
 
 _TRAIN = """\
 Train a network on real structures. Everything is a setting of Hydra's groups model, data, optim, trainer, parallel,
@@ -35,6 +40,33 @@ processes work on it.
 """
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """Settings of a training, and other things to do with them."""
+
+    overrides: Sequence[str] = argument(
+        default=(), nargs="*", metavar="OVERRIDE", help="settings, as Hydra takes them"
+    )
+    cfg: str | None = option(default=None, choices=("job",), help="print the whole configuration and stop")
+    multirun: bool = option(
+        "-m",
+        "--multirun",
+        default=False,
+        dest="multirun",
+        help="train once for each combination of settings with several values (optim.lr=1e-3,1e-4)",
+    )
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Settings of a training set, and its file."""
+
+    out: str = option(is_required=True, metavar="FILE", help="file for the packed set")
+    overrides: Sequence[str] = argument(
+        default=(), nargs="*", metavar="OVERRIDE", help="settings, as fastfold train takes them"
+    )
+
+
 def add_train_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     train = commands.add_parser(
@@ -43,14 +75,7 @@ def add_train_command(commands: Any) -> None:
         usage="fastfold train [--cfg job | --multirun] [+preset=NAME] [group=CHOICE ...] [group.key=VALUE ...]",
         description=_TRAIN,
     )
-    train.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings, as Hydra takes them")
-    train.add_argument("--cfg", choices=("job",), help="print the whole configuration and stop")
-    train.add_argument(
-        "-m",
-        "--multirun",
-        action="store_true",
-        help="train once for each combination of settings with several values (optim.lr=1e-3,1e-4)",
-    )
+    add_field_options({"": train}, TrainOptions)
     train.set_defaults(run=run_train)
 
 
@@ -63,17 +88,15 @@ def add_data_command(commands: Any) -> None:
         usage="fastfold data build --out FILE [+preset=NAME] [data.key=VALUE ...] [model=NAME]",
         description=_BUILD,
     )
-    build.add_argument("--out", required=True, metavar="FILE", help="file for the packed set")
-    build.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="settings, as fastfold train takes them"
-    )
+    add_field_options({"": build}, BuildOptions)
     build.set_defaults(run=run_build)
 
 
-def run_build(options: argparse.Namespace) -> int:
+def run_build(namespace: argparse.Namespace) -> int:
     """Run the subcommand ``data build``; return the exit code, or raise FastFoldError."""
     from fastfold.training.compose import compose_config, network_config
 
+    options = from_options(BuildOptions, namespace)
     config = compose_config(["trainer.out=.", *options.overrides])  # required, but nothing is written there
     complexes = bool(network_config(config.model).model.global_config.multimer_mode)
 
@@ -90,10 +113,11 @@ def run_build(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_train(options: argparse.Namespace) -> int:
+def run_train(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code."""
     from fastfold.training.compose import compose_config, compose_tree, to_yaml
 
+    options = from_options(TrainOptions, namespace)
     if options.cfg:
         print(to_yaml(compose_tree(options.overrides)), end="")
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,44 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.progress import print_line
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.sampling.settings import Sampling
-from fastfold.utils.command_line.from_fields import More, add_field_options, from_options, whole_number
-from fastfold.utils.command_line.help_all import mark_rare
-from fastfold.utils.option_fields import options_of
+from fastfold.utils.command_line.from_fields import More, add_field_options, from_options
+from fastfold.utils.option_fields import LARGEST, option, options_of
 
 _FASTA = re.compile(r"\.(fa|faa|fas|fasta)(\.gz)?$")
+
+
+@dataclass(frozen=True)
+class Shortcuts:
+    """Options of the command line that set several settings of a fold."""
+
+    skip_output: str = option(
+        default="",
+        group="structures",
+        metavar="LIST",
+        is_rare=True,
+        help="leave out kinds of files, joined by commas: plots, pae_json",
+    )
+    seed: int | None = option(
+        "--seed",
+        "--random-seed",
+        default=None,
+        bounds=(0, LARGEST),
+        group="sampling",
+        help="seed of everything random (default 0)",
+    )
+    num_seeds: int | None = option(
+        default=None,
+        bounds=(1, LARGEST),
+        group="sampling",
+        help="fold with N seeds, from --seed on (default 1)",
+    )
+
+    def seeds(self) -> tuple[int, ...] | None:
+        """Return ``num_seeds`` seeds from ``seed`` on; None if both are left out."""
+        if self.seed is None and self.num_seeds is None:
+            return None
+        first = self.seed or 0
+        return tuple(range(first, first + (self.num_seeds or 1)))
 
 
 def add_inputs(
@@ -40,8 +74,7 @@ def add_fold_options(
         parallel: Add the option of several processes for each target.
         has_order: Add the order of the targets.
     """
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
-    own = ["weights", "networks", "alignments", "sources", "pairs", "targets"]
+    own = ["results", "weights", "networks", "alignments", "sources", "pairs", "targets"]
     own += ["order"] if has_order else []
     add_field_options(dict.fromkeys(own, parser), InferRequest, RunOptions, SearchSources, ServerAccess)
     templates, sampling = parser.add_argument_group("templates"), parser.add_argument_group("sampling")
@@ -50,18 +83,9 @@ def add_fold_options(
     groups |= dict.fromkeys(("machine", "memory", "search processes"), machine)
     if structures:
         groups |= {"restraints": sampling, "structures": output, "reference": output}
-        kinds = "leave out kinds of files, joined by commas: plots, pae_json"
-        mark_rare(output.add_argument("--skip-output", metavar="LIST", help=kinds))
     if parallel:
         groups["ranks"] = machine
-    count = whole_number(0)
-    sampling.add_argument(
-        "--seed", "--random-seed", type=count, metavar="N", help="seed of everything random (default 0)"
-    )
-    sampling.add_argument(
-        "--num-seeds", type=whole_number(1), metavar="N", help="fold with N seeds, from --seed on (default 1)"
-    )
-    add_field_options(groups, TemplateOptions, InferConfig, Sampling, RunOptions, SearchSources)
+    add_field_options(groups, Shortcuts, TemplateOptions, InferConfig, Sampling, RunOptions, SearchSources)
 
 
 def infer_request(options: argparse.Namespace) -> InferRequest:
@@ -82,11 +106,17 @@ def infer_request(options: argparse.Namespace) -> InferRequest:
         )
     _check_sampling(options)
     is_served = options.templates == [] and options.template_hits is None
-    settings = _seeds(options) | _outputs_left_out(options)
+    shortcuts = from_options(Shortcuts, options)
+    settings = _outputs_left_out(shortcuts, options.pae if shortcuts.skip_output else None)
+    seeds = shortcuts.seeds()
+    if seeds is not None:
+        if options.seeds is not None:
+            raise ConfigError("--seeds names all seeds; leave out --seed and --num-seeds")
+        settings["seeds"] = seeds
     searches = found_databases(options)
-    has_seeds = any(one is not None for one in (options.seeds, options.seed, options.num_seeds))
+    has_seeds = seeds is not None or options.seeds is not None
     more = {
-        InferRequest: {"inputs": options.inputs, "output": options.out, "has_seeds": has_seeds},
+        InferRequest: {"inputs": options.inputs, "has_seeds": has_seeds},
         InferConfig: settings,
         SearchSources: searches[SearchSources],
         TemplateOptions: searches[TemplateOptions] | {"server": is_served},
@@ -119,32 +149,21 @@ def found_databases(options: argparse.Namespace, *, has_templates: bool = True) 
     }
 
 
-def _seeds(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
-    """Return the seeds of ``--seed`` and ``--num-seeds``, if they are given."""
-    if options.seed is None and options.num_seeds is None:
-        return {}
-    if options.seeds is not None:
-        raise ConfigError("--seeds names all seeds; leave out --seed and --num-seeds")
-    first = options.seed or 0
-    number = 1 if options.num_seeds is None else options.num_seeds
-    return {"seeds": tuple(range(first, first + number))}
-
-
 def _check_sampling(options: argparse.Namespace) -> None:
     """Refuse settings of samples without a method, or of another method."""
-    for field, option in options_of(Sampling):
-        if field.name == "method" or getattr(options, option.attribute, None) is None:
+    for field, choice in options_of(Sampling):
+        if field.name == "method" or getattr(options, choice.attribute, None) is None:
             continue
         if options.sample is None:
-            raise ConfigError(f"{option.names[0]} needs a method of sampling; give one with --sample")
+            raise ConfigError(f"{choice.names[0]} needs a method of sampling; give one with --sample")
         method = {"fraction": "columns", "depths": "depth"}.get(field.name, options.sample)
         if options.sample != method:
-            raise ConfigError(f"{option.names[0]} is for --sample {method}; leave it out")
+            raise ConfigError(f"{choice.names[0]} is for --sample {method}; leave it out")
 
 
-def _outputs_left_out(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of the kinds of files that ``--skip-output`` leaves out."""
-    skipped = {name.strip() for name in (getattr(options, "skip_output", None) or "").split(",")} - {""}
+def _outputs_left_out(shortcuts: Shortcuts, pae: str | None) -> dict[str, Any]:
+    """Return the settings of the kinds of files that ``--skip-output`` leaves out, by the value of ``--pae``."""
+    skipped = {name.strip() for name in shortcuts.skip_output.split(",")} - {""}
     if "msa" in skipped:
         raise ConfigError(
             "--skip-output msa: alignments stay in the folder alignments, by which a run continues; remove it "
@@ -152,6 +171,6 @@ def _outputs_left_out(options: argparse.Namespace) -> dict[str, Any]:
         )
     if unknown := sorted(skipped - {"plots", "pae_json"}):
         raise ConfigError(f"--skip-output: expected plots or pae_json, found {unknown[0]!r}")
-    if "pae_json" in skipped and options.pae == "yes":
+    if "pae_json" in skipped and pae == "yes":
         raise ConfigError("--skip-output pae_json and --pae yes exclude each other; leave out one of them")
     return {field: False for field, kind in (("plots", "plots"), ("pae", "pae_json")) if kind in skipped}

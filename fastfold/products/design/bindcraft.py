@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
+from fastfold.products.design.config import Flexible
 from fastfold.utils.foreign_text import parse_json, read_settings_text, shown
 
 PRESETS = ("colabdesign", "bindcraft")
@@ -61,8 +62,8 @@ class AdvancedSettings:
     values: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)  #: Values of :data:`DEFAULTS` by key
 
     @property
-    def flexible(self) -> str:
-        """Parts of the target's template that are left out (:data:`fastfold.products.design.config.Flexible`)."""
+    def flexible(self) -> Flexible:
+        """Parts of the target's template that are left out."""
         if self.values["rm_template_seq_design"]:
             return "backbone"
         return "sidechains" if self.values["rm_template_sc_design"] else "none"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,11 @@ from fastfold.errors import ConfigError
 from fastfold.inference.command_line.printing import announce, is_first_process
 from fastfold.inference.config import InferConfig
 from fastfold.products.design.bindcraft import PRESETS, AdvancedSettings, read_advanced, read_target
-from fastfold.products.design.command_task import PROTOCOLS, add_task_options, design_task
+from fastfold.products.design.command_task import TaskOptions, design_task
 from fastfold.products.design.config import PROGRAM_SEQUENCES, DesignConfig
 from fastfold.utils.command_line.config_file import add_config_options
-from fastfold.utils.command_line.from_fields import (
-    add_field_options,
-    field_values,
-    from_options,
-    whole_number,
-)
+from fastfold.utils.command_line.from_fields import add_field_options, field_values, from_options
+from fastfold.utils.option_fields import LARGEST, option
 
 if TYPE_CHECKING:
     from fastfold.products.design.results.redesign import Redesign
@@ -62,6 +59,120 @@ examples:
 """
 
 
+_COUNT = (1, LARGEST)
+
+
+@dataclass(frozen=True)
+class DesignOptions:
+    """Options of the command other than those of the task and of the optimisation."""
+
+    out: Path = option(is_required=True, parse=Path, metavar="DIR", help="folder for the results")
+    weights: Sequence[Path] = option(
+        default=(),
+        nargs="+",
+        parse=Path,
+        metavar="FILE",
+        help="networks to design with: files, or monomer, monomer_ptm, multimer (default: mini, for trying it out)",
+    )
+    predict_weights: Sequence[Path] | None = option(
+        default=None,
+        nargs="+",
+        parse=Path,
+        metavar="FILE",
+        help="networks that fold the designs again (default: those of --weights)",
+    )
+    preset: str | None = option(
+        default=None,
+        choices=PRESETS,
+        group="programs",
+        help="settings of another program, which options of the command change (default colabdesign)",
+    )
+    settings: Path | None = option(
+        default=None,
+        parse=Path,
+        group="programs",
+        metavar="FILE",
+        help="BindCraft's settings_target file: structure, chains, hotspots and lengths",
+    )
+    advanced: Path | None = option(
+        default=None,
+        parse=Path,
+        group="programs",
+        metavar="FILE",
+        help="BindCraft's settings_advanced file; implies --preset bindcraft",
+    )
+    predict_seeds: int = option(
+        default=1,
+        bounds=_COUNT,
+        group="filters",
+        help="fold each design with N seeds by each network of --predict-weights (default 1)",
+    )
+    mpnn: str | None = option(
+        default=None,
+        group="filters",
+        metavar="PROGRAM",
+        help="fold sequences of another program for the designed backbones as well: proteinmpnn, ligandmpnn, or a "
+        "command with {pdb} and {out}, in quotes (docs/design.md)",
+    )
+    mpnn_sequences: int = option(
+        default=PROGRAM_SEQUENCES,
+        bounds=_COUNT,
+        group="filters",
+        help=f"sequences of --mpnn for a backbone (default {PROGRAM_SEQUENCES})",
+    )
+    mpnn_temperature: float = option(
+        default=0.1,
+        parse=float,
+        group="filters",
+        metavar="X",
+        help="temperature of the sequences of --mpnn (default 0.1)",
+    )
+    mpnn_omit: str = option(
+        default="",
+        group="filters",
+        metavar="LETTERS",
+        help="residues that --mpnn never uses, besides --forbid",
+    )
+    mpnn_soluble: bool = option(
+        default=False, group="filters", help="weights of --mpnn that were trained on soluble proteins"
+    )
+    mpnn_keep_interface: bool = option(
+        default=False, group="filters", help="residues within 4 Å of other chains stay as designed"
+    )
+    filters: Path | None = option(
+        default=None,
+        parse=Path,
+        group="filters",
+        metavar="FILE",
+        help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
+    )
+    condition: str | None = option(
+        "--where",
+        default=None,
+        group="filters",
+        metavar="CONDITION",
+        help='condition on columns of designs.tsv that designs have to meet, such as "iptm>0.6 and rmsd<2"',
+    )
+    num_designs: int | None = option(
+        "--num-designs",
+        "--num-seeds",
+        default=None,
+        bounds=_COUNT,
+        group="run",
+        help=f"designs, of seeds from --seed on (default 1; with --until at most {_MOST_DESIGNS:,})",
+    )
+    until: int | None = option(
+        default=None,
+        bounds=_COUNT,
+        group="run",
+        help="fold designs one by one until N sequences pass --filters and --where; several processes may run the same "
+        "command in one folder",
+    )
+    seed: int = option(default=0, bounds=(0, LARGEST), group="run", help="first seed (default 0)")
+    precision: str = option(default="fp32", group="run", metavar="NAME", help="fp32 (default) or bf16")
+    overwrite: bool = option(default=False, group="overwrite", help="start again where settings differ")
+
+
 def add_design_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     parser = commands.add_parser(
@@ -72,145 +183,52 @@ def add_design_command(commands: Any) -> None:
         description=_DESIGN,
         epilog=_EPILOG,
     )
-    parser.add_argument("protocol", choices=PROTOCOLS, help="what to design")
-    parser.add_argument("structure", nargs="?", type=Path, metavar="STRUCTURE", help="PDB or mmCIF file")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
-    parser.add_argument(
-        "--weights",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="networks to design with: files, or monomer, monomer_ptm, multimer (default: mini, for trying it out)",
-    )
-    parser.add_argument(
-        "--predict-weights",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="networks that fold the designs again (default: those of --weights)",
-    )
-    count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
-    of_task = add_task_options(parser)
-    as_there = parser.add_argument_group("as in other programs")
-    as_there.add_argument(
-        "--preset",
-        choices=PRESETS,
-        help="settings of another program, which options of the command change (default colabdesign)",
-    )
-    as_there.add_argument(
-        "--settings",
-        type=Path,
-        metavar="FILE",
-        help="BindCraft's settings_target file: structure, chains, hotspots and lengths",
-    )
-    as_there.add_argument(
-        "--advanced",
-        type=Path,
-        metavar="FILE",
-        help="BindCraft's settings_advanced file; implies --preset bindcraft",
-    )
+    add_field_options({"": parser}, TaskOptions, DesignOptions)
+    add_field_options({"task": parser.add_argument_group("task")}, TaskOptions)
+    add_field_options({"programs": parser.add_argument_group("as in other programs")}, DesignOptions)
     add_field_options({"": parser.add_argument_group("optimisation")}, DesignConfig)
-    after = parser.add_argument_group("sequences and filters")
-    after.add_argument(
-        "--predict-seeds",
-        **count,
-        default=1,
-        help="fold each design with N seeds by each network of --predict-weights (default 1)",
-    )
-    after.add_argument(
-        "--mpnn",
-        metavar="PROGRAM",
-        help="fold sequences of another program for the designed backbones as well: proteinmpnn, ligandmpnn, or a "
-        "command with {pdb} and {out}, in quotes (docs/design.md)",
-    )
-    after.add_argument(
-        "--mpnn-sequences",
-        **count,
-        default=PROGRAM_SEQUENCES,
-        help=f"sequences of --mpnn for a backbone (default {PROGRAM_SEQUENCES})",
-    )
-    after.add_argument(
-        "--mpnn-temperature",
-        type=float,
-        default=0.1,
-        metavar="X",
-        help="temperature of the sequences of --mpnn (default 0.1)",
-    )
-    after.add_argument(
-        "--mpnn-omit", default="", metavar="LETTERS", help="residues that --mpnn never uses, besides --forbid"
-    )
-    after.add_argument(
-        "--mpnn-soluble", action="store_true", help="weights of --mpnn that were trained on soluble proteins"
-    )
-    after.add_argument(
-        "--mpnn-keep-interface",
-        action="store_true",
-        help="residues within 4 Å of other chains stay as designed",
-    )
-    after.add_argument(
-        "--filters",
-        type=Path,
-        metavar="FILE",
-        help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
-    )
-    after.add_argument(
-        "--where",
-        metavar="CONDITION",
-        help='condition on columns of designs.tsv that designs have to meet, such as "iptm>0.6 and rmsd<2"',
-    )
+    add_field_options({"filters": parser.add_argument_group("sequences and filters")}, DesignOptions)
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--num-designs",
-        "--num-seeds",
-        **count,
-        help=f"designs, of seeds from --seed on (default 1; with --until at most {_MOST_DESIGNS:,})",
-    )
-    run.add_argument(
-        "--until",
-        **count,
-        help="fold designs one by one until N sequences pass --filters and --where; several processes may run the same "
-        "command in one folder",
-    )
-    run.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="first seed (default 0)")
-    run.add_argument("--precision", metavar="NAME", help="fp32 (default) or bf16")
-    add_field_options(
-        dict.fromkeys(("machine", "memory", "ranks", "structures"), run), InferConfig, only=_OF_FOLDS
-    )
-    run.add_argument("--overwrite", action="store_true", help="start again where settings differ")
+    of_folds = dict.fromkeys(("machine", "memory", "ranks", "structures"), run)
+    add_field_options({"run": run}, DesignOptions)
+    add_field_options(of_folds, InferConfig, only=_OF_FOLDS)
+    add_field_options({"overwrite": run}, DesignOptions)
     add_config_options(parser)
-    parser.set_defaults(run=run_design, quiet=False, of_task=of_task)
+    parser.set_defaults(run=run_design, quiet=False)
 
 
-def run_design(options: argparse.Namespace) -> int:
+def run_design(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
-    announce(options)
+    announce(namespace)
     from fastfold.inference.setting_values import check_seeds
     from fastfold.products.design.run import TABLE, DesignRequest, run_designs
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    advanced = _bindcraft(options, say)
-    task, config = design_task(options), _design_config(options, advanced)
-    if options.precision not in (None, "fp32", "bf16"):
+    options, task = from_options(DesignOptions, namespace), from_options(TaskOptions, namespace)
+    if options.settings is not None or options.advanced is not None or options.preset == "bindcraft":
+        options, task, advanced = _fill_by_bindcraft(options, task, say)
+    else:
+        advanced = None
+    make, config = design_task(task), _design_config(namespace, advanced)
+    if options.precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
     count = options.num_designs or (1 if options.until is None else _MOST_DESIGNS)
-    seeds = check_seeds(range(options.seed, options.seed + count))
     request = DesignRequest(
-        task,
+        make,
         options.out,
         options.weights,
         config,
-        seeds=seeds,
+        seeds=check_seeds(range(options.seed, options.seed + count)),
         predict=options.predict_weights,
         infer=InferConfig(
-            **field_values(options, InferConfig, only=_OF_FOLDS),
+            **field_values(namespace, InferConfig, only=_OF_FOLDS),
             seeds=tuple(range(options.predict_seeds)),
             num_recycles=None if advanced is None else advanced.fold_recycles,
         ),
         filters=options.filters,
-        condition=options.where,
+        condition=options.condition,
         until=options.until,
         redesign=_redesign(options, config.forbid),
         overwrite=options.overwrite,
@@ -224,28 +242,29 @@ def run_design(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bindcraft(options: argparse.Namespace, say: Callable[[str], None]) -> AdvancedSettings | None:
-    """Read BindCraft's files and fill in options that the command lacks; None without BindCraft's settings."""
-    if options.settings is None and options.advanced is None and options.preset != "bindcraft":
-        return None
-    if options.protocol != "binder":
-        raise ConfigError(f"BindCraft designs binders: its settings do not belong to {options.protocol}")
+def _fill_by_bindcraft(
+    options: DesignOptions, task: TaskOptions, say: Callable[[str], None]
+) -> tuple[DesignOptions, TaskOptions, AdvancedSettings]:
+    """Read BindCraft's files; return the options, with the files' values for those that the command lacks."""
+    if task.protocol != "binder":
+        raise ConfigError(f"BindCraft designs binders: its settings do not belong to {task.protocol}")
     if options.preset == "colabdesign":
         raise ConfigError("--preset colabdesign excludes --settings and --advanced; leave out one of them")
     if options.settings is not None:
         target = read_target(options.settings, say)
-        options.structure = options.structure or target.structure
-        options.chains, options.hotspots = (
-            options.chains or target.chains,
-            options.hotspots or target.hotspots,
+        task = replace(
+            task,
+            structure=task.structure or target.structure,
+            chains=task.chains or target.chains,
+            hotspots=task.hotspots or target.hotspots,
+            length=task.length or target.length,
         )
-        options.length = options.length or target.length
         if options.filters is not None:
-            options.until = options.until or target.until
+            options = replace(options, until=options.until or target.until)
     advanced = AdvancedSettings() if options.advanced is None else read_advanced(options.advanced, say)
-    if options.flexible == "none":
-        options.flexible = advanced.flexible
-    return advanced
+    if task.flexible == "none":
+        task = replace(task, flexible=advanced.flexible)
+    return options, task, advanced
 
 
 def _design_config(options: argparse.Namespace, advanced: AdvancedSettings | None) -> DesignConfig:
@@ -261,7 +280,7 @@ def _design_config(options: argparse.Namespace, advanced: AdvancedSettings | Non
     return DesignConfig(**(values | changed))
 
 
-def _redesign(options: argparse.Namespace, forbid: str) -> Redesign | None:
+def _redesign(options: DesignOptions, forbid: str) -> Redesign | None:
     """Return the other program; None if there is none."""
     from fastfold.products.design import Redesign, SequenceProgram
 

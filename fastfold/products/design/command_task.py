@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.products.design.config import Flexible
-from fastfold.utils.command_line.from_fields import whole_number
+from fastfold.utils.option_fields import LARGEST, argument, option, options_of
 
 if TYPE_CHECKING:
     from fastfold.products.design.tasks.task import DesignTask
@@ -29,80 +29,79 @@ _OPTIONS = {
 PROTOCOLS = tuple(_OPTIONS)
 
 
-def add_task_options(parser: argparse.ArgumentParser) -> Mapping[str, Any]:
-    """Add the options of the task to a parser, and return their defaults by name."""
-    count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
-    task = parser.add_argument_group("task")
-    task.add_argument(
-        "--length", metavar="N[-M]", help="residues to design, of one chain; of a range, each seed draws one"
+_COUNT: dict[str, Any] = {"default": 1, "bounds": (1, LARGEST), "group": "task"}
+_TEXT: dict[str, Any] = {"default": "", "group": "task"}
+_FILES: dict[str, Any] = {"default": (), "nargs": "+", "group": "task", "metavar": "FILE"}
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of the command that define the task; those of the group belong to some protocols."""
+
+    protocol: str = argument(choices=PROTOCOLS, help="what to design")
+    structure: Path | None = argument(
+        default=None, nargs="?", parse=Path, metavar="STRUCTURE", help="PDB or mmCIF file"
     )
-    task.add_argument(
-        "--copies",
-        **count,
-        default=1,
-        help="equal chains; of fixbb, groups of --chains that are equal (default 1)",
+    length: str | None = option(
+        default=None,
+        group="task",
+        metavar="N[-M]",
+        help="residues to design, of one chain; of a range, each seed draws one",
     )
-    task.add_argument("--repeats", **count, default=1, help="equal parts of each chain (default 1)")
-    task.add_argument("--cyclic", action="store_true", help="designed chains are rings")
-    task.add_argument("--chains", default="", metavar="A,B", help="chains of STRUCTURE to use")
-    task.add_argument(
-        "--keep", default="", metavar="A1-5,A9", help="residues of fixbb and --redesign that stay"
+    copies: int = option(
+        **_COUNT, help="equal chains; of fixbb, groups of --chains that are equal (default 1)"
     )
-    task.add_argument("--motif", default="", metavar="A1-5,A9", help="residues of partial that stay")
-    task.add_argument(
-        "--contigs",
-        default="",
+    repeats: int = option(**_COUNT, help="equal parts of each chain (default 1)")
+    cyclic: bool = option(default=False, group="task", help="designed chains are rings")
+    chains: str = option(**_TEXT, metavar="A,B", help="chains of STRUCTURE to use")
+    keep: str = option(**_TEXT, metavar="A1-5,A9", help="residues of fixbb and --redesign that stay")
+    motif: str = option(**_TEXT, metavar="A1-5,A9", help="residues of partial that stay")
+    contigs: str = option(
+        **_TEXT,
         metavar="PARTS",
         help="parts of the designed chain as in RFdiffusion: numbers of new residues, and residues of STRUCTURE whose "
         "type and structure stay, such as 10-20/A16-36/5; --length limits the sum",
     )
-    task.add_argument("--hotspots", default="", metavar="A1-5,A9", help="residues that a binder touches")
-    task.add_argument(
-        "--redesign",
-        default="",
-        metavar="B,C",
-        help="chains of STRUCTURE that are the binder, to be designed again",
+    hotspots: str = option(**_TEXT, metavar="A1-5,A9", help="residues that a binder touches")
+    redesign: str = option(
+        **_TEXT, metavar="B,C", help="chains of STRUCTURE that are the binder, to be designed again"
     )
-    task.add_argument(
-        "--framework",
-        type=Path,
+    framework: Path | None = option(
+        default=None,
+        parse=Path,
+        group="task",
         metavar="FILE",
         help="PDB or mmCIF file of a binder whose --loops are designed",
     )
-    task.add_argument(
-        "--loops",
-        default="",
+    loops: str = option(
+        **_TEXT,
         metavar="H:26-33,H:97-110=8-14",
         help="loops of --framework, with another length after =; of a range, each seed draws one",
     )
-    task.add_argument(
-        "--binder-template",
+    binder_template: Flexible | None = option(
+        default=None,
         choices=get_args(Flexible),
+        group="task",
         help="parts of the template of the binder's given residues that networks do not see, as of --flexible "
         "(default free; with --framework none)",
     )
-    task.add_argument(
-        "--flexible",
-        choices=get_args(Flexible),
+    flexible: Flexible = option(
         default="none",
+        choices=get_args(Flexible),
+        group="task",
         help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
         "too), or free (all of it) (default none)",
     )
-    files: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "FILE"}
-    task.add_argument(
-        "--also-target",
-        **files,
+    also_target: Sequence[str] = option(
+        **_FILES,
         help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54",
     )
-    task.add_argument(
-        "--avoid",
-        **files,
-        help="off-targets that the binder shall not touch, in the same form (loss: avoid)",
+    avoid: Sequence[str] = option(
+        **_FILES, help="off-targets that the binder shall not touch, in the same form (loss: avoid)"
     )
-    return {action.dest: action.default for action in task._group_actions}
 
 
-def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], DesignTask]:
+def design_task(options: TaskOptions) -> DesignTask | Callable[[int], DesignTask]:
     """Return the task of a command line, or of each seed if it draws a length, or raise FastFoldError."""
     from fastfold.products.design import fixed_backbone, hallucination
     from fastfold.products.design import partial as partial_task
@@ -110,12 +109,10 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
     protocol, structure = options.protocol, options.structure
     chains = _names(options.chains)
     used = _OPTIONS[protocol]
-    for name, default in options.of_task.items():
-        if name not in used and getattr(options, name) != default:
-            shown = ", ".join(f"--{one.replace('_', '-')}" for one in used)
-            raise ConfigError(
-                f"--{name.replace('_', '-')} does not belong to {protocol}; its options are {shown}"
-            )
+    for field, choice in options_of(TaskOptions):
+        if choice.group and field.name not in used and getattr(options, field.name) != field.default:
+            shown = ", ".join(f"`{name}`" for name in used)
+            raise ConfigError(f"`{field.name}` does not belong to {protocol}; its options are {shown}")
     if protocol == "hallucinate":
         if structure is not None:
             raise ConfigError(
@@ -126,7 +123,7 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
     if structure is None:
         raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
     if protocol == "binder":
-        return _binder(options, chains)
+        return _binder(structure, options, chains)
     if protocol == "fixbb":
         shape = {"copies": options.copies, "repeats": options.repeats}
         return fixed_backbone(structure, chain=chains or None, keep=options.keep, **shape)
@@ -146,7 +143,9 @@ def design_task(options: argparse.Namespace) -> DesignTask | Callable[[int], Des
     return _of_parts(make, options.contigs)
 
 
-def _binder(options: argparse.Namespace, chains: list[str]) -> DesignTask | Callable[[int], DesignTask]:
+def _binder(
+    structure: Path, options: TaskOptions, chains: list[str]
+) -> DesignTask | Callable[[int], DesignTask]:
     from fastfold.products.design import BinderParts, binder
     from fastfold.products.design.tasks.given import TargetStructure
 
@@ -160,7 +159,7 @@ def _binder(options: argparse.Namespace, chains: list[str]) -> DesignTask | Call
     )
     make = partial(
         binder,
-        options.structure,
+        structure,
         chains=chains,
         hotspots=options.hotspots,
         parts=parts,
@@ -178,7 +177,7 @@ def _binder(options: argparse.Namespace, chains: list[str]) -> DesignTask | Call
 
 
 def _of_length(
-    options: argparse.Namespace, make: Callable[..., DesignTask]
+    options: TaskOptions, make: Callable[..., DesignTask]
 ) -> DesignTask | Callable[[int], DesignTask]:
     """Return the task of the length, or of each seed if there is a range of lengths."""
     from fastfold.products.design.tasks.layout import draw_numbers

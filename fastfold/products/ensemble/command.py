@@ -11,7 +11,7 @@ from typing import Any
 from fastfold.inference.progress import print_line
 from fastfold.inference.sampling.settings import SIMILARITY
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
-from fastfold.utils.option_fields import LARGEST, option
+from fastfold.utils.option_fields import LARGEST, argument, option
 
 _DESCRIPTION = """\
 Compare all predictions of each target in a folder of results, of fastfold infer --sample for example. DIR gets
@@ -28,8 +28,9 @@ and report.html shows them.
 
 @dataclass(frozen=True)
 class EnsembleOptions:
-    """Options of the command other than its folder."""
+    """Options of a comparison of samples."""
 
+    directory: Path = argument(parse=Path, metavar="DIR", help="folder of results")
     target: str | None = option(default=None, metavar="NAME", help="analyse this target only (default: all)")
     reference: Sequence[Path] = option(
         default=(),
@@ -50,7 +51,7 @@ class EnsembleOptions:
     min_plddt: float = option(
         default=0.0, parse=float, metavar="X", help="leave out samples of lower mean pLDDT (default 0)"
     )
-    plots: bool = option("--no-plots", default=True, dest="no_plots", help="draw no pictures")
+    plots: bool = option("--no-plots", default=True, help="draw no pictures")
 
 
 def add_ensemble_command(commands: Any) -> None:
@@ -60,25 +61,24 @@ def add_ensemble_command(commands: Any) -> None:
         help="compare the samples of a target",
         description=_DESCRIPTION,
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
     add_field_options({"": parser}, EnsembleOptions)
     parser.set_defaults(run=run_ensemble)
 
 
-def run_ensemble(options: argparse.Namespace) -> int:
+def run_ensemble(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.inference.report import write_report
     from fastfold.products.ensemble.write import write_ensembles
 
-    chosen = from_options(EnsembleOptions, options)
+    options = from_options(EnsembleOptions, namespace)
     write_ensembles(
         options.directory,
-        target=chosen.target,
-        references=chosen.reference,
-        similarity=chosen.similarity,
-        num_clusters=chosen.clusters,
-        min_plddt=chosen.min_plddt,
-        plots=chosen.plots,
+        target=options.target,
+        references=options.reference,
+        similarity=options.similarity,
+        num_clusters=options.clusters,
+        min_plddt=options.min_plddt,
+        plots=options.plots,
         say=print,
     )
     page = write_report(options.directory, say=lambda line: print_line(f"warning: {line}"))

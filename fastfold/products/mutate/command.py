@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.fold_options import add_fold_options, add_inputs, infer_request
 from fastfold.inference.command_line.printing import print_summary
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
 from fastfold.utils.command_line.help_all import finish_command
+from fastfold.utils.option_fields import option
 
 _MUTATE = """\
 Fold a target and its mutants, and write how much each mutant differs from the wild type. All mutants share one
@@ -29,6 +32,20 @@ exit code: 0 all folded or finished before; 1 at least one failed, or nothing co
 """
 
 
+@dataclass(frozen=True)
+class MutateOptions:
+    """Options of the command other than those of all commands that fold."""
+
+    mutations: str = option(
+        is_required=True,
+        metavar="FILE|all",
+        help="file with a mutant per line, all for every substitution, or mutants such as A24G,A24G+K30R",
+    )
+    positions: str | None = option(
+        default=None, metavar="LIST", help="with --mutations all: residues such as 5-20,B:3 (default: all)"
+    )
+
+
 def add_mutate_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     mutate = commands.add_parser(
@@ -39,15 +56,7 @@ def add_mutate_command(commands: Any) -> None:
         epilog=_EPILOG,
     )
     add_inputs(mutate, "file with one target, as for fastfold infer", metavar="TARGET")
-    mutate.add_argument(
-        "--mutations",
-        required=True,
-        metavar="FILE|all",
-        help="file with a mutant per line, all for every substitution, or mutants such as A24G,A24G+K30R",
-    )
-    mutate.add_argument(
-        "--positions", metavar="LIST", help="with --mutations all: residues such as 5-20,B:3 (default: all)"
-    )
+    add_field_options({"": mutate}, MutateOptions)
     add_fold_options(mutate)
     finish_command(mutate, run_mutate)
 
@@ -61,5 +70,6 @@ def run_mutate(options: argparse.Namespace) -> int:
     from fastfold.products.mutate.run import run_mutations
     from fastfold.products.mutate.table import TABLE
 
-    summary = run_mutations(request, mutations=options.mutations, positions=options.positions)
+    chosen = from_options(MutateOptions, options)
+    summary = run_mutations(request, mutations=chosen.mutations, positions=chosen.positions)
     return print_summary(summary, request.output, table=TABLE)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.fold_options import add_fold_options, add_inputs, infer_request
 from fastfold.inference.command_line.printing import print_summary
 from fastfold.inference.workers.options import ScreenOptions
-from fastfold.utils.command_line.from_fields import add_field_options, field_values
+from fastfold.utils.command_line.from_fields import add_field_options, field_values, from_options
 from fastfold.utils.command_line.help_all import finish_command
+from fastfold.utils.option_fields import option
 
 _SCORE = """\
 Score structures (PDB, mmCIF, .gz, folders) by a network: decoys, models of other programs, designs, complexes.
@@ -36,6 +38,22 @@ the command; 130 stopped by Ctrl-C.
 """
 
 
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Options of the command other than those of all commands that fold."""
+
+    by_initial_guess: bool = option(
+        "--initial-guess",
+        default=False,
+        dest="by_initial_guess",
+        help="start from the structure's atoms, as if they were recycled, instead of showing a template",
+    )
+    show_target: bool = option(
+        default=False,
+        help="with --initial-guess: show all chains but the first, the binder, as a template with side chains",
+    )
+
+
 def add_score_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     score = commands.add_parser(
@@ -50,18 +68,7 @@ def add_score_command(commands: Any) -> None:
     workers = score.add_argument_group("workers")
     add_field_options({"workers": workers, "shards": workers}, ScreenOptions)
     add_fold_options(score)
-    protocol = score.add_argument_group("protocol")
-    protocol.add_argument(
-        "--initial-guess",
-        action="store_true",
-        dest="by_initial_guess",
-        help="start from the structure's atoms, as if they were recycled, instead of showing a template",
-    )
-    protocol.add_argument(
-        "--show-target",
-        action="store_true",
-        help="with --initial-guess: show all chains but the first, the binder, as a template with side chains",
-    )
+    add_field_options({"": score.add_argument_group("protocol")}, ScoreOptions)
     finish_command(score, run_score)
 
 
@@ -73,7 +80,8 @@ def run_score(options: argparse.Namespace) -> int:
 
     from fastfold.products.score.run import TABLE, Protocol, run_scores
 
-    protocol = Protocol("initial_guess" if options.by_initial_guess else "template", options.show_target)
+    chosen = from_options(ScoreOptions, options)
+    protocol = Protocol("initial_guess" if chosen.by_initial_guess else "template", chosen.show_target)
     settings = field_values(options, ScreenOptions)
     workers = ScreenOptions(**settings) if settings else None
     summary = run_scores(options.inputs, request, protocol=protocol, workers=workers)

@@ -23,7 +23,13 @@ class ServeOptions:
     A ConfigError tells that one is invalid, or that other machines would reach the server without tokens.
     """
 
-    data: Path  #: Folder of the queue and the results
+    data: Path = option(
+        is_required=True,
+        parse=Path,
+        group="data",
+        metavar="DIR",
+        help="folder of the queue and of all results",
+    )
     #: Address to listen on; others than the loopback need tokens
     host: str = option(default="127.0.0.1", group="access", metavar="ADDRESS", help="default 127.0.0.1")
     #: Port; 0 for a free one
@@ -70,6 +76,7 @@ class ServeOptions:
         bounds=(0.0, 100_000.0),
         help="remove finished jobs after N days (default: keep them)",
     )
+    quiet: bool = option(default=False, group="messages", help="print only errors")
 
     def __post_init__(self) -> None:
         check_options(self)

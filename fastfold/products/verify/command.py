@@ -6,11 +6,29 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
 from fastfold.inference.config import PRECISIONS
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import argument, option
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Recorded runs, and device and precision to repeat them in."""
+
+    directories: tuple[Path, ...] = argument(
+        default=(), nargs="*", parse=Path, metavar="ORACLE_DIR", help=None
+    )
+    device: str = option(default="auto", choices=("auto", "cpu", "cuda"), help=None)
+    precision: str = option(
+        default="fp32",
+        choices=PRECISIONS,
+        help="of the network (default fp32); in the others outputs may be off by 3%%, in bf16 by 10%%",
+    )
 
 
 def add_verify_command(commands: Any) -> None:
@@ -25,23 +43,17 @@ def add_verify_command(commands: Any) -> None:
         "fold by mini is repeated, whose record ships with FastFold: it finds a broken installation or device.",
         formatter_class=argparse.HelpFormatter,
     )
-    verify.add_argument("directories", nargs="*", type=Path, metavar="ORACLE_DIR")
-    verify.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    verify.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default="fp32",
-        help="of the network (default fp32); in the others outputs may be off by 3%%, in bf16 by 10%%",
-    )
+    add_field_options({"": verify}, VerifyOptions)
     verify.set_defaults(run=run_verify)
 
 
-def run_verify(options: argparse.Namespace) -> int:
+def run_verify(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
     from fastfold.evoformer.precision import choose_precision
     from fastfold.products.verify import RECORD, MissingInputError, recorded_runs, verify
     from fastfold.utils.device import choose_device
 
+    options = from_options(VerifyOptions, namespace)
     device = choose_device(options.device)
     precision, _ = choose_precision(options.precision, device)
     asked: dict[str, Any] = {} if precision == "fp32" else {"precision": precision}

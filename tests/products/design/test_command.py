@@ -20,12 +20,13 @@ from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference import models
 from fastfold.inference.config import InferConfig
 from fastfold.products.design.command import add_design_command, run_design
-from fastfold.products.design.command_task import PROTOCOLS, design_task
+from fastfold.products.design.command_task import PROTOCOLS, TaskOptions, design_task
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.run import SEQUENCES, TABLE
 from fastfold.products.design.tasks.layout import draw_numbers
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
+from fastfold.utils.command_line.from_fields import from_options
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction
 
@@ -46,7 +47,7 @@ def test_a_design_has_one_chain_unless_copies_are_asked_for() -> None:
     add_design_command(parser.add_subparsers())
     for copies, words in ((1, ()), (3, ("--copies", "3"))):
         options = parser.parse_args(["design", "hallucinate", "--length", "12", "--out", "x", *words])
-        task = design_task(options)
+        task = design_task(from_options(TaskOptions, options))
         assert isinstance(task, DesignTask)
         assert [len(chain.sequence) for chain in task.target.chains] == [12] * copies
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastfold.cli.commands.resources.weights import download_bar
 from fastfold.inference.progress import print_line
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import argument, option
 
 _DOWNLOAD = """\
 Fetch databases that AlphaFold 2.3's scripts download, from their publishers' servers, into folders of DIR:
@@ -23,6 +27,25 @@ names.
 """
 
 
+@dataclass(frozen=True)
+class DatabasesDownload:
+    """Databases to download, and their places."""
+
+    names: Sequence[str] = argument(
+        nargs="+", metavar="NAME", help="uniref90, mgnify, small_bfd ... (see 'fastfold databases list')"
+    )
+    folder: Path = option(
+        "--dir", is_required=True, parse=Path, metavar="DIR", help="folder of all databases"
+    )
+    mirror: str | None = option(
+        default=None,
+        metavar="URL|DIR",
+        help="source of the packed files: the address of a folder that has them, or a folder on the disk",
+    )
+    dry_run: bool = option(default=False, help="show the sizes and stop")
+    quiet: bool = option(default=False, help="print only the folders")
+
+
 def add_databases_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     databases = commands.add_parser("databases", help="list AlphaFold's databases, or download them")
@@ -30,20 +53,7 @@ def add_databases_command(commands: Any) -> None:
     listing = actions.add_parser("list", help="show names, sizes, uses and licences")
     listing.set_defaults(run=_list)
     download = actions.add_parser("download", help="fetch databases", description=_DOWNLOAD)
-    download.add_argument(
-        "names",
-        nargs="+",
-        metavar="NAME",
-        help="uniref90, mgnify, small_bfd ... (see 'fastfold databases list')",
-    )
-    download.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of all databases")
-    download.add_argument(
-        "--mirror",
-        metavar="URL|DIR",
-        help="source of the packed files: the address of a folder that has them, or a folder on the disk",
-    )
-    download.add_argument("--dry-run", action="store_true", help="show the sizes and stop")
-    download.add_argument("--quiet", action="store_true", help="print only the folders")
+    add_field_options({"": download}, DatabasesDownload)
     download.set_defaults(run=_download)
 
 
@@ -68,14 +78,15 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _download(options: argparse.Namespace) -> int:
+def _download(namespace: argparse.Namespace) -> int:
     from fastfold.data.databases.download import check_room, database_sizes, download_databases
     from fastfold.data.databases.published import find_published
     from fastfold.utils.atomic_files import prepare_output_directory
 
+    options = from_options(DatabasesDownload, namespace)
     say = partial(print_line, quiet=options.quiet)
     databases = [find_published(name) for name in dict.fromkeys(options.names)]
-    folder = prepare_output_directory(options.dir)
+    folder = prepare_output_directory(options.folder)
     sizes = database_sizes(databases, folder, mirror=options.mirror, say=say)
     for one in sizes:
         name = one.database.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastfold.inference.progress import print_line
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
 from fastfold.utils.command_line.help_all import finish_command
+from fastfold.utils.option_fields import option
 
 _SEARCH = """\
 Search sequence databases for relatives of every chain of the inputs (FASTA, A3M, CSV, folders of these, or -), by
@@ -60,6 +62,16 @@ by Ctrl-C.
 """
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of the command other than the sources of alignments."""
+
+    out: Path = option(is_required=True, parse=Path, metavar="DIR", help="folder for the alignments")
+    templates: bool = option(
+        default=False, help="fetch the structures of the MSA server's template hits, too"
+    )
+
+
 def add_search_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     search = commands.add_parser(
@@ -76,10 +88,7 @@ def add_search_command(commands: Any) -> None:
         ("sources", "pairs", "targets", "search alone", "hmmer", "search processes"), search
     )
     add_field_options(groups, SearchSources, ServerAccess, HmmerSettings, RunOptions)
-    search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
-    search.add_argument(
-        "--templates", action="store_true", help="fetch the structures of the MSA server's template hits, too"
-    )
+    add_field_options({"": search}, SearchOptions)
     add_field_options({"output": search}, RunOptions, only=("quiet",))
     finish_command(search, run_search)
 
@@ -89,14 +98,15 @@ def run_search(options: argparse.Namespace) -> int:
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
     sources = from_options(SearchSources, options, found_databases(options, has_templates=False))
-    _check_sources(sources, options)
-    templates = TemplateOptions(server=options.templates)
-    own = {"msa_dir": options.out, "sources": sources, "templates": templates}
+    chosen = from_options(SearchOptions, options)
+    _check_sources(sources, templates=chosen.templates, pair_mode=options.pair_mode)
+    templates = TemplateOptions(server=chosen.templates)
+    own = {"msa_dir": chosen.out, "sources": sources, "templates": templates}
     run = from_options(RunOptions, options, {RunOptions: own})
-    return search_alone(InferRequest(options.inputs, options.out, options=run), needed_alone=False)
+    return search_alone(InferRequest(options.inputs, chosen.out, options=run), needed_alone=False)
 
 
-def _check_sources(sources: SearchSources, options: argparse.Namespace) -> None:
+def _check_sources(sources: SearchSources, *, templates: bool, pair_mode: str | None) -> None:
     """Refuse options without a search."""
     if sources.msa_mode == "single_sequence":
         raise ConfigError("--msa-mode single_sequence searches nothing; leave out fastfold search")
@@ -106,12 +116,12 @@ def _check_sources(sources: SearchSources, options: argparse.Namespace) -> None:
         )
     if sources.is_by_colabfold:
         return
-    if options.pair_mode is not None:
+    if pair_mode is not None:
         raise ConfigError(
             "--pair-mode chooses rows of whole complexes, which --msa-server and --engine mmseqs make; give it to "
             "fastfold infer instead"
         )
-    if options.templates:
+    if templates:
         raise ConfigError("--templates fetches the template hits of an MSA server: add --msa-server URL")
 
 

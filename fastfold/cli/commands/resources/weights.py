@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastfold.inference.progress import print_line
+from fastfold.utils.command_line.from_fields import add_field_options, from_options
+from fastfold.utils.option_fields import argument, option
 
 _SETS = ("monomer", "monomer_ptm", "multimer", "all")
 
@@ -30,6 +33,57 @@ SHA-256 and not fetched again.
 """
 
 
+_DTYPE: dict[str, Any] = {
+    "default": "float32",
+    "choices": ("float32", "float16", "bfloat16"),
+    "help": "element type in the file; parameters are float32 again when it is read (default float32). .npz has no "
+    "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class WeightsDownload:
+    """Published networks to download."""
+
+    names: Sequence[str] = argument(
+        nargs="+", metavar="NAME", help=f"{', '.join(_SETS)}, or a network's name"
+    )
+    mirror: str | None = option(
+        default=None,
+        metavar="URL|DIR",
+        help="source of the files: the address of the archive or of its folder, or a folder that has it or its files",
+    )
+    quiet: bool = option(default=False, help="print only the files")
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """Weights file to describe."""
+
+    file: Path = argument(parse=Path, metavar="FILE", help=None)
+
+
+@dataclass(frozen=True)
+class WeightsConversion:
+    """Weights file to write in another format."""
+
+    source: Path = argument(parse=Path, metavar="IN", help=None)
+    target: Path = argument(parse=Path, metavar="OUT", help=None)
+    dtype: str = option(**_DTYPE)
+
+
+@dataclass(frozen=True)
+class AdapterMerge:
+    """Adapter to add to the weights that it was trained on."""
+
+    base: Path = argument(parse=Path, metavar="BASE", help="weights that the adapter was trained on")
+    adapter: Path = argument(
+        parse=Path, metavar="ADAPTER", help="folder with adapter_config.json, adapter_model.safetensors"
+    )
+    target: Path = argument(parse=Path, metavar="OUT", help="as of fastfold weights convert")
+    dtype: str = option(**_DTYPE)
+
+
 def add_weights_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     weights = commands.add_parser(
@@ -39,16 +93,10 @@ def add_weights_command(commands: Any) -> None:
     download = actions.add_parser(
         "download", help="fetch the parameters that DeepMind publishes", description=_DOWNLOAD
     )
-    download.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(_SETS)}, or a network's name")
-    download.add_argument(
-        "--mirror",
-        metavar="URL|DIR",
-        help="source of the files: the address of the archive or of its folder, or a folder that has it or its files",
-    )
-    download.add_argument("--quiet", action="store_true", help="print only the files")
+    add_field_options({"": download}, WeightsDownload)
     download.set_defaults(run=_weights_download)
     info = actions.add_parser("info", help="describe a weights file")
-    info.add_argument("file", type=Path, metavar="FILE")
+    add_field_options({"": info}, WeightsFile)
     info.set_defaults(run=_weights_info)
     convert = actions.add_parser(
         "convert",
@@ -58,9 +106,7 @@ def add_weights_command(commands: Any) -> None:
         "DeepSpeed or an average of weights, under OpenFold's names or FastFold's.",
         formatter_class=argparse.HelpFormatter,
     )
-    convert.add_argument("source", type=Path, metavar="IN")
-    convert.add_argument("target", type=Path, metavar="OUT")
-    _add_dtype(convert)
+    add_field_options({"": convert}, WeightsConversion)
     convert.set_defaults(run=_weights_convert)
     merge = actions.add_parser(
         "merge",
@@ -69,33 +115,16 @@ def add_weights_command(commands: Any) -> None:
         "run with finetune=lora, or one of Hugging Face's PEFT.",
         formatter_class=argparse.HelpFormatter,
     )
-    merge.add_argument("base", type=Path, metavar="BASE", help="weights that the adapter was trained on")
-    merge.add_argument(
-        "adapter",
-        type=Path,
-        metavar="ADAPTER",
-        help="folder with adapter_config.json, adapter_model.safetensors",
-    )
-    merge.add_argument("target", type=Path, metavar="OUT", help="as of fastfold weights convert")
-    _add_dtype(merge)
+    add_field_options({"": merge}, AdapterMerge)
     merge.set_defaults(run=_weights_merge)
 
 
-def _add_dtype(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        default="float32",
-        help="element type in the file; parameters are float32 again when it is read (default float32). .npz has no "
-        "bfloat16",
-    )
-
-
-def _weights_download(options: argparse.Namespace) -> int:
+def _weights_download(namespace: argparse.Namespace) -> int:
     from fastfold.errors import ConfigError
     from fastfold.evoformer.weights.download import download_weights
     from fastfold.evoformer.weights.published import LICENCE, published_networks
 
+    options = from_options(WeightsDownload, namespace)
     networks: dict[str, None] = {}
     for name in options.names:
         published = published_networks(name)
@@ -150,33 +179,36 @@ def download_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
-def _weights_info(options: argparse.Namespace) -> int:
+def _weights_info(namespace: argparse.Namespace) -> int:
     from fastfold.evoformer.weights.checkpoint import weights_info
     from fastfold.evoformer.weights.published import one_weights_file
 
+    options = from_options(WeightsFile, namespace)
     print(weights_info(one_weights_file(options.file)).describe())
     return 0
 
 
-def _weights_convert(options: argparse.Namespace) -> int:
+def _weights_convert(namespace: argparse.Namespace) -> int:
     import torch
 
     from fastfold.evoformer.weights.checkpoint import convert
     from fastfold.evoformer.weights.published import one_weights_file
 
+    options = from_options(WeightsConversion, namespace)
     dtype = getattr(torch, options.dtype)
     info = convert(one_weights_file(options.source), options.target, dtype=dtype)
     print(f"wrote {options.target}: {info.parameters:,} parameters from {options.source}")
     return 0
 
 
-def _weights_merge(options: argparse.Namespace) -> int:
+def _weights_merge(namespace: argparse.Namespace) -> int:
     import torch
 
     from fastfold.evoformer.weights.adapters import merge_adapter, read_adapter
     from fastfold.evoformer.weights.checkpoint import read_weights, write_weights
     from fastfold.evoformer.weights.published import one_weights_file
 
+    options = from_options(AdapterMerge, namespace)
     adapter = read_adapter(options.adapter)
     base = one_weights_file(options.base)
     info, state = read_weights(base)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from fastfold.inference.config import InferConfig
@@ -46,16 +45,13 @@ def add_serve_command(commands: Any) -> None:
         description=_SERVE,
         epilog=_EPILOG,
     )
-    serve.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="folder of the queue and of all results"
-    )
-    add_field_options({"weights": serve}, InferRequest)
+    add_field_options(dict.fromkeys(("data", "weights"), serve), ServeOptions, InferRequest)
     groups = {name: serve.add_argument_group(name) for name in ("access", "limits", "workers", "machine")}
     add_field_options(groups, ServeOptions, ScreenOptions)
     machine = groups["machine"]
     of_fold = dict.fromkeys(("machine", "sampling", "memory"), machine)
     add_field_options(of_fold, InferConfig, only=("device", "precision", "memory_budget"))
-    machine.add_argument("--quiet", action="store_true", help="print only errors")
+    add_field_options({"messages": machine}, ServeOptions)
     serve.set_defaults(run=run_serve)
 
 
@@ -65,12 +61,12 @@ def run_serve(options: argparse.Namespace) -> int:
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require_package(package, "fastfold serve")
-    served = from_options(ServeOptions, options, {ServeOptions: {"data": options.data}})
+    served = from_options(ServeOptions, options)
     from fastfold.products.serve.server import serve
 
     def say(line: str) -> None:
-        print_line(line, quiet=options.quiet and not line.startswith("error"))
+        print_line(line, quiet=served.quiet and not line.startswith("error"))
 
     settings = field_values(options, InferRequest) | {"config": from_options(InferConfig, options)}
-    serve(served, InferRequest((), options.data, **settings), from_options(ScreenOptions, options), say)
+    serve(served, InferRequest((), served.data, **settings), from_options(ScreenOptions, options), say)
     return 0
