@@ -43,7 +43,7 @@ from no_skill import SeparationPrior, helix_bundle, straight_helix  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import fastfold  # noqa: E402
-from fastfold.data.features.coevolution import analyse  # noqa: E402
+from fastfold.data.features.coevolution import analyze  # noqa: E402
 from fastfold.data.features.raw import msa_features  # noqa: E402
 from fastfold.data.features.transforms import pseudo_beta, to_restype_order  # noqa: E402
 from fastfold.data.msa.msa import Msa  # noqa: E402
@@ -56,7 +56,7 @@ from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.geometry import follows  # noqa: E402
 from fastfold.protein.io.read import read_structure  # noqa: E402
 from fastfold.protein.metrics.backbone import backbone_figures, measure_backbone  # noqa: E402
-from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration  # noqa: E402
+from fastfold.protein.metrics.compactness import near_neighbors, radius_of_gyration  # noqa: E402
 from fastfold.protein.metrics.contacts import (  # noqa: E402
     CONTACT_SEPARATION,
     LONG_RANGE,
@@ -100,7 +100,7 @@ def separation_prior(entries: Sequence[Entry], heads: Any) -> SeparationPrior:
 def coevolution(chain: ChainStructure, alignments: Sequence[Msa]) -> np.ndarray | None:
     """Return scores ``[N, N]`` of the pairs of residues by their coevolution; None without an alignment."""
     msa = msa_features(alignments, chain.sequence)["msa"]
-    return analyse(to_restype_order(msa)).scores
+    return analyze(to_restype_order(msa)).scores
 
 
 def measure(
@@ -153,8 +153,8 @@ def geometry(score: ChainScore, chain: ChainStructure) -> dict[str, float]:
     return {
         "radius_ratio": ratio,
         "radius_sane": float(0.7 < ratio < 1.3),
-        "near_neighbours": near_neighbours(predicted, mask),
-        "near_neighbours_true": near_neighbours(true, mask),
+        "near_neighbours": near_neighbors(predicted, mask),
+        "near_neighbours_true": near_neighbors(true, mask),
         "clashes": clashes / len(chain),
     }
 

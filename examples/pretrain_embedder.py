@@ -101,7 +101,7 @@ def _profile(rows: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
     if rng is not None:
         kept = int(np.exp(rng.uniform(0.0, np.log(len(rows)))))
         rows = np.concatenate([rows[:1], rng.permutation(rows[1:])[: max(1, kept)]])
-    analysis = coevolution.analyse(rows, couplings=False)
+    analysis = coevolution.analyze(rows, couplings=False)
     single = coevolution.features(analysis, rows.shape[1])["coevolution_single"]
     single[:, -1] = 1  # the network will be given couplings as well
     return single

@@ -41,7 +41,7 @@ from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration
+from fastfold.protein.metrics.compactness import near_neighbors, radius_of_gyration
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import MakeSample, entry_reader, sample_settings
@@ -168,7 +168,7 @@ def validation(model: AlphaFold, files: Sequence[Path]) -> str:
                     float(ca_lddt(result, recorded)),
                     float(plddt(result["predicted_lddt"]["logits"]).mean() / 100),
                     float(radius_of_gyration(points, mask) / true),
-                    near_neighbours(points, mask),
+                    near_neighbors(points, mask),
                 )
             )
     model.train()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from fastfold.data.features.coevolution import Coevolution, analyse_subset
+from fastfold.data.features.coevolution import Coevolution, analyze_subset
 from fastfold.data.features.raw import msa_features
 from fastfold.data.loading.loader import SampleLoader, draw_rng, retry_io
 from fastfold.data.msa.find import TEMPLATE_HITS
@@ -70,10 +70,10 @@ class EntryReader:
         return of_record(self.packed.record(SAMPLES, number))
 
     def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
-        """Return :func:`fastfold.data.features.coevolution.analyse_subset` of the entry's alignment, cached."""
+        """Return :func:`fastfold.data.features.coevolution.analyze_subset` of the entry's alignment, cached."""
 
         def analyse() -> Coevolution:
-            return analyse_subset(msa_features(data.alignments, data.chain.sequence)["msa"], subset)
+            return analyze_subset(msa_features(data.alignments, data.chain.sequence)["msa"], subset)
 
         return analyse() if self.cache is None else self.cache.coevolution(entry, subset, analyse)
 
@@ -119,7 +119,7 @@ class MakeSample:
             settings,
             rng,
             resolution=data.resolution,
-            analyse=partial(self.reader.coevolution, entry, data),
+            analyze=partial(self.reader.coevolution, entry, data),
             templates=candidates.get(data.chain.sequence),
         )
 

@@ -19,7 +19,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import weights_info
 from fastfold.evoformer.weights.published import one_weights_file
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration
+from fastfold.protein.metrics.compactness import near_neighbors, radius_of_gyration
 from fastfold.protein.structure import ChainStructure
 from fastfold.training.validation import ChainScore, score_chain
 from tests.conftest import REPOSITORY, require_shared
@@ -171,6 +171,6 @@ def test_a_protein_that_it_has_not_seen_comes_out_neither_collapsed_nor_torn(min
     mask = torch.from_numpy(chain.mask[:, ca])
     ratio = float(radius_of_gyration(predicted, mask) / radius_of_gyration(true, mask))
     assert 0.75 < ratio < 1.3
-    assert near_neighbours(predicted, mask) <= 0.05
+    assert near_neighbors(predicted, mask) <= 0.05
     lengths = (predicted[1:] - predicted[:-1]).norm(dim=-1)
     assert float((lengths - rc.ca_ca_distance).abs().max()) < 0.4

@@ -52,7 +52,7 @@ class Coevolution:
     log_effective_rows: float
 
 
-def analyse(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -> Coevolution:
+def analyze(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -> Coevolution:
     """Compute the profile and couplings of an alignment.
 
     The ``msa [S, N]`` has residue types 0-21 (20 is X, 21 a gap), row 0 is the query. Rows with gaps in at least half
@@ -166,10 +166,10 @@ def of_alignment(raw_msa: np.ndarray) -> dict[str, np.ndarray]:
     The ids are those of :mod:`fastfold.data.features.raw`. A single row, the query, is not an alignment.
     """
     length = raw_msa.shape[1]
-    return features(analyse(transforms.to_restype_order(raw_msa)) if len(raw_msa) > 1 else None, length)
+    return features(analyze(transforms.to_restype_order(raw_msa)) if len(raw_msa) > 1 else None, length)
 
 
-def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
+def analyze_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
     """Analyse random rows of ``raw_msa [S, N]``, HHblits ids, so that training varies the depth.
 
     Number 0 selects all rows; other numbers each select a random 30% to 100% of them.
@@ -179,7 +179,7 @@ def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
         rng = np.random.default_rng([number, len(raw_msa)])
         kept = max(1, round(rng.uniform(0.3, 1.0) * (len(raw_msa) - 1)))
         rows = np.concatenate([[0], 1 + np.sort(rng.permutation(len(raw_msa) - 1)[:kept])])
-    return analyse(transforms.to_restype_order(raw_msa[rows]))
+    return analyze(transforms.to_restype_order(raw_msa[rows]))
 
 
 def of_chains(raw_msas: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -135,17 +135,17 @@ def summarize_clusters(alignment: Alignment, draw: RandomDraw) -> tuple[np.ndarr
     Returns:
         Residue frequencies ``[C, N, 23]`` and mean deletion counts ``[C, N]`` of the clusters, float32.
     """
-    centre_mask, row_mask = alignment.mask[draw.clusters], alignment.mask[draw.extra]
-    counts = transforms.one_hot(draw.msa, transforms.NUM_MSA_CLASSES) * centre_mask[..., None]
+    center_mask, row_mask = alignment.mask[draw.clusters], alignment.mask[draw.extra]
+    counts = transforms.one_hot(draw.msa, transforms.NUM_MSA_CLASSES) * center_mask[..., None]
     deletion_sum = alignment.deletions[draw.clusters]
     total = np.ones(len(draw.clusters), np.float32)
     if len(draw.extra):
         msa = alignment.msa[draw.extra]
         deletions = alignment.deletions[draw.extra] * row_mask
-        score = transforms.agreement(draw.msa, centre_mask, msa, row_mask)
+        score = transforms.agreement(draw.msa, center_mask, msa, row_mask)
         best = score == score.max(axis=1, keepdims=True)
         share = best / best.sum(axis=1, keepdims=True, dtype=np.float32)
-        weight = share * (row_mask @ centre_mask.T)  # [E, C]
+        weight = share * (row_mask @ center_mask.T)  # [E, C]
         counts += _weighted_counts(weight, msa, row_mask)
         deletion_sum += weight.T @ deletions
         total += weight.sum(axis=0)

@@ -17,7 +17,7 @@ from fastfold.protein import residue_constants as rc
 
 NUM_MSA_CLASSES = 23
 _MASK_CLASS = 22
-_NO_CENTRE, _NO_ROW = 254, 255
+_NO_CENTER, _NO_ROW = 254, 255
 _ROW_BLOCK = 256  # with 512 cluster centres, 128 KB of counts, which fit into a core's cache
 
 
@@ -92,7 +92,7 @@ def row_blocks(rows: int, size: int = _ROW_BLOCK) -> Iterator[slice]:
 
 
 def agreement(
-    centres: np.ndarray, centre_mask: np.ndarray, rows: np.ndarray, row_mask: np.ndarray
+    centers: np.ndarray, center_mask: np.ndarray, rows: np.ndarray, row_mask: np.ndarray
 ) -> np.ndarray:
     """Count the columns in which rows and cluster centres have the same residue, ``[E, C]`` int32.
 
@@ -101,19 +101,19 @@ def agreement(
     """
     # Counting equal bytes by column is faster than a product of one-hot codes. Positions that never agree get different
     # codes on both sides.
-    centre_codes = _columns(np.where((centre_mask > 0) & (centres < rc.gap_index), centres, _NO_CENTRE))
+    center_codes = _columns(np.where((center_mask > 0) & (centers < rc.gap_index), centers, _NO_CENTER))
     row_codes = _columns(np.where((row_mask > 0) & (rows < rc.gap_index), rows, _NO_ROW))
-    result = np.zeros((len(rows), len(centres)), np.int32)
+    result = np.zeros((len(rows), len(centers)), np.int32)
     for block in row_blocks(len(rows)):
         target = result[block]
         equal = np.empty(target.shape, np.bool_)
         count = np.empty(target.shape, np.uint8)
         for start in range(0, rows.shape[1], 255):  # a byte counts at most 255 columns
             count[...] = 0
-            for row, centre in zip(
-                row_codes[start : start + 255, block], centre_codes[start : start + 255], strict=True
+            for row, center in zip(
+                row_codes[start : start + 255, block], center_codes[start : start + 255], strict=True
             ):
-                np.equal(row[:, None], centre, out=equal)
+                np.equal(row[:, None], center, out=equal)
                 np.add(count, equal.view(np.uint8), out=count)
             target += count
     return result

@@ -135,13 +135,13 @@ class FeatureCache:
             unpack=cache_format.hits_of,
         )
 
-    def coevolution(self, entry: Entry, subset: int, analyse: Callable[[], Coevolution]) -> Coevolution:
+    def coevolution(self, entry: Entry, subset: int, analyze: Callable[[], Coevolution]) -> Coevolution:
         """Return the coevolution of a subset of an entry's alignment, from the cache if present."""
         return self._cached(
             entry.id,
             (entry.structure, *entry.alignments()),
             ("coevolution", entry.chain_id, subset),
-            make=analyse,
+            make=analyze,
             pack=cache_format.coevolution_arrays,
             unpack=cache_format.coevolution_of,
         )

@@ -53,7 +53,7 @@ class SampleSettings:
     coevolution_dropout: float = 0.0
     coevolution_subsets: int = 0  #: Number of random subsets of alignment rows for couplings; 0 for all rows
     #: Largest number of chains of a complex; of larger ones, neighbours are chosen, see
-    #: :func:`fastfold.data.training.sample.neighbouring_chains`
+    #: :func:`fastfold.data.training.sample.neighboring_chains`
     max_chains: int = 20
 
 
@@ -65,13 +65,13 @@ def training_sample(
     rng: np.random.Generator,
     *,
     resolution: float | None = None,
-    analyse: Callable[[int], coevolution.Coevolution] | None = None,
+    analyze: Callable[[int], coevolution.Coevolution] | None = None,
     templates: TemplateCandidates | None = None,
 ) -> dict[str, np.ndarray]:
     """Compute features and labels of one chain of ``N`` residues for a monomer network.
 
     ``analyse`` returns the coevolution of a numbered subset of the first alignment's rows, by default
-    :func:`fastfold.data.features.coevolution.analyse_subset`.
+    :func:`fastfold.data.features.coevolution.analyze_subset`.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
@@ -92,7 +92,7 @@ def training_sample(
     if coevolution.is_input(config):
         couplings = None
         if alignments and not alone:
-            couplings = _coevolution(chain, alignments, settings, rng, analyse)
+            couplings = _coevolution(chain, alignments, settings, rng, analyze)
         raw |= coevolution.features(couplings, len(chain))
     sampler = sampler_from_raw(raw, config, seed=int(rng.integers(2**31)))
     features = augmentation.crop_features(sampler.stack(settings.cycles), crop, leading=1)
@@ -122,13 +122,13 @@ def _coevolution(
     alignments: Sequence[Msa],
     settings: SampleSettings,
     rng: np.random.Generator,
-    analyse: Callable[[int], coevolution.Coevolution] | None,
+    analyze: Callable[[int], coevolution.Coevolution] | None,
 ) -> coevolution.Coevolution:
     """Compute the coevolution of random alignment rows, at times without couplings."""
-    if analyse is None:
-        analyse = partial(coevolution.analyse_subset, msa_features(alignments, chain.sequence)["msa"])
-    analysed = analyse(int(rng.integers(settings.coevolution_subsets + 1)))
-    return replace(analysed, scores=None) if rng.random() < settings.coevolution_dropout else analysed
+    if analyze is None:
+        analyze = partial(coevolution.analyze_subset, msa_features(alignments, chain.sequence)["msa"])
+    analyzed = analyze(int(rng.integers(settings.coevolution_subsets + 1)))
+    return replace(analyzed, scores=None) if rng.random() < settings.coevolution_dropout else analyzed
 
 
 def _require_backbone(chain: ChainStructure) -> None:
@@ -173,7 +173,7 @@ def complex_sample(
     Raises:
         InputError: An alignment belongs to another chain, or a chain has no backbone.
     """
-    chosen = neighbouring_chains(chains, settings.max_chains, rng)
+    chosen = neighboring_chains(chains, settings.max_chains, rng)
     chains, alignments = in_feature_order([chains[i] for i in chosen], [alignments[i] for i in chosen])
     for chain in chains:
         _require_backbone(chain)
@@ -246,7 +246,7 @@ def merged_features(
     return merge_chains(raw, raw_paired, sequences)
 
 
-def neighbouring_chains(
+def neighboring_chains(
     chains: Sequence[ChainStructure], most: int, rng: np.random.Generator
 ) -> tuple[int, ...]:
     """Choose some chains of a large assembly: one at random, and its nearest neighbours.
@@ -257,9 +257,9 @@ def neighbouring_chains(
     if len(chains) <= most:
         return tuple(range(len(chains)))
     points = [chain.positions[chain.mask[:, _CA] > 0, _CA].astype(np.float64) for chain in chains]
-    centre = int(rng.integers(len(chains)))
-    distances = np.array([_nearest(points[centre], other) for other in points])
-    distances[centre] = -1.0
+    center = int(rng.integers(len(chains)))
+    distances = np.array([_nearest(points[center], other) for other in points])
+    distances[center] = -1.0
     return tuple(int(i) for i in np.sort(np.argsort(distances, kind="stable")[:most]))
 
 

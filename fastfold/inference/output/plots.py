@@ -22,7 +22,7 @@ class Band(NamedTuple):
 
     low: int  #: Lower end, inclusive
     high: int  #: Upper end
-    colour: str  #: ``#rrggbb``, AlphaFold DB's colours
+    color: str  #: ``#rrggbb``, AlphaFold DB's colours
     name: str  #: Name of the range
 
 
@@ -33,16 +33,16 @@ BANDS: Final = (
     Band(0, 50, "#ff7d45", "very low"),
 )
 
-CHAIN_COLOURS: Final = (
+CHAIN_COLORS: Final = (
     "#1b7837", "#762a83", "#2166ac", "#b2182b", "#8c510a", "#01665e",
     "#c51b7d", "#4d4d4d", "#e08214", "#35978f", "#542788", "#7fbc41",
 )  # fmt: skip
 """Colours of chains in order, repeated for more chains."""
 
-IDENTITY_COLOURS: Final = ("#d9d9d9", "#c7c1de", "#a79fcf", "#7c6bb5", "#4a2f8f")
+IDENTITY_COLORS: Final = ("#d9d9d9", "#c7c1de", "#a79fcf", "#7c6bb5", "#4a2f8f")
 """Colours of alignment rows by their identity to the query, from the lowest."""
 
-PAE_COLOURS: Final = ("#00441b", "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7fcf5")
+PAE_COLORS: Final = ("#00441b", "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7fcf5")
 """Colours from no aligned error to the largest."""
 
 INK: Final = "#1f2933"
@@ -111,7 +111,7 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
         # Steps, so that all residues have the same width.
         borders = np.arange(depth.shape[1] + 1) + 0.5
         values = np.concatenate([depth, depth[:, -1:]], 1)
-        axis.stackplot(borders, values, labels=bands, colors=IDENTITY_COLOURS[::-1], step="post", linewidth=0)
+        axis.stackplot(borders, values, labels=bands, colors=IDENTITY_COLORS[::-1], step="post", linewidth=0)
         axis.set(ylabel="rows without a gap", xlim=(0.5, sum(lengths) + 0.5))
         axis.set_ylim(0, 1.05 * max(1, int(depth.sum(0).max())))
         numbers, names = None, None
@@ -119,7 +119,7 @@ def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
             numbers = np.concatenate([numbers_of_ranges(*one) for one in zip(ranges, lengths, strict=True)])
             if ids := coverage.get("chain_ids"):
                 names = AuthorNames(tuple(ids), tuple(map(str, numbers)))
-        mark_chains(axis, lengths, numbers, names, colour=INK)
+        mark_chains(axis, lengths, numbers, names, color=INK)
         handles, labels = axis.get_legend_handles_labels()
         _legend(axis, handles[::-1], labels[::-1], "identity to the query")
         return to_png(figure)
@@ -164,9 +164,9 @@ def scan_png(
         for axis, (label, values) in zip(axes, panels.items(), strict=True):
             known = values[np.isfinite(values)]
             top = float(np.abs(known).max()) if len(known) and np.abs(known).max() > 0 else 1.0
-            low, colours = (-top, "RdBu") if "Δ" in label else (0.0, "viridis")
+            low, colors = (-top, "RdBu") if "Δ" in label else (0.0, "viridis")
             image = axis.imshow(
-                values, cmap=colours, vmin=low, vmax=top, aspect="auto", interpolation="nearest"
+                values, cmap=colors, vmin=low, vmax=top, aspect="auto", interpolation="nearest"
             )
             axis.set_facecolor("#e8e8e8")
             axis.plot(range(len(residues)), wild_type, ".", color=INK, markersize=2.5)
@@ -236,12 +236,12 @@ def _draw_plddt(
     from matplotlib.patches import Patch
 
     for band in BANDS:
-        axis.axhspan(band.low, band.high, color=band.colour, alpha=0.25, linewidth=0)
+        axis.axhspan(band.low, band.high, color=band.color, alpha=0.25, linewidth=0)
     residues = np.arange(1, len(plddt) + 1)
     axis.plot(residues, plddt, color=INK, linewidth=0.9, marker="." if len(plddt) < 3 else None)
     axis.set(ylabel="pLDDT", ylim=(0, 100), xlim=(0.5, len(plddt) + 0.5))
-    mark_chains(axis, lengths, numbers, names, colour=INK)
-    patches = [Patch(color=band.colour, alpha=0.6, linewidth=0) for band in BANDS]
+    mark_chains(axis, lengths, numbers, names, color=INK)
+    patches = [Patch(color=band.color, alpha=0.6, linewidth=0) for band in BANDS]
     labels = [f"{band.name} ({band.low} to {band.high})" for band in BANDS]
     _legend(axis, patches, labels, None)
 
@@ -260,10 +260,10 @@ def _draw_pae(
     n = len(pae)
     step = -(-n // _MAX_PIXELS)  # with more residues than pixels, every step-th one
     extent = (0.5, n + 0.5, n + 0.5, 0.5)
-    colours = LinearSegmentedColormap.from_list("pae", PAE_COLOURS)
-    image = axis.imshow(pae[::step, ::step], cmap=colours, vmin=0, vmax=max_pae, extent=extent)
+    colors = LinearSegmentedColormap.from_list("pae", PAE_COLORS)
+    image = axis.imshow(pae[::step, ::step], cmap=colors, vmin=0, vmax=max_pae, extent=extent)
     axis.set_ylabel("aligned residue")
-    mark_chains(axis, lengths, numbers, names, colour="#d6604d", both=True)
+    mark_chains(axis, lengths, numbers, names, color="#d6604d", both=True)
     axis.set_xlabel("scored residue")
     figure.colorbar(image, ax=axis, label="aligned error (Å)", shrink=0.8, fraction=0.1)
 
@@ -281,7 +281,7 @@ def mark_chains(
     numbers: np.ndarray | None,
     names: AuthorNames | None = None,
     *,
-    colour: str,
+    color: str,
     both: bool = False,
 ) -> None:
     """Draw lines between chains, their names and residue numbers; on the y axis too if ``both``."""
@@ -296,9 +296,9 @@ def mark_chains(
     if len(lengths) == 1:
         return
     for border in starts[1:-1]:
-        axis.axvline(border + 0.5, color=colour, linewidth=0.8)
+        axis.axvline(border + 0.5, color=color, linewidth=0.8)
         if both:
-            axis.axhline(border + 0.5, color=colour, linewidth=0.8)
+            axis.axhline(border + 0.5, color=color, linewidth=0.8)
     if len(lengths) > _MAX_CHAIN_NAMES:
         return
     for number, (start, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
@@ -310,7 +310,7 @@ def mark_chains(
             ha="center",
             va="bottom",
             fontweight="bold",
-            color=CHAIN_COLOURS[number % len(CHAIN_COLOURS)],
+            color=CHAIN_COLORS[number % len(CHAIN_COLORS)],
         )
 
 

@@ -20,7 +20,7 @@ from fastfold.inference.relax.prepare import PreparedStructure
 from fastfold.inference.relax.stereo import MAX_TWIST
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import dihedrals
-from fastfold.protein.validation.covalent import CHIRAL_CENTRES
+from fastfold.protein.validation.covalent import CHIRAL_CENTERS
 
 _KJ_PER_KCAL = 4.184
 _MOST_ATTEMPTS = 10  #: Attempts for which the minimiser has iterations; four are usual
@@ -189,16 +189,16 @@ def _chirality_guard(prepared: PreparedStructure) -> Any:
     energy = f"{_HAND_STIFFNESS}*min(0, hand*1000*volume-{_LEAST_VOLUME})^2; volume={volume}"
     force = openmm.CustomCompoundBondForce(4, energy)
     force.addPerBondParameter("hand")
-    centres = {
-        (rc.restype_1to3[letter], name): neighbours
-        for letters, name, neighbours in CHIRAL_CENTRES
+    centers = {
+        (rc.restype_1to3[letter], name): neighbors
+        for letters, name, neighbors in CHIRAL_CENTERS
         for letter in letters
     }
     for residue in prepared.topology.residues():
         index = {atom.name: atom.index for atom in residue.atoms()}
         for name in ("CA", "CB"):
-            if neighbours := centres.get((residue.name, name)):
-                atoms = [index[atom] for atom in (name, *neighbours)]
+            if neighbors := centers.get((residue.name, name)):
+                atoms = [index[atom] for atom in (name, *neighbors)]
                 a, b, c = prepared.positions[atoms[1:]] - prepared.positions[atoms[0]]
                 force.addBond(atoms, [float(np.sign(np.dot(np.cross(a, b), c)))])
     force.setForceGroup(_GUARDS)
@@ -224,8 +224,8 @@ def _torsion_guard(prepared: PreparedStructure) -> Any:
         if residue["C"] in next_n:
             torsions.append([residue["N"], residue["CA"], residue["C"], next_n[residue["C"]]])
         angles = [float(dihedrals(*prepared.positions[atoms])) for atoms in torsions]
-        for atoms, (centre, reach) in zip(torsions, _region(angles), strict=False):
-            force.addTorsion(*atoms, [math.radians(centre), math.radians(reach)])
+        for atoms, (center, reach) in zip(torsions, _region(angles), strict=False):
+            force.addTorsion(*atoms, [math.radians(center), math.radians(reach)])
     force.setForceGroup(_GUARDS)
     return force
 
@@ -235,7 +235,7 @@ def _region(angles: Sequence[float]) -> Sequence[tuple[float, float]]:
     for region in (_HELIX, _STRAND):
         limits = zip(angles, region, strict=False)
         if len(angles) == 2 and all(
-            abs((x - centre + 180) % 360 - 180) <= reach for x, (centre, reach) in limits
+            abs((x - center + 180) % 360 - 180) <= reach for x, (center, reach) in limits
         ):
             return region
     return _LEFT_OF_ZERO if angles[0] < 0.0 else ()

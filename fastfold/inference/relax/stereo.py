@@ -19,7 +19,7 @@ from fastfold.protein.geometry import follows, without_bond
 from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.metrics.backbone import BackboneGeometry, measure_backbone, off_planar
 from fastfold.protein.protein import Protein
-from fastfold.protein.validation.covalent import CHIRAL_CENTRES, hands, wrong_hands
+from fastfold.protein.validation.covalent import CHIRAL_CENTERS, hands, wrong_hands
 
 
 def open_breaks(protein: Protein) -> Protein:
@@ -64,7 +64,7 @@ _PEPTIDE_BOND = 1.33
 
 def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
     """Raise InputError for a chain of mostly D-amino acids, or, without beta carbons, of positive phi angles."""
-    of_alpha, phi = hands(protein, *CHIRAL_CENTRES[0]), _measured(protein).phi.numpy()
+    of_alpha, phi = hands(protein, *CHIRAL_CENTERS[0]), _measured(protein).phi.numpy()
     phi[protein.aatype == rc.restype_order["G"]] = np.nan
     for name, rows in zip(names.chain_ids, protein.chains, strict=True):
         known = of_alpha[rows][of_alpha[rows] != 0]

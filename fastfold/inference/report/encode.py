@@ -84,9 +84,9 @@ def pack_atoms(mask: np.ndarray, positions: np.ndarray) -> tuple[dict[str, Any],
 
 def _pack_atoms(mask: np.ndarray, points: np.ndarray) -> tuple[dict[str, Any], str]:
     step = max(_COORDINATE_STEP, float(np.abs(points).max()) / 32_000)
-    quantised = np.rint(points / step).astype("<i2")
+    quantized = np.rint(points / step).astype("<i2")
     return {"step": step, "atoms": len(points)}, pack(
-        np.packbits(mask, axis=1).tobytes() + quantised.tobytes()
+        np.packbits(mask, axis=1).tobytes() + quantized.tobytes()
     )
 
 
@@ -104,8 +104,8 @@ def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
         edges = np.arange(0, residues, stride)
         counts = np.diff([*edges, residues])
         pae = np.add.reduceat(np.add.reduceat(pae, edges, 0), edges, 1) / np.outer(counts, counts)
-    quantised = np.rint(np.clip(pae / PAE_STEP, 0, 255)).astype(np.uint8)
-    return {"side": side, "stride": stride, "step": PAE_STEP, "max": largest}, pack(quantised.tobytes())
+    quantized = np.rint(np.clip(pae / PAE_STEP, 0, 255)).astype(np.uint8)
+    return {"side": side, "stride": stride, "step": PAE_STEP, "max": largest}, pack(quantized.tobytes())
 
 
 def _is_part(read: str, folded: str) -> bool:

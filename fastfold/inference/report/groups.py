@@ -104,12 +104,12 @@ def _film(path: Path, steps: int) -> dict[str, Any] | None:
         raise ValueError("its film has frames of different chains")
     points = np.array(frames)
     points -= points[-1].mean(0)
-    quantised = np.rint(points / _STEP).clip(-32_000, 32_000).astype("<i2")
+    quantized = np.rint(points / _STEP).clip(-32_000, 32_000).astype("<i2")
     shown = np.unique(np.linspace(0, steps - 1, len(frames)).round().astype(int))
     if len(shown) != len(frames):
         raise ValueError("its film has more frames than steps")
     layout = {"frames": len(frames), "chains": chains, "steps": shown.tolist(), "step": _STEP}
-    return layout | {"text": pack(quantised.tobytes())}
+    return layout | {"text": pack(quantized.tobytes())}
 
 
 ENDING = "_ensemble.json"  #: Ending of the file with all numbers of an ensemble

@@ -212,9 +212,9 @@ def _page(
         "scores": [_shown_score(one) for one in SCORES if one.shown],
         "style": {
             "bands": [band._asdict() for band in plots.BANDS],
-            "chains": plots.CHAIN_COLOURS,
-            "identity": plots.IDENTITY_COLOURS,
-            "pae": plots.PAE_COLOURS,
+            "chains": plots.CHAIN_COLORS,
+            "identity": plots.IDENTITY_COLORS,
+            "pae": plots.PAE_COLORS,
         },
         "atoms": list(rc.atom_types),
         "ramachandran": ["".join(map(str, column)) for column in region_map().tolist()],

@@ -223,10 +223,10 @@ class _Fit:
             like=self._everyone,
         )
         self._all = self._loss([*restraints, *of_templates])
-        self._neighbours, self._near = _near_residues(features)
+        self._neighbors, self._near = _near_residues(features)
         with torch.no_grad(), self._recorded():
             first = self._run()
-            self._start = at_columns(first.distogram, self._neighbours).log_softmax(-1)
+            self._start = at_columns(first.distogram, self._neighbors).log_softmax(-1)
             self.first = self._figures(first)
             self._probabilities = self._agreed(self._all.probabilities(first, _numbered(features)))
 
@@ -296,7 +296,7 @@ class _Fit:
         return done, best_figures
 
     def _total(self, loss: _Loss, outputs: Outputs) -> Tensor:
-        changed = at_columns(outputs.distogram, self._neighbours).log_softmax(-1)
+        changed = at_columns(outputs.distogram, self._neighbors).log_softmax(-1)
         changed = (self._start.exp() * (self._start - changed)).sum(-1)
         sizes = [value.square().sum() for value in self.bias.values()]
         return (

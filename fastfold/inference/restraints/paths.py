@@ -96,7 +96,7 @@ class _BondGraph:
             self.edges[edge.second].append(edge)
             self.edges[edge.first].append(edge._replace(first=edge.second, second=edge.first))
         lines = np.repeat(np.arange(len(starts)), np.diff([*starts, size])).tolist()
-        self.neighbours = [
+        self.neighbors = [
             [
                 (other, length)
                 for step, length in ((1, STEP), (2, TWO_STEPS))
@@ -108,7 +108,7 @@ class _BondGraph:
 
     def lengths_from(self, sources: Sequence[int], longest: float) -> np.ndarray:
         """Return lengths ``[N, S]`` float32 in Å of shortest paths from ``S`` nodes, exact up to ``longest``."""
-        size = len(self.neighbours)
+        size = len(self.neighbors)
         lengths = np.full((size, len(sources)), np.inf, np.float32)
         lengths[sources, np.arange(len(sources))] = 0.0
         through = np.empty(len(sources), np.float32)
@@ -116,14 +116,14 @@ class _BondGraph:
             before = np.minimum(lengths, longest)
             for node in range(size):
                 row = lengths[node]
-                for other, length in self.neighbours[node]:
+                for other, length in self.neighbors[node]:
                     if other < node:
                         np.minimum(row, np.add(lengths[other], length, out=through), out=row)
                 for edge in self.edges.get(node, ()):
                     np.minimum(row, np.add(lengths[edge.first], edge.length, out=through), out=row)
             for node in reversed(range(size)):
                 row = lengths[node]
-                for other, length in self.neighbours[node]:
+                for other, length in self.neighbors[node]:
                     if other > node:
                         np.minimum(row, np.add(lengths[other], length, out=through), out=row)
             if np.array_equal(before, np.minimum(lengths, longest)):
@@ -134,7 +134,7 @@ class _BondGraph:
         node, numbers = end, list[int]()
         while lengths[node] > 0.0:
             options: list[tuple[float, int, int | None]] = [
-                (lengths[other] + length, other, None) for other, length in self.neighbours[node]
+                (lengths[other] + length, other, None) for other, length in self.neighbors[node]
             ]
             options += [
                 (lengths[edge.first] + edge.length, edge.first, edge.restraint)

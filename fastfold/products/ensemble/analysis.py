@@ -51,7 +51,7 @@ class Analysis:
     states: tuple[EnsembleState, ...] = ()  #: Agreement with given states
 
 
-def analyse(
+def analyze(
     ensemble: Ensemble,
     *,
     similarity: float = SIMILARITY,
@@ -109,7 +109,7 @@ def pairwise_scores(ca: np.ndarray, copies: ChainCandidates | None = None) -> tu
 def cluster_structures(
     scores: np.ndarray, *, similarity: float = SIMILARITY, num_clusters: int | None = None
 ) -> np.ndarray:
-    """Cluster structures hierarchically by average linkage of ``1 - TM``; arguments as those of :func:`analyse`.
+    """Cluster structures hierarchically by average linkage of ``1 - TM``; arguments as those of :func:`analyze`.
 
     The numbers ``[M]`` count from 1, the largest cluster first, and ties are in the order of the structures.
     """

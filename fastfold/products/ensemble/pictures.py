@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.output.plots import CHAIN_COLOURS, FAINT, INK, figure_in_style, mark_chains, to_png
+from fastfold.inference.output.plots import CHAIN_COLORS, FAINT, INK, figure_in_style, mark_chains, to_png
 from fastfold.products.ensemble.analysis import Analysis, EnsembleState
 
 _GRID = 120
@@ -50,7 +50,7 @@ def landscape_png(analysis: Analysis, *, title: str) -> bytes:
             chosen = analysis.clusters == number
             axis.scatter(
                 points[chosen, 0], points[chosen, 1], s=14, linewidths=0.4, edgecolors="white",
-                color=CHAIN_COLOURS[(number - 1) % len(CHAIN_COLOURS)],
+                color=CHAIN_COLORS[(number - 1) % len(CHAIN_COLORS)],
             )  # fmt: skip
         for number, member in enumerate(analysis.representatives, 1):
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
@@ -100,7 +100,7 @@ def fluctuation_png(
         axis.plot(np.arange(1, len(values) + 1), values, color=INK, linewidth=0.9)
         axis.set(ylabel="fluctuation of CA (Å)", xlim=(0.5, len(values) + 0.5))
         axis.set_ylim(bottom=0)
-        mark_chains(axis, lengths, numbers, colour=FAINT)
+        mark_chains(axis, lengths, numbers, color=FAINT)
         return to_png(figure)
 
 
@@ -113,8 +113,8 @@ def states_png(
     """
     with figure_in_style(6.6, 5.6, [title], [1]) as (figure, (axis,)):
         y: Any = plddt if len(states) == 1 else states[1].tm_score
-        colours = [CHAIN_COLOURS[(number - 1) % len(CHAIN_COLOURS)] for number in analysis.clusters]
-        axis.scatter(states[0].tm_score, y, s=16, c=colours, linewidths=0.4, edgecolors="white")
+        colors = [CHAIN_COLORS[(number - 1) % len(CHAIN_COLORS)] for number in analysis.clusters]
+        axis.scatter(states[0].tm_score, y, s=16, c=colors, linewidths=0.4, edgecolors="white")
         label = "mean pLDDT" if len(states) == 1 else f"TM-score to {states[1].name[:40]}"
         axis.set(xlabel=f"TM-score to {states[0].name[:40]}", ylabel=label, xlim=(0, 1.02))
         axis.set_ylim(0, 102 if len(states) == 1 else 1.02)

@@ -14,7 +14,7 @@ from fastfold.inference.output.score_files import lines_json, rounded, scored_na
 from fastfold.inference.output.summary import tab_separated
 from fastfold.inference.report.groups import ENDING
 from fastfold.inference.sampling.settings import SIMILARITY
-from fastfold.products.ensemble.analysis import Analysis, analyse, motion_onto_mean, superposed_protein
+from fastfold.products.ensemble.analysis import Analysis, analyze, motion_onto_mean, superposed_protein
 from fastfold.products.ensemble.members import Ensemble, read_ensembles
 from fastfold.products.ensemble.pictures import fluctuation_png, landscape_png, pairs_png, states_png
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
@@ -45,7 +45,7 @@ def write_ensembles(
     ``_ensemble_residues.tsv``, ``_ensemble.pdb`` with the superposed representatives as models, and pictures
     ``_ensemble_pairs.png``, ``_ensemble_landscape.png``, ``_ensemble_residues.png`` and, with references,
     ``_ensemble_states.png``. Arguments and errors are those of
-    :func:`fastfold.products.ensemble.members.read_ensembles` and :func:`fastfold.products.ensemble.analysis.analyse`.
+    :func:`fastfold.products.ensemble.members.read_ensembles` and :func:`fastfold.products.ensemble.analysis.analyze`.
     ``say`` gets a line about each target. A ConfigError also names a missing package.
     """
     require_package("scikit-learn", "fastfold ensemble")
@@ -60,7 +60,7 @@ def write_ensembles(
             raise ConfigError(f"`clusters={num_clusters}`: {ensemble.target} has only {number} predictions")
         if number > _MANY:
             say(f"{ensemble.target}: comparing {number * (number - 1) // 2:,} pairs of samples")
-        analysis = analyse(ensemble, similarity=similarity, num_clusters=num_clusters, references=references)
+        analysis = analyze(ensemble, similarity=similarity, num_clusters=num_clusters, references=references)
         for name, content in _files(ensemble, analysis, plots=plots).items():
             write_atomic(directory / f"{ensemble.target}{name}", content)
         analyses[ensemble.target] = analysis

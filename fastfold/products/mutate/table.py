@@ -28,7 +28,7 @@ from fastfold.utils.atomic_files import write_atomic
 
 TABLE = MUTATIONS
 SCAN = "mutations.png"  #: Picture of a scan of mutants in a folder of results
-NEIGHBOURS_WITHIN = 13.0  #: Largest distance in Å of CA atoms that are neighbours
+NEIGHBORS_WITHIN = 13.0  #: Largest distance in Å of CA atoms that are neighbours
 
 _MEANS = (
     *("plddt", "ptm", "dplddt", "dplddt_site", "dpae", "dpae_site", "dptm", "diptm"),
@@ -177,18 +177,18 @@ def effective_strain(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     strain is the mean of ``|r2 - r1| / |r1|`` after the best rotation of ``r2`` onto ``r1``. CA positions are in Å,
     ``first [A, N, 3]`` of the reference, the wild type for example, and ``second [B, N, 3]``.
     """
-    one, is_near_one = _neighbourhoods(torch.from_numpy(np.asarray(first, np.float64)))
-    two, is_near_two = _neighbourhoods(torch.from_numpy(np.asarray(second, np.float64)))
+    one, is_near_one = _neighborhoods(torch.from_numpy(np.asarray(first, np.float64)))
+    two, is_near_two = _neighborhoods(torch.from_numpy(np.asarray(second, np.float64)))
     shared = (is_near_one & is_near_two).double()
     difference = (_turned(two, one, shared) - one).norm(dim=-1) / one.norm(dim=-1).clamp(min=1e-12)
     return ((difference * shared).sum(-1) / shared.sum(-1)).numpy()
 
 
-def _neighbourhoods(structures: Tensor) -> tuple[Tensor, Tensor]:
+def _neighborhoods(structures: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean vectors ``[N, N, 3]`` from each residue to the others, and the neighbours ``[N, N]``."""
     vectors = structures[:, None, :, :] - structures[:, :, None, :]
     distances = vectors.norm(dim=-1)
-    is_near = ((distances > 0) & (distances <= NEIGHBOURS_WITHIN)).all(0)
+    is_near = ((distances > 0) & (distances <= NEIGHBORS_WITHIN)).all(0)
     shared = is_near.double()
     turned = [vectors[0], *(_turned(other, vectors[0], shared) for other in vectors[1:])]
     return torch.stack(turned).mean(0), is_near

@@ -234,8 +234,8 @@ def _losses(
     total, parts = alphafold_loss(result, batch, config)
     if "predicted_aligned_error" in parts:
         affines = torch.as_tensor(outputs["structure_module/final_affines"]).to(total.device)
-        labelled = result | {"structure_module": result["structure_module"] | {"final_affines": affines}}
-        theirs = alphafold_loss(labelled, batch, config)[1]["predicted_aligned_error"]
+        labeled = result | {"structure_module": result["structure_module"] | {"final_affines": affines}}
+        theirs = alphafold_loss(labeled, batch, config)[1]["predicted_aligned_error"]
         weight = config.model.heads.predicted_aligned_error.weight
         total = total + weight * (theirs["loss"] - parts["predicted_aligned_error"]["loss"])
         parts["predicted_aligned_error"] = theirs

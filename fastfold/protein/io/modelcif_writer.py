@@ -99,7 +99,7 @@ def to_modelcif(
         Model.model_type, Model.other_details = "Other", "refined structure"
 
     model = Model(assembly=modelcif.Assembly(modelled, name="Modelled chains"), name=_plain(model_name))
-    model.not_modeled_residue_ranges.extend(_not_modelled(protein, asym_units))
+    model.not_modeled_residue_ranges.extend(_not_modeled(protein, asym_units))
     software = modelcif.Software(
         name="FastFold",
         classification="model building",
@@ -257,7 +257,7 @@ def _atoms(protein: Protein, hydrogens: Hydrogens | None, asym_units: list[Any])
         )
 
 
-def _not_modelled(protein: Protein, asym_units: list[Any]) -> Iterator[Any]:
+def _not_modeled(protein: Protein, asym_units: list[Any]) -> Iterator[Any]:
     from modelcif.model import NotModeledResidueRange
 
     has_atoms: np.ndarray = np.any(protein.atom_mask > 0.5, axis=1)

@@ -26,11 +26,11 @@ def radius_of_gyration(points: Tensor, mask: Tensor) -> Tensor:
     """
     mask = mask.to(points.dtype)
     count = mask.sum(-1).clamp(min=1)
-    centre = (points * mask[..., None]).sum(-2, keepdim=True) / count[..., None, None]
-    return (((points - centre).square().sum(-1) * mask).sum(-1) / count).sqrt()
+    center = (points * mask[..., None]).sum(-2, keepdim=True) / count[..., None, None]
+    return (((points - center).square().sum(-1) * mask).sum(-1) / count).sqrt()
 
 
-def near_neighbours(points: Tensor, mask: Tensor, *, distance: float = TOO_NEAR) -> float:
+def near_neighbors(points: Tensor, mask: Tensor, *, distance: float = TOO_NEAR) -> float:
     """Return the mean number of impossibly near CA atoms of a residue, about 0.002 in experiments.
 
     Pairs of ``points [N, 3]`` below ``distance`` in Å count, if they are more than two residues apart in the chain and

@@ -25,14 +25,14 @@ def choose(own: Sequence[np.ndarray], pairs: Pairs) -> list[int]:
         pairs: Energies between candidates of two residues.
     """
     weights = [_boltzmann(energies, 1.0) for energies in own]
-    neighbours = _neighbours(len(own), pairs)
+    neighbors = _neighbors(len(own), pairs)
     for temperature in _TEMPERATURES:
         for i, energies in enumerate(own):
-            field = energies + sum(table @ weights[j] for j, table in neighbours[i])
+            field = energies + sum(table @ weights[j] for j, table in neighbors[i])
             weights[i] = 0.5 * (weights[i] + _boltzmann(field, temperature))
     choice = [int(one.argmax()) for one in weights]
     fields = [
-        energies + sum(table[:, choice[j]] for j, table in neighbours[i]) for i, energies in enumerate(own)
+        energies + sum(table[:, choice[j]] for j, table in neighbors[i]) for i, energies in enumerate(own)
     ]
     table_min = {pair: float(table.min()) for pair, table in pairs.items()}
     changed, seen = (
@@ -45,7 +45,7 @@ def choose(own: Sequence[np.ndarray], pairs: Pairs) -> list[int]:
         nonlocal changes
         changes += 1
         changed[i] = changes
-        for j, table in neighbours[i]:
+        for j, table in neighbors[i]:
             fields[j] += table[k] - table[choice[i]]
             changed[j] = changes
         choice[i] = k
@@ -87,13 +87,13 @@ def energies_of_choice(choice: Sequence[int], own: Sequence[np.ndarray], pairs: 
     return energies
 
 
-def _neighbours(count: int, pairs: Pairs) -> list[list[tuple[int, np.ndarray]]]:
+def _neighbors(count: int, pairs: Pairs) -> list[list[tuple[int, np.ndarray]]]:
     """Return each residue's neighbours, with energies ``[K, L]`` of its own and their candidates."""
-    neighbours: list[list[tuple[int, np.ndarray]]] = [[] for _ in range(count)]
+    neighbors: list[list[tuple[int, np.ndarray]]] = [[] for _ in range(count)]
     for (i, j), table in pairs.items():
-        neighbours[i].append((j, table))
-        neighbours[j].append((i, np.ascontiguousarray(table.T)))
-    return neighbours
+        neighbors[i].append((j, table))
+        neighbors[j].append((i, np.ascontiguousarray(table.T)))
+    return neighbors
 
 
 def _boltzmann(energies: np.ndarray, temperature: float) -> np.ndarray:

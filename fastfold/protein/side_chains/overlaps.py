@@ -41,8 +41,8 @@ def with_fixed_atoms(
     ends = np.append(tied[1:], False)
     better = []
     for one in candidates:
-        i, centre = one.residue, xyz[one.residue, _CB]
-        near = np.linalg.norm(points - centre, axis=-1) < _reach(one, centre) + CONTACT_REACH
+        i, center = one.residue, xyz[one.residue, _CB]
+        near = np.linalg.norm(points - center, axis=-1) < _reach(one, center) + CONTACT_REACH
         # Rotamers are fitted with the residue's own backbone and with the atoms next to it.
         near &= residues != i
         if tied[i]:
@@ -80,18 +80,18 @@ def pair_energies(
 
     CB atoms are those of ``xyz [N, 37, 3]`` in Å.
     """
-    centres = np.array([xyz[one.residue, _CB] for one in candidates]).reshape(-1, 3)
-    reach = np.array([_reach(one, centre) for one, centre in zip(candidates, centres, strict=True)])
+    centers = np.array([xyz[one.residue, _CB] for one in candidates]).reshape(-1, 3)
+    reach = np.array([_reach(one, center) for one, center in zip(candidates, centers, strict=True)])
     points = [_FlatPoints.of(one) for one in candidates]
     pairs = {}
     for i, one in enumerate(candidates):
-        distance = np.linalg.norm(centres[i + 1 :] - centres[i], axis=-1)
+        distance = np.linalg.norm(centers[i + 1 :] - centers[i], axis=-1)
         near = (np.flatnonzero(distance < reach[i] + reach[i + 1 :] + CONTACT_REACH) + i + 1).tolist()
         if not near:
             continue
         ends = np.cumsum([0, *(len(candidates[j].energies) for j in near)])
         others = _FlatPoints.joined([points[j] for j in near], ends[:-1])
-        others = others.within(reach[i] + CONTACT_REACH, centres[i])
+        others = others.within(reach[i] + CONTACT_REACH, centers[i])
         rows, columns, energies = overlaps(points[i].points, points[i].kinds, others.points, others.kinds)
         place = points[i].candidate[rows] * ends[-1] + others.candidate[columns]
         table = np.bincount(place, energies, len(one.energies) * ends[-1]).reshape(-1, ends[-1])
@@ -120,10 +120,10 @@ class _FlatPoints(NamedTuple):
         points, kinds, _ = zip(*parts, strict=True)
         return cls(np.concatenate(points), np.concatenate(kinds), np.concatenate(numbers))
 
-    def within(self, distance: float, centre: np.ndarray) -> _FlatPoints:
-        near = np.square(self.points - centre).sum(-1) < distance**2
+    def within(self, distance: float, center: np.ndarray) -> _FlatPoints:
+        near = np.square(self.points - center).sum(-1) < distance**2
         return _FlatPoints(self.points[near], self.kinds[near], self.candidate[near])
 
 
-def _reach(one: RotamerCandidates, centre: np.ndarray) -> float:
-    return float(np.linalg.norm(one.points - centre, axis=-1).max())
+def _reach(one: RotamerCandidates, center: np.ndarray) -> float:
+    return float(np.linalg.norm(one.points - center, axis=-1).max())

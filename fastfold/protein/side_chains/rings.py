@@ -93,16 +93,16 @@ def pierced_rings(
 
 def crosses(ring: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return a mask ``[B]`` of segments ``[B, 3]`` that intersect a triangle of ``ring [R, 3]`` and its centre."""
-    centre = ring.mean(0)
-    first, second = ring - centre, np.roll(ring, -1, 0) - centre
+    center = ring.mean(0)
+    first, second = ring - center, np.roll(ring, -1, 0) - center
     direction = (ends - starts)[:, None]
     # The intersection is centre + u * first + v * second = start + t * direction.
     normal = np.cross(direction, second)
     determinant = (first * normal).sum(-1)
     scale = 1.0 / np.where(np.abs(determinant) < 1e-12, np.inf, determinant)
-    from_centre = (starts - centre)[:, None]
-    u = (from_centre * normal).sum(-1) * scale
-    across = np.cross(from_centre, first)
+    from_center = (starts - center)[:, None]
+    u = (from_center * normal).sum(-1) * scale
+    across = np.cross(from_center, first)
     v = (direction * across).sum(-1) * scale
     t = (second * across).sum(-1) * scale
     inside = (u >= 0.0) & (v >= 0.0) & (u + v <= 1.0) & (t >= 0.0) & (t <= 1.0) & (scale != 0.0)

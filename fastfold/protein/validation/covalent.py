@@ -13,7 +13,7 @@ from fastfold.protein.protein import Protein
 
 MAX_DEVIATION = 4.0  #: Standard deviations beyond which a length or an angle is an outlier, as in MolProbity
 
-CHIRAL_CENTRES = (
+CHIRAL_CENTERS = (
     ("ACDEFHIKLMNPQRSTVWY", "CA", ("N", "C", "CB")),
     ("T", "CB", ("CA", "OG1", "CG2")),
     ("I", "CB", ("CA", "CG1", "CG2")),
@@ -92,12 +92,12 @@ def _bonded_after(protein: Protein) -> np.ndarray:
     return after[present[after - 1, rc.atom_order["C"]] & present[after, rc.atom_order["N"]]]
 
 
-def hands(protein: Protein, residues: str, centre: str, neighbours: tuple[str, str, str]) -> np.ndarray:
+def hands(protein: Protein, residues: str, center: str, neighbors: tuple[str, str, str]) -> np.ndarray:
     """Return the hand ``[N]`` of a chiral atom: 1 as in proteins, -1 for its mirror image, 0 if undefined.
 
-    Arguments are a row of :data:`CHIRAL_CENTRES`.
+    Arguments are a row of :data:`CHIRAL_CENTERS`.
     """
-    slots = [rc.atom_order[name] for name in (centre, *neighbours)]
+    slots = [rc.atom_order[name] for name in (center, *neighbors)]
     known = np.isin(protein.aatype, [rc.restype_order[letter] for letter in residues])
     known &= (protein.atom_mask[:, slots] > 0.5).all(-1)
     atoms = protein.atom_positions[:, slots].astype(np.float64)
@@ -107,4 +107,4 @@ def hands(protein: Protein, residues: str, centre: str, neighbours: tuple[str, s
 
 def wrong_hands(protein: Protein) -> np.ndarray:
     """Return a mask ``[N]`` of residues with a carbon of the wrong hand: CA, and CB of threonine and isoleucine."""
-    return np.logical_or.reduce([hands(protein, *centre) < 0 for centre in CHIRAL_CENTRES])
+    return np.logical_or.reduce([hands(protein, *center) < 0 for center in CHIRAL_CENTERS])

@@ -16,11 +16,11 @@ from fastfold.protein import residue_constants as rc
 
 KINDS = ("general", "isoleucine or valine", "before proline", "glycine", "trans-proline", "cis-proline")
 """Kinds of residues with a plot of their own, in the order of the table."""
-FAVOURED, ALLOWED, OUTLIER, UNDEFINED = 0, 1, 2, -1
+FAVORED, ALLOWED, OUTLIER, UNDEFINED = 0, 1, 2, -1
 """Regions; residues at chain ends and breaks are undefined."""
 
 SCALE = 40.0  #: Steps of the table per power of ten
-_FAVOURED_SHARE = 0.02
+_FAVORED_SHARE = 0.02
 _ALLOWED_SHARE = np.array([0.0005, 0.001, 0.001, 0.001, 0.001, 0.002])
 _CIS = 30.0
 
@@ -62,7 +62,7 @@ def ramachandran_regions(phi: np.ndarray, psi: np.ndarray, kinds: np.ndarray) ->
     """
     known = ~(np.isnan(phi) | np.isnan(psi))
     share = 10.0 ** -rarity(np.where(known, phi, 0.0), np.where(known, psi, 0.0), kinds)
-    regions = np.where(share >= _FAVOURED_SHARE, FAVOURED, ALLOWED)
+    regions = np.where(share >= _FAVORED_SHARE, FAVORED, ALLOWED)
     regions[share < _ALLOWED_SHARE[kinds]] = OUTLIER
     regions[~known] = UNDEFINED
     return regions
@@ -70,8 +70,8 @@ def ramachandran_regions(phi: np.ndarray, psi: np.ndarray, kinds: np.ndarray) ->
 
 def region_map(cells: int = 72) -> np.ndarray:
     """Return the regions of general residues at the centres of cells, ``[cells, cells]`` int64: phi, then psi."""
-    centres = (np.arange(cells) + 0.5) * 360.0 / cells - 180.0
-    phi, psi = (x.ravel() for x in np.meshgrid(centres, centres, indexing="ij"))
+    centers = (np.arange(cells) + 0.5) * 360.0 / cells - 180.0
+    phi, psi = (x.ravel() for x in np.meshgrid(centers, centers, indexing="ij"))
     return ramachandran_regions(phi, psi, np.zeros(len(phi), np.int64)).reshape(cells, cells)
 
 

@@ -17,7 +17,7 @@ from fastfold.protein.side_chains import pierced_rings
 from fastfold.protein.validation.covalent import measure_angles, measure_bonds, wrong_hands
 from fastfold.protein.validation.ramachandran import (
     ALLOWED,
-    FAVOURED,
+    FAVORED,
     OUTLIER,
     UNDEFINED,
     ramachandran_regions,
@@ -99,7 +99,7 @@ class StructureCheck:
     def figures(self) -> dict[str, float | int | None]:
         """Numbers for tables and files by name, shares from 0 to 1."""
         return {
-            "ramachandran_favoured": self.share(FAVOURED),
+            "ramachandran_favoured": self.share(FAVORED),
             "ramachandran_allowed": self.share(ALLOWED),
             "ramachandran_outliers": self.share(OUTLIER),
             "twisted_peptides": self.twisted,

@@ -63,7 +63,7 @@ def test_scores_are_those_of_the_definition() -> None:
 
 
 def test_a_coupled_pair_scores_highest() -> None:
-    found = coevolution.analyse(_alignment(400, 12))
+    found = coevolution.analyze(_alignment(400, 12))
     assert found.scores is not None
     pairs = np.triu(found.scores, 1)
     assert np.unravel_index(pairs.argmax(), pairs.shape) == (1, 10)
@@ -74,7 +74,7 @@ def test_profile_weights_similar_rows_once() -> None:
     """Nine copies of one row count as much as one other row."""
     msa = np.zeros((10, 10), np.int64)
     msa[1:] = 5
-    found = coevolution.analyse(msa)
+    found = coevolution.analyze(msa)
     assert found.log_effective_rows == pytest.approx(np.log(2), abs=1e-6)
     # The query counts half a row more.
     np.testing.assert_allclose(found.profile[:, 0], 1.5 / 2.5, rtol=1e-6)
@@ -83,9 +83,9 @@ def test_profile_weights_similar_rows_once() -> None:
 
 
 def test_conservation_is_that_of_the_residues() -> None:
-    conserved = coevolution.analyse(np.zeros((3, 4), np.int64))
+    conserved = coevolution.analyze(np.zeros((3, 4), np.int64))
     np.testing.assert_allclose(conserved.conservation, np.log(20), rtol=1e-5)
-    even = coevolution.analyse(np.tile(np.arange(20)[:, None], (1, 30)))
+    even = coevolution.analyze(np.tile(np.arange(20)[:, None], (1, 30)))
     assert even.conservation.max() < 0.1
 
 
@@ -93,8 +93,8 @@ def test_rows_of_gaps_are_left_out() -> None:
     msa = _alignment(50, 10)
     gaps = np.full((50, 10), 21)
     gaps[:, 0] = 3
-    with_gaps = coevolution.analyse(np.concatenate([msa, gaps]))
-    np.testing.assert_array_equal(with_gaps.profile, coevolution.analyse(msa).profile)
+    with_gaps = coevolution.analyze(np.concatenate([msa, gaps]))
+    np.testing.assert_array_equal(with_gaps.profile, coevolution.analyze(msa).profile)
 
 
 def test_features_without_alignment_are_zeros() -> None:
@@ -106,7 +106,7 @@ def test_features_without_alignment_are_zeros() -> None:
 
 
 def test_features_rank_pairs_from_the_highest() -> None:
-    found = coevolution.features(coevolution.analyse(_alignment(400, 12)), 12)["coevolution_pair"]
+    found = coevolution.features(coevolution.analyze(_alignment(400, 12)), 12)["coevolution_pair"]
     assert np.isfinite(found).all()
     best = found[1, 10, 1]
     assert best == found[..., 1].max() == pytest.approx(np.clip(np.log(12), -4, 4) / 2)
@@ -116,13 +116,13 @@ def test_features_rank_pairs_from_the_highest() -> None:
 def test_long_chains_get_no_couplings_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     msa = np.zeros((3, coevolution.MAX_RESIDUES + 1), np.int64)
     msa[1] = 1
-    assert coevolution.analyse(msa).scores is None
+    assert coevolution.analyze(msa).scores is None
     assert "no couplings" in caplog.text
 
 
 def test_subsets_are_fixed_and_differ() -> None:
     msa = rc.hhblits_id_to_restype.argsort()[_alignment(100, 10)]
-    whole, first, again, second = (coevolution.analyse_subset(msa, n) for n in (0, 1, 1, 2))
+    whole, first, again, second = (coevolution.analyze_subset(msa, n) for n in (0, 1, 1, 2))
     np.testing.assert_array_equal(first.profile, again.profile)
     assert first.log_effective_rows < whole.log_effective_rows
     assert np.abs(first.profile - second.profile).max() > 0
@@ -154,7 +154,7 @@ def test_precision_on_real_alignments_needs_the_gauge(monkeypatch: pytest.Monkey
             monkeypatch.setattr(
                 coevolution, "coupling_scores", lambda x, w, gauge=gauge: original(x, w, zero_sum=gauge)
             )
-            scores = coevolution.analyse(msa).scores
+            scores = coevolution.analyze(msa).scores
             assert scores is not None
             best = np.argsort(-scores[far])[: len(chain) // 5]
             found[gauge].append(float(contact[far][best].mean()))

@@ -124,7 +124,7 @@ def test_clustering_equals_its_definition() -> None:
     profile, deletion_mean = monomer.summarize_clusters(alignment, draw)
     members: list[list[int]] = [[] for _ in draw.clusters]
     for row in draw.extra:
-        agree = [int(((alignment.msa[row] == centre) & (centre < 21)).sum()) for centre in draw.msa]
+        agree = [int(((alignment.msa[row] == center) & (center < 21)).sum()) for center in draw.msa]
         members[agree.index(max(agree))].append(row)
     for cluster, rows in enumerate(members):
         stacked = np.concatenate([draw.msa[cluster][None], alignment.msa[rows]])
@@ -148,14 +148,14 @@ def test_the_query_is_always_the_first_centre_and_all_rows_are_used_once(raw: An
 def test_rows_are_drawn_evenly(config: Any) -> None:
     """Over 2,000 draws each row but the query is a centre, and an extra row, equally often."""
     _, alignment = monomer.prepare(random_raw(41, 4), config)
-    centre, extra = np.zeros(41), np.zeros(41)
+    center, extra = np.zeros(41), np.zeros(41)
     for seed in range(2000):
         draw = monomer.draw_rows(np.random.default_rng(seed), alignment, config)
-        centre[draw.clusters] += 1
+        center[draw.clusters] += 1
         extra[draw.extra[: draw.num_extra]] += 1
-    assert centre[0] == 2000
+    assert center[0] == 2000
     # 9 of 40 rows, standard deviation below 19; 12 of 40 rows, standard deviation below 21
-    assert np.abs(centre[1:] - 2000 * 9 / 40).max() < 90
+    assert np.abs(center[1:] - 2000 * 9 / 40).max() < 90
     assert np.abs(extra[1:] - 2000 * 12 / 40).max() < 100
 
 

@@ -32,16 +32,16 @@ def config() -> Any:
 
 def official_clusters(alignment: Alignment, draw: RandomDraw) -> tuple[np.ndarray, np.ndarray]:
     """The official formulas, written out over dense arrays in float64."""
-    centre_mask, row_mask = alignment.mask[draw.clusters], alignment.mask[draw.extra]
-    centres = np.eye(23)[draw.msa] * centre_mask[..., None]
+    center_mask, row_mask = alignment.mask[draw.clusters], alignment.mask[draw.extra]
+    centers = np.eye(23)[draw.msa] * center_mask[..., None]
     rows = np.eye(23)[alignment.msa[draw.extra]] * row_mask[..., None]
     weights = np.array([1.0] * 21 + [0.0, 0.0])
-    logits = 1e3 * np.einsum("nrc,mrc->nm", centres * weights, rows)
+    logits = 1e3 * np.einsum("nrc,mrc->nm", centers * weights, rows)
     assignment = np.exp(logits - logits.max(axis=0))
     assignment /= assignment.sum(axis=0)
-    assignment *= centre_mask @ row_mask.T
+    assignment *= center_mask @ row_mask.T
     count = assignment.sum(axis=1) + 1.0
-    profile = (np.einsum("nm,mrc->nrc", assignment, rows) + centres) / count[:, None, None]
+    profile = (np.einsum("nm,mrc->nrc", assignment, rows) + centers) / count[:, None, None]
     deletions = assignment @ (row_mask * alignment.deletions[draw.extra]) + alignment.deletions[draw.clusters]
     return profile, deletions / count[:, None]
 
@@ -177,13 +177,13 @@ def test_unbiased_rows_are_drawn_evenly(config: Any) -> None:
     """Over 2,000 draws each real row but the query is a centre equally often."""
     alignment = multimer.drop_padding(random_alignment(rows=50, length=3))
     rows = len(alignment.msa)
-    centre = np.zeros(rows)
+    center = np.zeros(rows)
     for seed in range(2000):
         draw = multimer.draw_rows(np.random.default_rng(seed), alignment, config)
-        centre[draw.clusters] += 1
-    assert centre[0] == 2000
+        center[draw.clusters] += 1
+    assert center[0] == 2000
     share = 9 / (rows - 1)
-    assert np.abs(centre[1:] - 2000 * share).max() < 5 * np.sqrt(2000 * share * (1 - share))
+    assert np.abs(center[1:] - 2000 * share).max() < 5 * np.sqrt(2000 * share * (1 - share))
 
 
 def test_masking_keeps_to_real_positions(config: Any) -> None:

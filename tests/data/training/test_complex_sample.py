@@ -25,7 +25,7 @@ from fastfold.data.training.sample import (
     LABELS,
     SampleSettings,
     complex_sample,
-    neighbouring_chains,
+    neighboring_chains,
 )
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
@@ -173,12 +173,12 @@ def test_large_assemblies_are_cut_to_neighbouring_chains() -> None:
     row = [chain_structure(0, 8, chain_id=str(i), shift=(40.0 * i, 0.0, 0.0)) for i in range(7)]
     middles = set()
     for seed in range(10):
-        chosen = neighbouring_chains(row, 3, np.random.default_rng(seed))
+        chosen = neighboring_chains(row, 3, np.random.default_rng(seed))
         assert len(chosen) == 3
         assert chosen[2] - chosen[0] == 2
         middles.add(chosen[1])
     assert len(middles) > 2
-    assert neighbouring_chains(row, 7, np.random.default_rng(0)) == tuple(range(7))
+    assert neighboring_chains(row, 7, np.random.default_rng(0)) == tuple(range(7))
     settings = replace(SETTINGS, max_chains=3, crop_size=100)
     assert sample(row, settings)[f"{FEATURES}asym_id"].max() == 3
 

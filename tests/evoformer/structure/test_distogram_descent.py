@@ -24,7 +24,7 @@ from fastfold.evoformer.structure.distogram_potential import (
     pair_blocks,
 )
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.compactness import near_neighbours
+from fastfold.protein.metrics.compactness import near_neighbors
 from fastfold.protein.rigid import quaternion_to_rotation
 
 CONFIG = model_config("mini").model.heads.structure_module.distogram_descent
@@ -183,7 +183,7 @@ def test_a_collapsed_chain_loses_its_overlaps():
     start = target.clone()
     start[30:, 4:] = target[:30, 4:].flip(0) + torch.tensor([0.5, 0.5, 0.0])
     flat = torch.zeros(LENGTH, LENGTH, 64)
-    before, after = (near_neighbours(x[:, 4:], torch.ones(LENGTH)) for x in (start, run(start, flat)))
+    before, after = (near_neighbors(x[:, 4:], torch.ones(LENGTH)) for x in (start, run(start, flat)))
     assert before > 0.5
     assert after < 0.1 * before
 

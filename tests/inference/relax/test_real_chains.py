@@ -48,9 +48,9 @@ def wrong_residues(protein: Protein) -> set[int]:
             rc.atom_types[slot]: protein.atom_positions[i, slot]
             for slot in np.flatnonzero(protein.atom_mask[i])
         }
-        for (residue, centre), neighbours in CENTRES.items():
-            if residue == letter and {centre, *neighbours} <= atoms.keys():
-                a, b, c = (atoms[name].astype(float) - atoms[centre] for name in neighbours)
+        for (residue, center), neighbors in CENTRES.items():
+            if residue == letter and {center, *neighbors} <= atoms.keys():
+                a, b, c = (atoms[name].astype(float) - atoms[center] for name in neighbors)
                 if np.dot(np.cross(a, b), c) <= 0:
                     found.add(i)
     return found

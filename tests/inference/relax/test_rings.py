@@ -27,10 +27,10 @@ def pierced(first: str, second: str, *bond: str) -> Protein:
     other = count + len(second) // 2
     xyz = protein.atom_positions.astype(np.float64)
     ring = xyz[middle, ring_slots(int(protein.aatype[middle]))[0]]
-    centre = ring.mean(0)
-    normal = np.cross(ring[0] - centre, ring[1] - centre)
+    center = ring.mean(0)
+    normal = np.cross(ring[0] - center, ring[1] - center)
     normal /= np.linalg.norm(normal)
-    if normal @ (centre - xyz[middle, rc.atom_order["CA"]]) < 0:
+    if normal @ (center - xyz[middle, rc.atom_order["CA"]]) < 0:
         normal = -normal
     start, end = (xyz[other, rc.atom_order[name]] for name in bond)
     direction = (end - start) / np.linalg.norm(end - start)
@@ -39,7 +39,7 @@ def pierced(first: str, second: str, *bond: str) -> Protein:
     axis, cosine = np.cross(direction, target), direction @ target
     cross = np.array([[0, -axis[2], axis[1]], [axis[2], 0, -axis[0]], [-axis[1], axis[0], 0]])
     rotation = np.eye(3) + cross + cross @ cross / (1 + cosine)
-    xyz[count:] = (xyz[count:] - 0.5 * (start + end)) @ rotation.T + centre
+    xyz[count:] = (xyz[count:] - 0.5 * (start + end)) @ rotation.T + center
     return replace(protein, atom_positions=xyz * (protein.atom_mask > 0.5)[..., None])
 
 

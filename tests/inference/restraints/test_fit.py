@@ -260,11 +260,11 @@ def test_the_loss_of_a_fit_is_the_sum_of_its_terms() -> None:
     before, after = (torch.randn(6, 6, 64, generator=generator, dtype=torch.float64) for _ in range(2))
     fit._everyone, fit.residues = torch.ones(6, dtype=torch.float64), 6
     fit.bias = {"msa_feat": torch.full((2, 3), 0.5)}
-    fit._neighbours = torch.tensor([[1], [0], [1], [2], [3], [4]])
+    fit._neighbors = torch.tensor([[1], [0], [1], [2], [3], [4]])
     fit._near = torch.tensor([[1.0], [1.0], [0.0], [0.0], [0.0], [0.0]], dtype=torch.float64)
-    fit._start = torch.stack([before[i, j] for i, j in enumerate(fit._neighbours[:, 0])])[
-        :, None
-    ].log_softmax(-1)
+    fit._start = torch.stack([before[i, j] for i, j in enumerate(fit._neighbors[:, 0])])[:, None].log_softmax(
+        -1
+    )
     divergences = [
         torch.distributions.kl_divergence(
             torch.distributions.Categorical(logits=before[i, j]),

@@ -37,8 +37,8 @@ def test_pairs_of_a_template_are_powers_of_two_apart() -> None:
     line = np.arange(7.0)[:, None] * [3.0, 0.0, 0.0]
     target = forced("MKXAYIA", line, threshold=4.0, absent=(4,))  # residues 0, 1, 3, 5 and 6 remain
     found = {(one.first, one.second): (one.low, one.high) for one in template_restraints(target)}
-    neighbours = {(0, 1): (0, 7), (1, 3): (2, 10), (3, 5): (2, 10), (5, 6): (0, 7)}
-    assert found == neighbours | {(0, 3): (5, 13), (1, 5): (8, 16), (3, 6): (5, 13)} | {(0, 6): (14, 22)}
+    neighbors = {(0, 1): (0, 7), (1, 3): (2, 10), (3, 5): (2, 10), (5, 6): (0, 7)}
+    assert found == neighbors | {(0, 3): (5, 13), (1, 5): (8, 16), (3, 6): (5, 13)} | {(0, 6): (14, 22)}
     both = replace(target, chains=target.chains * 2, forced_templates=((), *target.forced_templates))
     assert min(one.first for one in template_restraints(both)) == 7
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastfold.products.ensemble.analysis import (
-    analyse,
+    analyze,
     cluster_structures,
     pairwise_scores,
     principal_components,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scik
 def test_states_are_clusters_and_the_first_component(two_states: Path):
     (ensemble,) = read_ensembles(two_states)
     reference = ensemble.members[FAR[0]].prediction.files[".cif"]
-    found = analyse(ensemble, references=[reference])
+    found = analyze(ensemble, references=[reference])
     assert found.clusters.tolist() == [2 if k in FAR else 1 for k in range(7)]
     assert found.representatives[1] in FAR
     assert found.variance[0] > 0.99
@@ -42,8 +42,8 @@ def test_states_are_clusters_and_the_first_component(two_states: Path):
     assert state.rmsd[FAR[0]] == pytest.approx(0.0, abs=2e-3)
     assert state.rmsd[0] == pytest.approx(found.rmsd[FAR[0], 0], abs=5e-3)
     assert state.tm_score[0] < 0.8
-    assert analyse(ensemble, num_clusters=7).clusters.max() == 7
-    assert analyse(ensemble, similarity=0.1).clusters.max() == 1
+    assert analyze(ensemble, num_clusters=7).clusters.max() == 7
+    assert analyze(ensemble, similarity=0.1).clusters.max() == 1
 
 
 def test_pairs_are_those_of_the_metrics():
@@ -103,7 +103,7 @@ def test_components_of_equal_structures_are_zero():
 
 def test_all_atoms_follow_the_superposition(two_states: Path):
     (ensemble,) = read_ensembles(two_states)
-    found = analyse(ensemble)
+    found = analyze(ensemble)
     protein = superposed_protein(ensemble, found, 3)
     ca = protein.atom_positions[:, rc.atom_order["CA"]]
     assert np.abs(ca - found.superposed[3]).max() < 1e-3

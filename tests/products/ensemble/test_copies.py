@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.products.ensemble.analysis import analyse, pairwise_scores, superposed_protein
+from fastfold.products.ensemble.analysis import analyze, pairwise_scores, superposed_protein
 from fastfold.products.ensemble.members import read_ensembles
 from fastfold.products.ensemble.write import write_ensembles
 from fastfold.protein import residue_constants as rc
@@ -50,7 +50,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_samples_that_differ_in_the_order_of_copies_are_equal(copies: Path) -> None:
     (ensemble,) = read_ensembles(copies)
-    found = analyse(ensemble)
+    found = analyze(ensemble)
     assert found.tm_score.min() > 0.99
     assert found.rmsd.max() < 0.2
     assert found.fluctuation.max() < 0.2

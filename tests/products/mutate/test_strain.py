@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.products.mutate.table import NEIGHBOURS_WITHIN, effective_strain
+from fastfold.products.mutate.table import NEIGHBORS_WITHIN, effective_strain
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 
@@ -15,7 +15,7 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 def test_strain_equals_the_published_program() -> None:
     """One structure and one, and means of two and three."""
     first, second = (np.array(PUBLISHED[key]) for key in ("first", "second"))
-    assert PUBLISHED["neighbours_within"] == NEIGHBOURS_WITHIN
+    assert PUBLISHED["neighbours_within"] == NEIGHBORS_WITHIN
     np.testing.assert_allclose(effective_strain(first[:1], second[:1]), PUBLISHED["one_and_one"], atol=2e-6)
     np.testing.assert_allclose(effective_strain(first, second), PUBLISHED["two_and_three"], atol=2e-6)
 

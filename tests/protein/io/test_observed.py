@@ -199,8 +199,8 @@ def test_labels_are_those_of_the_file_unless_numbers_are_too_few(tmp_path: Path)
     mask[[1, 2]] = mask[[2, 1]]
     for numbers, expected in ((("1", "", "2"), ()), (("1", "", "3"), ("1", "2", "3"))):
         whole = all_residues(observed_chain(replace(chain, mask=mask, author_numbers=numbers)))
-        (labelled,) = structure_chains(ObservedStructure("x", (whole,)))
-        assert labelled.labels == expected
+        (labeled,) = structure_chains(ObservedStructure("x", (whole,)))
+        assert labeled.labels == expected
 
 
 def test_alpha_carbons_decide_about_breaks_where_c_or_n_is_missing(tmp_path: Path) -> None:

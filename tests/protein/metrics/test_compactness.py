@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration
+from fastfold.protein.metrics.compactness import near_neighbors, radius_of_gyration
 
 
 def test_the_radius_is_the_root_mean_square_distance_from_the_centre() -> None:
@@ -20,15 +20,15 @@ def test_the_radius_is_the_root_mean_square_distance_from_the_centre() -> None:
 
 def test_neighbours_count_beyond_two_residues_in_the_chain_only() -> None:
     straight = torch.arange(5.0)[:, None] * torch.tensor([3.8, 0, 0])
-    assert near_neighbours(straight, torch.ones(5)) == 0.0
+    assert near_neighbors(straight, torch.ones(5)) == 0.0
     bent = straight.clone()
     bent[4] = bent[1] + torch.tensor([0.0, 3.0, 0])
-    assert near_neighbours(bent, torch.ones(5)) == pytest.approx(2 / 5)
+    assert near_neighbors(bent, torch.ones(5)) == pytest.approx(2 / 5)
     bent[4] = bent[2] + torch.tensor([0.0, 3.0, 0])
-    assert near_neighbours(bent, torch.ones(5)) == 0.0
+    assert near_neighbors(bent, torch.ones(5)) == 0.0
 
 
 def test_unresolved_residues_have_no_neighbours() -> None:
     points, mask = torch.zeros(6, 3), torch.tensor([1.0, 1, 1, 1, 0, 0])
-    assert near_neighbours(points, mask) == pytest.approx(2 / 4)
-    assert near_neighbours(points, torch.zeros(6)) == 0.0
+    assert near_neighbors(points, mask) == pytest.approx(2 / 4)
+    assert near_neighbors(points, torch.zeros(6)) == 0.0

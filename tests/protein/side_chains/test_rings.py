@@ -29,10 +29,10 @@ def ring_and_bond(letter: str, along: float, across: float) -> Protein:
     """
     protein = helix(letter, "A", apart=40.0)
     ring = protein.atom_positions[0, ring_slots(int(protein.aatype[0]))[-1]].astype(float)
-    centre = ring.mean(0)
-    normal = np.cross(ring[0] - centre, ring[1] - centre)
+    center = ring.mean(0)
+    normal = np.cross(ring[0] - center, ring[1] - center)
     normal /= np.linalg.norm(normal)
-    point = centre + across * (ring[2:4].mean(0) - centre) + along * normal
+    point = center + across * (ring[2:4].mean(0) - center) + along * normal
     xyz, mask = protein.atom_positions.copy(), protein.atom_mask.copy()
     mask[1] = 0
     xyz[1, CA], xyz[1, CB], mask[1, [CA, CB]] = point - 0.75 * normal, point + 0.75 * normal, 1
@@ -59,12 +59,12 @@ def test_points_in_a_hexagon_agree_with_its_six_half_planes() -> None:
     for angle, radius in zip(generator.uniform(0, 2 * np.pi, 25), generator.uniform(0, 2, 25), strict=True):
         protein = helix("F", "A", apart=40.0)
         ring = protein.atom_positions[0, ring_slots(int(protein.aatype[0]))[0]].astype(float)
-        centre = ring.mean(0)
-        x = (ring[0] - centre) / np.linalg.norm(ring[0] - centre)
-        normal = np.cross(x, ring[1] - centre)
+        center = ring.mean(0)
+        x = (ring[0] - center) / np.linalg.norm(ring[0] - center)
+        normal = np.cross(x, ring[1] - center)
         normal /= np.linalg.norm(normal)
         y = np.cross(normal, x)
-        point = centre + radius * (np.cos(angle) * x + np.sin(angle) * y)
+        point = center + radius * (np.cos(angle) * x + np.sin(angle) * y)
         edges = np.roll(ring, -1, 0) - ring
         inside = bool((np.cross(edges, point - ring) @ normal > 0).all())
         xyz, mask = protein.atom_positions.copy(), protein.atom_mask.copy()
@@ -78,8 +78,8 @@ def test_points_in_a_hexagon_agree_with_its_six_half_planes() -> None:
 def test_peptide_and_disulfide_bonds_count_and_long_distances_do_not() -> None:
     protein = helix("F", "AA", "CC", apart=40.0)
     ring = protein.atom_positions[0, ring_slots(int(protein.aatype[0]))[0]].astype(float)
-    centre = ring.mean(0)
-    normal = np.cross(ring[0] - centre, ring[1] - centre)
+    center = ring.mean(0)
+    normal = np.cross(ring[0] - center, ring[1] - center)
     normal /= np.linalg.norm(normal)
     c, n = rc.atom_order["C"], rc.atom_order["N"]
     for first, second, half, is_pierced in (
@@ -90,7 +90,7 @@ def test_peptide_and_disulfide_bonds_count_and_long_distances_do_not() -> None:
     ):
         xyz, mask = protein.atom_positions.copy(), protein.atom_mask.copy()
         mask[1:] = 0
-        xyz[first], xyz[second] = centre - half * normal, centre + half * normal
+        xyz[first], xyz[second] = center - half * normal, center + half * normal
         mask[first] = mask[second] = 1
         assert [one.bond for one in rings(replace(protein, atom_positions=xyz, atom_mask=mask))] == [
             (first, second)

@@ -39,7 +39,7 @@ def sphere_points(count: int) -> np.ndarray:
 def touches(points: np.ndarray, centers: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """Return ``[P]`` bool, True for points ``[P, 3]`` nearer to any of ``centers [C, 3]`` than its ``reach [C]``."""
     is_near = np.zeros(len(points), bool)
-    for part, near in _neighbours(points, centers, reach):
+    for part, near in _neighbors(points, centers, reach):
         is_near[part] = (_squared(points[part], centers[near]) < reach[near] ** 2).any(-1)
     return is_near
 
@@ -53,7 +53,7 @@ def nearest(points: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndar
         index[part] = near[distances.argmin(-1)]
         squared[part] = distances.min(-1)
 
-    for part, near in _neighbours(points, others, np.full(len(others), _CLOSE)):
+    for part, near in _neighbors(points, others, np.full(len(others), _CLOSE)):
         compare(part, near)
     far = np.flatnonzero(squared > _CLOSE**2)
     for start in range(0, len(far), _BATCH):
@@ -104,7 +104,7 @@ class _Atoms:
     def is_free(self, probes: np.ndarray, owners: np.ndarray) -> np.ndarray:
         """Return which probes ``[P, 3]`` overlap no atom but their ``owners [P, k]``."""
         free = np.ones(len(probes), bool)
-        for part, near in _neighbours(probes, self.centers, self.grown):
+        for part, near in _neighbors(probes, self.centers, self.grown):
             inside = _squared(probes[part], self.centers[near]) < self.grown[near] ** 2
             is_owner = (owners[part][:, :, None] == near).any(1)
             free[part] = ~(inside & ~is_owner).any(-1)
@@ -251,7 +251,7 @@ def _squared(points: np.ndarray, others: np.ndarray) -> np.ndarray:
     return (a**2).sum(-1)[:, None] + (b**2).sum(-1) - 2.0 * (a @ b.T)
 
 
-def _neighbours(
+def _neighbors(
     points: np.ndarray, centers: np.ndarray, reach: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield indices of points, and of the centers that may be within reach of one of them."""

@@ -19,7 +19,7 @@ TOUCH = 4.0  #: Residues with atoms of both sides within this distance in Å are
 CLASH = 2.4  #: Atoms of different chains nearer than this clash, in Å, as in BindCraft
 
 _PROBE, _BURIED = 1.1, 0.2  #: Probe in Å and largest area in Å² of a buried polar atom
-_SURFACE_NEIGHBOURS = 2.0  #: Most neighbours of a residue on the surface
+_SURFACE_NEIGHBORS = 2.0  #: Most neighbours of a residue on the surface
 
 
 @dataclass(frozen=True)
@@ -126,4 +126,4 @@ def _surface_hydrophobicity(positions: np.ndarray, mask: np.ndarray, aatype: np.
     counted = ((cosine + 0.5) / 1.5).clip(0.0) ** 2 / (1.0 + np.exp(distance - 9.0))
     np.fill_diagonal(counted, 0.0)
     counted[:, ~complete] = 0.0
-    return _share(aatype[complete & (counted.sum(-1) < _SURFACE_NEIGHBOURS)], APOLAR)
+    return _share(aatype[complete & (counted.sum(-1) < _SURFACE_NEIGHBORS)], APOLAR)
