@@ -3,20 +3,32 @@
 ``Σ_ce weight[z, ce] · Σ_s left[s, i, c] · right[s, j, e]`` is ``Σ_se right[s, j, e] · folded[i, s, e, z]`` with
 ``folded[i, s, e, z] = Σ_c left[s, i, c] · weight[z, ce]``. This takes S c c_z multiply-adds per pair instead of
 S c² + c² c_z, and S c² c_z per row. With 32 and 128 channels that is less below about 40 sequences, and for a
-single one a thirtieth.
+single one a thirtieth. Gradients of both sides are sums of the same form. If no gradient of the weight is needed,
+which needs the products themselves, they are computed in the same way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish, without_autocast
-from fastfold.kernels.cpu.linear import by_onednn, product_dtype, reduced
-from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
+from fastfold.kernels.common.scratch import (
+    BLOCK_ELEMENTS,
+    Scratch,
+    accumulation_dtype,
+    finish,
+    without_autocast,
+)
+from fastfold.kernels.cpu.linear import by_onednn, gradient_dtype, product_dtype, reduced
+from fastfold.kernels.ops.outer_product_mean.eager import (
+    OuterProductParams,
+    batch_indices,
+    counts_of,
+    sequence_blocks,
+)
 
 BLOCK = BLOCK_ELEMENTS // 4
 """Elements of folded weights, and of an update, of a block: both stay in a core's cache."""
@@ -54,6 +66,68 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
     if products is not None:
         return folded < REDUCED_TIME[products] * unfolded
     return folded < (ONEDNN_TIME if by_onednn(like) else 1.0) * unfolded
+
+
+def folding_pays_backward(inputs: OuterProductParams, needed: Collection[str]) -> bool:
+    """Return True if :func:`side_gradients` computes the gradients of inputs by name, and in less time than products.
+
+    Both sides' gradients count, because a side alone is rare.
+    """
+    like, (sequences, columns) = inputs.right, inputs.right_mask.shape[-2:]
+    c_z, c = len(inputs.weight), math.isqrt(inputs.weight.shape[-1])
+    is_exact = gradient_dtype(like) == accumulation_dtype(like)
+    if not set(needed) <= {"left", "right"} or not is_exact or sequences * c * c_z > BLOCK:
+        return False
+    # Multiply-adds of a row.
+    folded = 2 * sequences * c * c_z * (columns + c)
+    unfolded = columns * c * c * (2 * sequences + c_z)
+    return folded < (ONEDNN_TIME if by_onednn(like) else 1.0) * unfolded
+
+
+@without_autocast
+def side_gradients(grad: Tensor, inputs: OuterProductParams, eps: float) -> list[Tensor]:
+    """Compute the gradients of ``left`` and ``right`` from that of the result ``[*, I, J, c_z]``.
+
+    The right side multiplies the weight first. Its gradient is that of the folded weights times the weight.
+
+    Returns:
+        Gradients ``[*, S, I, c]`` and ``[*, S, J, c]`` in the dtype of the inputs.
+    """
+    left, right, left_mask, right_mask, weight, _ = inputs
+    exact, sequences, c, c_z = accumulation_dtype(left), left.shape[-3], left.shape[-1], len(weight)
+    by_channel = weight.to(exact).unflatten(-1, (c, c))  # [c_z, c, e]
+    of_right = by_channel.permute(2, 0, 1).flatten(1)  # [e, (c_z c)]
+    to_right = by_channel.flatten(0, 1)  # [(c_z c), e]
+    grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
+    scratch = Scratch().of(left, exact)
+    col_step = max(1, BLOCK // (c_z * max(1, sequences * c)))
+    row_step = max(1, BLOCK // (c_z * col_step))
+    for i in batch_indices(left):
+        columns_l, columns_r = (
+            _columns(x[i].to(exact), mask[i], x.new_empty(x.shape[-2], sequences, c, dtype=exact))
+            for x, mask in ((left, left_mask), (right, right_mask))
+        )
+        flat_l, grad_l = columns_l.flatten(1), torch.zeros_like(columns_l).flatten(1)
+        grad_r = torch.empty_like(columns_r)
+        factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
+        for j in range(0, len(columns_r), col_step):
+            b_right = columns_r[j : j + col_step]
+            folded = (b_right.flatten(0, 1) @ of_right).view(len(b_right), sequences, c_z, c)
+            folded = folded.transpose(1, 2).reshape(-1, sequences * c)  # [(j c_z), (S c)]
+            grad_folded = torch.zeros_like(folded)
+            for r in range(0, len(columns_l), row_step):
+                tile = slice(r, r + row_step), slice(j, j + col_step)
+                b_left = flat_l[tile[0]]
+                pairs = scratch("pairs", len(b_left), len(b_right), c_z)
+                pairs = torch.mul(grad[i][tile], factor[tile], out=pairs).flatten(1)  # [i, (j c_z)]
+                grad_l[tile[0]].addmm_(pairs, folded)
+                grad_folded.addmm_(pairs.t(), b_left)
+            by_sequence = grad_folded.view(len(b_right), c_z, sequences, c).transpose(1, 2)
+            torch.matmul(by_sequence.flatten(2), to_right, out=grad_r[j : j + col_step])
+        for side, mask, total in ((grad_left, left_mask, grad_l), (grad_right, right_mask, grad_r)):
+            total = total.view(-1, sequences, c).transpose(0, 1)
+            torch.mul(total, mask[i].to(exact)[..., None], out=side[i])
+    return [grad_left, grad_right]
 
 
 class FoldedRows:

@@ -12,13 +12,21 @@ from torch.utils.flop_counter import FlopCounterMode
 from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.cpu import folding, linear
-from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
+from fastfold.kernels.cpu.folding import (
+    FoldedRows,
+    folding_pays,
+    folding_pays_backward,
+    side_gradients,
+)
 from fastfold.kernels.cpu.linear import Products, reduced_products
 from fastfold.kernels.ops.outer_product_mean import eager
+from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from tests.helpers.kernel_checks import DTYPES, check_against_definition, relative_error
 
 MASKS = {"left_mask", "right_mask"}
+PARAMETERS = {"weight", "bias"}
+SIDES = frozenset({"left", "right"})
 
 
 def _inputs(
@@ -154,3 +162,52 @@ def test_a_rows_weights_are_no_more_than_a_block() -> None:
     """With more channels of a column than of a pair the multiply-adds are always fewer."""
     assert _pays(_inputs(8192, rows=1, columns=9, c=8, c_z=4))
     assert not _pays(_inputs(8193, rows=1, columns=9, c=8, c_z=4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_gradients_of_the_sides_alone(sequences: int, dtype: torch.dtype) -> None:
+    inputs = _inputs(sequences)
+    check_against_definition(_operator, reference.outer_product_mean, inputs, dtype, MASKS | PARAMETERS)
+
+
+@pytest.mark.parametrize("block", [1, 700, 5000])
+def test_gradients_in_blocks_of_a_batch(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, with a gradient that is not contiguous, in blocks of one pair and of several rows and columns."""
+    inputs = _inputs(3, rows=7, columns=33, c=4, c_z=24, batch=(2, 1))
+    for name in SIDES:
+        inputs[name].requires_grad_()
+    grad = torch.randn(2, 1, 33, 7, 24, dtype=torch.float64).transpose(2, 3)
+    expected = torch.autograd.grad(
+        reference.outer_product_mean(**inputs), [inputs["left"], inputs["right"]], grad
+    )
+    monkeypatch.setattr(folding, "BLOCK", block)
+    found = side_gradients(grad, OuterProductParams(**{k: x.detach() for k, x in inputs.items()}), EPS)
+    for one, wanted in zip(found, expected, strict=True):
+        assert relative_error(one, wanted) < 1e-12
+
+
+def test_gradients_are_folded_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pays(sequences: int, needed: frozenset[str] = SIDES, dtype: torch.dtype = torch.float32) -> bool:
+        inputs = {k: x.to(dtype) for k, x in _inputs(sequences, rows=37).items()}
+        return folding_pays_backward(OuterProductParams(**inputs), needed)
+
+    assert pays(1)
+    assert not pays(1, SIDES | {"weight"})
+    assert not pays(1, SIDES | {"bias"})
+    for sequences in range(1, 40):
+        # Multiply-adds of all 37 rows and columns: two products of pairs, and two of columns with the weight.
+        folded = 2 * sequences * (37 * 37 * 32 * 128 + 37 * 32 * 32 * 128)
+        products = 37 * 37 * 32 * 32 * (2 * sequences + 128)
+        assert pays(sequences) == (folded < products), sequences
+    called: list[int] = []
+    monkeypatch.setattr(
+        "fastfold.kernels.ops.outer_product_mean.op.side_gradients",
+        lambda *call: called.append(1) or side_gradients(*call),
+    )
+    for names in (SIDES, SIDES | {"weight"}):
+        inputs = {k: x.float() for k, x in _inputs(1).items()}
+        for name in names:
+            inputs[name].requires_grad_()
+        _operator(**inputs).sum().backward()
+    assert called == [1]

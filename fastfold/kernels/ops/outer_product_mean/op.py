@@ -18,7 +18,12 @@ from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import Backward, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
-from fastfold.kernels.cpu.folding import FoldedRows, folding_pays
+from fastfold.kernels.cpu.folding import (
+    FoldedRows,
+    folding_pays,
+    folding_pays_backward,
+    side_gradients,
+)
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 
@@ -160,10 +165,13 @@ def _compute_gradients(
     """Return gradients of both projections, weight and bias; empty tensors for those not needed."""
     group = OuterProductParams(*sides, *masks, *parameters)
     needed = needed_names(("left", "right", "weight", "bias"), needs)
+    grads: Sequence[Tensor | None]
     if backend == "triton":
         from fastfold.kernels.ops.outer_product_mean import triton_bwd
 
         grads = without_autocast(triton_bwd.backward)(grad, group, eps, needed)
+    elif folding_pays_backward(group, needed):
+        grads = [*side_gradients(grad, group, eps), None, None]
     else:
         grads = eager.backward(grad, group, eps, needed)
     return cast_grads(grads, (*sides, *parameters), needs)
@@ -235,8 +243,8 @@ def outer_product_mean(
     Memory in addition to inputs and result: both projections once more, times their masks.
 
     The PyTorch path multiplies ``left`` by the weight first if there are few sequences, which is less work
-    (:mod:`~fastfold.kernels.cpu.folding`). The backward pass computes the products again, tile
-    by tile, for any number of sequences.
+    (:mod:`~fastfold.kernels.cpu.folding`). So does its backward pass if parameters need no gradients; otherwise it
+    computes the products again, tile by tile.
 
     Args:
         left: Projected alignment ``[*, S, I, c]``.
