@@ -215,10 +215,11 @@ class _DesignRun:
             for one in (self.filters, self.request.condition, self.request.redesign, self.request.infer)
         ]
         settings = input_hash(*verdict, [network.digest for network in folding])
-        campaign = Campaign(prepare_output_directory(self.request.output), until, settings)
+        campaign = Campaign(prepare_output_directory(self.request.output), settings)
         designs: list[Design] = []
+        accepted = campaign.accepted
         for seed in self.request.seeds:
-            if campaign.is_done:
+            if accepted >= until:
                 break
             task = tasks(seed)
             name = f"{task.name}_seed_{seed:03d}"
@@ -233,7 +234,8 @@ class _DesignRun:
                 rows = self._rows(made, folding)
                 campaign.add(Trajectory(name, identity, settings, _stage_given_up(made[0]), rows))
                 designs += made
-            self.say(f"{campaign.accepted:,} of {until:,} accepted, {name} with {_accepted(rows)}")
+            accepted = campaign.accepted
+            self.say(f"{accepted:,} of {until:,} accepted, {name} with {_accepted(rows)}")
         with campaign.folder.locked():
             finished = campaign.trajectories()
             names = [
@@ -243,9 +245,10 @@ class _DesignRun:
                 self.request.output / SEQUENCES, "".join(one.read_text() for one in names if one.exists())
             )
             self._conclude(all_rows(finished), [one.ended for one in finished], has_page=bool(names))
-        if not campaign.is_done:
+        accepted = sum(one.accepted for one in finished)
+        if accepted < until:
             self.say(
-                f"{campaign.accepted:,} of {until:,} accepted after {len(finished):,} trajectories; the same command "
+                f"{accepted:,} of {until:,} accepted after {len(finished):,} trajectories; the same command "
                 "with a larger `num_designs` continues"
             )
         self.log.append(f"{len(designs)} designed")

@@ -25,25 +25,25 @@ def row(name: str, filters: str, plddt: float = 50.0, folds: int = 1) -> dict[st
 
 
 def test_records_are_shared_and_belong_to_their_settings(tmp_path: Path) -> None:
-    campaign, other = Campaign(tmp_path, 2, "s"), Campaign(tmp_path, 2, "s")
+    campaign, other = Campaign(tmp_path, "s"), Campaign(tmp_path, "s")
     campaign.add(
         Trajectory("a", "x", "s", "", [row("a", PASSED, 40.0), row("a_mpnn_1", "Average_pLDDT 0.5 < 0.8")])
     )
     campaign.add(Trajectory("b", "x", "s", "soft", [row("b", "", folds=0)]))
     assert other.find("a", "x") == campaign.trajectories()[0]
     assert other.find("a", "y") is None
-    assert (other.accepted, other.is_done) == (1, False)
+    assert other.accepted == 1
     other.add(Trajectory("c", "x", "s", "", [row("c", PASSED, 60.0)]))
-    assert campaign.is_done
+    assert campaign.accepted == 2
     assert [one["name"] for one in all_rows(campaign.trajectories())] == ["c", "b", "a", "a_mpnn_1"]
     (tmp_path / ".fastfold" / "designs" / "d.json").write_text('{"name": "d"}')
     assert len(campaign.trajectories()) == 3
-    changed = Campaign(tmp_path, 2, "t")
+    changed = Campaign(tmp_path, "t")
     assert (changed.find("a", "x"), changed.accepted) == (None, 0)
 
 
 def test_a_trajectory_of_another_process_is_left_alone(tmp_path: Path) -> None:
-    campaign = Campaign(tmp_path, 2, "s")
+    campaign = Campaign(tmp_path, "s")
     with FileLock(tmp_path / ".fastfold" / "a.lock"), campaign.claimed("a") as is_own:
         assert not is_own
     with campaign.claimed("a") as is_own:
@@ -100,8 +100,17 @@ def test_designs_are_made_until_enough_pass(tmp_path: Path, monkeypatch: pytest.
         with (tmp_path / name).open(newline="") as file:
             return list(csv.DictReader(file, delimiter="\t"))
 
-    first = run(2)
-    assert first == ["hallucinate_seed_000", "hallucinate_seed_001"]
+    with monkeypatch.context() as patched:
+        reads: list[Campaign] = []
+        trajectories = Campaign.trajectories
+
+        def recorded(self: Campaign) -> list[Trajectory]:
+            reads.append(self)
+            return trajectories(self)
+
+        patched.setattr(Campaign, "trajectories", recorded)
+        assert run(2) == ["hallucinate_seed_000", "hallucinate_seed_001"]
+        assert len(reads) == 4, "records are read at the start, once for each trajectory, and for the tables"
     assert run(2) == []
     with FileLock(tmp_path / ".fastfold" / "hallucinate_seed_002.lock"):
         assert run(3) == ["hallucinate_seed_003"]

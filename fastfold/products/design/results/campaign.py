@@ -38,12 +38,11 @@ class Campaign:
 
     Args:
         output: Folder of results.
-        until: Number of accepted sequences after which no trajectory starts.
         settings: Hash of the settings of folds and filters; trajectories with others do not count.
     """
 
-    def __init__(self, output: Path, until: int, settings: str) -> None:
-        self.folder, self.until, self.settings = ResultsFolder(output), until, settings
+    def __init__(self, output: Path, settings: str) -> None:
+        self.folder, self.settings = ResultsFolder(output), settings
         self._records = prepare_output_directory(self.folder.state / _RECORDS)
 
     def claimed(self, name: str) -> AbstractContextManager[bool]:
@@ -67,13 +66,8 @@ class Campaign:
 
     @property
     def accepted(self) -> int:
-        """Number of accepted sequences so far."""
+        """Number of accepted sequences so far, which reads the records of all trajectories."""
         return sum(one.accepted for one in self.trajectories())
-
-    @property
-    def is_done(self) -> bool:
-        """True if enough sequences are accepted."""
-        return self.accepted >= self.until
 
 
 def all_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
