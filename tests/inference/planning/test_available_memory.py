@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +21,13 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.planning import fit as fitting
-from fastfold.inference.planning.fit import FoldMemory, available_bytes, fit_target, offload_buffers
+from fastfold.inference.planning.fit import (
+    FoldMemory,
+    available_bytes,
+    check_fit,
+    fit_target,
+    offload_buffers,
+)
 from fastfold.inference.planning.planner import Planner, parameter_bytes
 from fastfold.inference.planning.time_model import Costs
 from fastfold.utils.units import GIB
@@ -200,3 +207,24 @@ def test_what_finds_no_room_on_the_host_goes_to_the_folder(tmp_path: Path):
         (False, 20, 1),
     ]
     assert offload_buffers(100, None).overflow is None
+
+
+def test_a_remedy_is_named_only_if_it_is_enough() -> None:
+    """To the byte: bf16, and a pass without a graph."""
+    for graph in (False, True):
+        planner = Planner(model_config("model_1"), 4, "cuda", rows=64, cuda_graph=graph)
+        enough = replace(planner, element_size=2).smallest(700)
+        for free, is_named in ((enough, True), (enough - 1, False)):
+            with pytest.raises(InputError) as caught:
+                check_fit(planner, 700, None, free, name="T1")
+            assert ("precision='bf16'" in str(caught.value)) == is_named
+            assert ("cuda_graphs" in str(caught.value)) == graph
+        half = replace(planner, element_size=2)
+        check_fit(half, 700, None, enough, name="T1")
+        with pytest.raises(InputError) as caught:
+            check_fit(half, 700, None, enough - 1, name="T1")
+        assert "bf16" not in str(caught.value)
+        # A budget that is too small is another error.
+        check_fit(half, 700, enough - 1, enough - 1, name="T1")
+        with pytest.raises(InputError):
+            check_fit(half, 700, enough, enough - 1, name="T1")

@@ -89,6 +89,8 @@ def test_lines_are_sorted_with_missing_values_last() -> None:
         ("not ipsae < 0.5 or rank == 2", True),
         ("0.5 < ipsae <= 0.6", True),
         ("'046' in partner_1", True),
+        ("'047' in partner_1", False),
+        ("'0' in ipsae", False),
         ("partner_1 == 'P04637'", True),
         ("pdockq > -1", False),
         ("not pdockq > -1", True),

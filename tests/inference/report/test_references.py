@@ -7,6 +7,7 @@ import dataclasses
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fastfold.errors import InputError
 from fastfold.inference.report import write_report
 from fastfold.inference.report.discover import find_predictions
 from fastfold.inference.report.molstar import load_molstar
-from fastfold.inference.report.references import compare_results, reference_of
+from fastfold.inference.report.references import _residues, compare_results, reference_of
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from tests.helpers.browser import Browser
@@ -144,3 +145,19 @@ def test_the_reference_is_superposed_and_called_by_what_it_is(
     browser.click("#compared")
     browser.wait("document.getElementById('view').dataset.shown === '34'", 240)
     assert browser.messages == []
+
+
+@pytest.mark.parametrize(
+    "rows", [[0, 1], [0, 1, 2, 3], [0, 1, True], [0, 1, -1], [0, 1, 2.0], [0, 1, "2"], [0, 1, 3], [None] * 3]
+)
+def test_rows_that_are_none_of_the_reference_are_refused(rows: list[Any]) -> None:
+    backbone = [[[float(row), 0.0, 0.0]] * 3 + [None] for row in range(3)]
+    own = {"reference_rows": [2, None, 0], "lddt_ca_per_residue": [0.5, None, "x"]}
+    found = _residues({"backbone": backbone}, own, 3)
+    assert found["lddt"] == [None, None, 0.5]
+    assert found["structure"]["atoms"] == 6
+    for name in own:
+        assert _residues({"backbone": backbone}, {key: x for key, x in own.items() if key != name}, 3) == {}
+    assert _residues({}, own, 3) == {}
+    with pytest.raises(ValueError, match="do not match the prediction"):
+        _residues({"backbone": backbone}, own | {"reference_rows": rows}, 3)

@@ -13,7 +13,7 @@ from fastfold.data.msa.msa import Msa, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
-from fastfold.inference.sampling.samples import Sample, draw_samples, left_out_depths
+from fastfold.inference.sampling.samples import Sample, _has_rows, draw_samples, left_out_depths
 from fastfold.inference.sampling.settings import Sampling
 from tests.inference.runner.inputs import OTHER, SEQUENCE, a3m
 
@@ -253,3 +253,26 @@ def test_random_alignments_give_samples_or_errors_for_users():
     pytest.importorskip("sklearn")
     errors = [check_random_samples(np.random.default_rng([7, k])) for k in range(60)]
     assert 10 < errors.count("") < 50
+
+
+def test_a_row_below_the_query_can_be_sampled() -> None:
+    """Of a chain its own rows count, repeated ones once if they are; of a complex also those to pair."""
+
+    def msa(*rows: str) -> Msa:
+        return Msa(rows, np.zeros((len(rows), len(rows[0])), np.int32), rows)
+
+    alone, two, same = msa("MKV"), msa("MKV", "MRV"), msa("MKV", "MKV")
+    one = target_from_sequence("MKV", "T")
+    for own, paired, unique, expected in (
+        ([], [], False, False),
+        ([alone], [], False, False),
+        ([alone], [two], False, False),
+        ([two], [], False, True),
+        ([same], [], True, False),
+        ([alone, two], [], True, True),
+    ):
+        assert _has_rows(one, [(own, paired)], unique=unique) == expected
+    both = replace(one, chains=one.chains * 2)
+    assert both.is_complex
+    assert not _has_rows(both, [([alone], [alone]), ([], [])], unique=False)
+    assert _has_rows(both, [([alone], []), ([], [two])], unique=False)
