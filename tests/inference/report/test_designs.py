@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.inference.report.details import restraints_of
+from fastfold.inference.report.details import _is_coverage, restraints_of
 from fastfold.inference.report.discover import find_predictions
 from fastfold.inference.report.groups import find_designs
 from fastfold.products.design.saved import film_pdb
@@ -163,3 +163,30 @@ def test_stages_begin_where_they_change(tmp_path: Path) -> None:
     assert design["plddt"] == [50.01, 51.01, 52.01, 53.01, 54.01, 55.01, 56.01]
     # Three frames of seven steps.
     assert design["film"]["steps"] == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"chain_lengths": [3, 1]},
+        {"identity_edges": None},
+        {"identity_edges": (0, 0.5, 1)},
+        {"identity_edges": [0, 1]},
+        {"identity_edges": [0, "0.5", 1]},
+        {"depth_by_identity": None},
+        {"depth_by_identity": [[1, 2, 3, 4, 5]]},
+        {"depth_by_identity": [[1, 2, 3, 4, 5], [1, 2, 3, 4]]},
+        {"depth_by_identity": [[1, 2, 3, 4, 5], 5]},
+        {"depth_by_identity": [[1, 2, 3, 4, 5], [1, 2, 3, 4, None]]},
+        {"rows": 7},
+    ],
+)
+def test_the_coverage_of_other_chains_or_forms_is_left_out(changes: dict[str, Any]) -> None:
+    value = {
+        "chain_lengths": [3, 2],
+        "identity_edges": [0, 0.5, 1],
+        "depth_by_identity": [[1, 2, 3, 4, 5], [0, 0, 0, 0, 0]],
+        "rows": [5],
+    }
+    assert _is_coverage(value | changes, {"sequences": ["MKV", "LA"]}) == (not changes)
