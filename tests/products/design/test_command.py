@@ -363,7 +363,7 @@ class Called:
     def of(self, *words: str, seed: int | None = None) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         """The call for a command line, or for a seed of it."""
         self.calls.clear()
-        made = design_task(_parsed(*words))
+        made = design_task(from_options(TaskOptions, _parsed(*words)))
         if seed is not None:
             assert callable(made)
             assert self.calls == []
@@ -450,7 +450,7 @@ def test_every_option_of_a_binder_reaches_its_task(monkeypatch: pytest.MonkeyPat
         (("hallucinate", "--length", "0"), "--length: expected a number or a range"),
         (("hallucinate", "--length", "x"), "--length: expected a number or a range"),
         (("fixbb",), "fixbb needs a structure"),
-        (("fixbb", "s.pdb", "--motif", "A1"), "--motif does not belong to fixbb"),
+        (("fixbb", "s.pdb", "--motif", "A1"), "motif= does not belong to fixbb"),
         (("partial", "s.pdb", "--chains", "A,B"), "takes one chain"),
         (("partial", "s.pdb", "--chains", "A", "--contigs", "5/A1"), "leave out --chains"),
         (("binder", "s.pdb"), "needs --length"),
@@ -458,7 +458,7 @@ def test_every_option_of_a_binder_reaches_its_task(monkeypatch: pytest.MonkeyPat
 )
 def test_options_of_other_protocols_are_refused(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        design_task(_parsed(*words))
+        design_task(from_options(TaskOptions, _parsed(*words)))
 
 
 @pytest.mark.parametrize(
@@ -472,8 +472,8 @@ def test_options_of_other_protocols_are_refused(words: tuple[str, ...], message:
         ),
         (("--until", "2", "--num-designs", "5"), {"until": 2, "seeds": range(5)}),
         (("--filters", "f.yaml", "--overwrite"), {"filters": Path("f.yaml"), "overwrite": True}),
-        (("--weights", "a.npz", "b.npz"), {"weights": [Path("a.npz"), Path("b.npz")]}),
-        (("--predict-weights", "c.npz"), {"predict": [Path("c.npz")]}),
+        (("--weights", "a.npz", "b.npz"), {"weights": (Path("a.npz"), Path("b.npz"))}),
+        (("--predict-weights", "c.npz"), {"predict": (Path("c.npz"),)}),
         (
             ("--predict-seeds", "3", "--precision", "bf16"),
             {"infer": {"seeds": (0, 1, 2), "precision": "bf16"}},
@@ -496,7 +496,7 @@ def test_options_of_a_run_reach_its_request(
     assert "2 designed. Table: x/designs.tsv." in capsys.readouterr().out
     (request,) = requests
     plain = {
-        "weights": [], "predict": None, "filters": None, "condition": None, "until": None, "redesign": None,
+        "weights": (), "predict": None, "filters": None, "condition": None, "until": None, "redesign": None,
         "overwrite": False, "seeds": range(1), "output": Path("x"),
     }  # fmt: skip
     for name, value in (plain | changes).items():
