@@ -111,8 +111,8 @@ def design_task(options: TaskOptions) -> DesignTask | Callable[[int], DesignTask
     used = _OPTIONS[protocol]
     for field, choice in options_of(TaskOptions):
         if choice.group and field.name not in used and getattr(options, field.name) != field.default:
-            shown = ", ".join(f"`{name}`" for name in used)
-            raise ConfigError(f"`{field.name}` does not belong to {protocol}; its options are {shown}")
+            shown = ", ".join(f"--{name.replace('_', '-')}" for name in used)
+            raise ConfigError(f"{choice.names[0]} does not belong to {protocol}; its options are {shown}")
     if protocol == "hallucinate":
         if structure is not None:
             raise ConfigError(
