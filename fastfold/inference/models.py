@@ -177,7 +177,7 @@ def check_settings(config: InferConfig, networks: Iterable[Any]) -> None:
     if not config.use_cluster_profile and not any(map(is_multimer, networks)):
         raise ConfigError(
             "cluster profiles can be disabled for multimer networks only, and monomer networks are given; leave out "
-            "`InferConfig.use_cluster_profile` (in Python use_cluster_profile=False), or give `weights=multimer`"
+            "`InferConfig.use_cluster_profile`, or give `weights=multimer`"
         )
 
 

@@ -58,5 +58,5 @@ def test_cluster_profiles_are_disabled_for_multimer_networks_alone():
     assert numeric_settings(disabled, multimer) == changed
     assert numeric_settings(disabled, monomer) == numeric_settings(InferConfig(), monomer)
     check_settings(disabled, [monomer, multimer])
-    with pytest.raises(ConfigError, match="leave out disable_cluster_profile="):
+    with pytest.raises(ConfigError, match=r"leave out InferConfig\.use_cluster_profile,"):
         check_settings(disabled, [monomer])

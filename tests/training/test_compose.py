@@ -152,7 +152,7 @@ def test_runs_of_tests_have_the_configuration_that_they_ask_for():
         (["Optim.Output_Dir=x"], r"did you mean trainer.out\?"),
         (
             ["hydra/launcher=joblib"],
-            "hydra/launcher: Hydra's own settings and launchers are not used; --multirun",
+            "hydra/launcher: Hydra's own settings and launchers are not used; multirun=",
         ),
         (["hydra.launcher.n_jobs=4"], "by its own command and trainer.out, for example in a job array"),
         (["data.directory=x"], "trainer.out is not set"),
