@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, InputError, spelled
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
@@ -179,6 +179,7 @@ class _DesignRun:
     log: RunLog = field(default_factory=RunLog)
 
     def say(self, line: str) -> None:
+        line = spelled(line)
         self.log.append(line)
         self.shows(line)
 
