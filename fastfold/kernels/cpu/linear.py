@@ -217,7 +217,8 @@ class Linear:
             return self._activate(self._multiply(x))
         out = scratch(name, x.shape[0], self._outputs)
         if self.products is None and self._bias is not None:
-            return self._activate(torch.addmm(self._bias, x, self._weight.t(), out=out))
+            torch.addmm(self._bias, x, self._weight.t(), out=out)
+            return self._activate(out) if self._relu or self._sigmoid else out
         return self.fill(out, x, scratch)
 
     def update(
@@ -273,7 +274,7 @@ class Linear:
             torch.mm(x, self._weight.t(), out=out)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
-        return self._activate(out)
+        return self._activate(out) if self._relu or self._sigmoid else out
 
     def _activate(self, out: Tensor) -> Tensor:
         """Apply the activation in place unless the product contains it."""

@@ -12,6 +12,7 @@ from fastfold.kernels.cpu.linear import (
     Linear,
     centred,
     product_dtype,
+    requested_products,
 )
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 
@@ -53,7 +54,8 @@ def keeps_bfloat16(x: Tensor) -> bool:
         >>> keeps_bfloat16(torch.zeros(3))
         False
     """
-    return x.device.type == "cpu" and product_dtype(x) == torch.bfloat16
+    dtype = x.dtype if requested_products() is None else product_dtype(x)
+    return x.device.type == "cpu" and dtype == torch.bfloat16
 
 
 @without_autocast

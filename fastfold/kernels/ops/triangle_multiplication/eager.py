@@ -48,7 +48,7 @@ class FactorWeights(NamedTuple):
 
     norm: Norm
     projections: Tensor  #: ``[4 c, c_z]``, projection and gate of ``left``, then of ``right``
-    projections_bias: Tensor  #: ``[4 c]``, in the same order
+    projections_bias: Tensor  #: ``[4 c, 1]``
 
 
 class UpdateWeights(NamedTuple):
@@ -66,7 +66,7 @@ def arrange_factors(parameters: FactorParams, dtype: torch.dtype) -> FactorWeigh
     """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
     p = with_exact_norms(parameters, dtype)
     projections, bias = _interleave(p.proj_weight, p.gate_weight), _interleave(p.proj_bias, p.gate_bias)
-    return FactorWeights((p.norm_weight, p.norm_bias), projections, bias)
+    return FactorWeights((p.norm_weight, p.norm_bias), projections, bias[:, None])
 
 
 def _interleave(projection: Tensor, gate: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Forward:
         assert self._factors is not None
         weights, factors = of_channels(self._factors, first, count), projections.view(2, count, -1)
         norm = weights.norm
-        bias: Tensor | None = weights.projections_bias
+        bias: Tensor | None = weights.projections_bias.flatten()
         if requested_products() is not None:
             norm, bias = centred(z, norm, EPS, weights.projections, bias)
         linear = Linear(weights.projections, bias)
@@ -311,7 +311,7 @@ class Backward(Forward):
         assert self._factors is not None
         weights, grad_factors = self._factors, grad_factors.flatten(1)
         adds = () if add is None else (add,)
-        linear = Linear(weights.projections, weights.projections_bias)
+        linear = Linear(weights.projections, weights.projections_bias.flatten())
 
         def block(scratch: Scratch, totals: FactorWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad_x, *rest = parts
@@ -326,7 +326,7 @@ class Backward(Forward):
                     b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))
                 torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
             add_product(totals.projections, b_grad_both, b_x, scratch, z)
-            totals.projections_bias.add_(b_grad_both.sum(1))
+            totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
             b_grad_x.addmm_(b_grad_both.t(), weights.projections)
             b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)
