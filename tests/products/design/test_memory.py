@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fastfold.inference.folding.gradients import GradientPolicy
 from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import design_gradients
-from fastfold.products.design.joint import plan_design
+from fastfold.products.design.joint import plan_design, recycled_bytes
 from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.tasks.protocols import hallucination
 
@@ -52,3 +53,25 @@ def test_a_plan_with_inputs_on_the_host_has_room_for_whole_ones() -> None:
     assert run.saved.stays(("saved", -1, 0), 14)
     assert not run.saved.stays(("saved", -1, 1), 130)
     assert run.saved.stays(("saved", -1, 2), 131)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_states_of_passes_are_held_by_the_modes_that_need_them(
+    monomer: AlphaFold, dtype: torch.dtype
+) -> None:
+    """A state is the pair, the MSA's first row and all atoms; a sum has a slope and a mean for each logit."""
+    model, n = copy.deepcopy(monomer).to(dtype), 7
+    trunk, heads = model.config.model.embeddings_and_evoformer, model.config.model.heads
+    shapes = [(n, n, trunk.pair_channel), (n, trunk.msa_channel), (n, 37, 3)]
+    state = sum(torch.empty(*shape, dtype=dtype).nbytes for shape in shapes)
+    logits = n * n * heads.distogram.num_bins
+    if "predicted_aligned_error" in model.heads:
+        logits += n * n * heads.predicted_aligned_error.num_bins
+    for mode, expected in (
+        ("last", 0),
+        ("backprop", 4 * state),
+        ("add_prev", 3 * state + 3 * logits * dtype.itemsize),
+    ):
+        config = DesignConfig(recycle_mode=mode, recycles=3)
+        assert recycled_bytes(config, n, model) == expected
+        assert recycled_bytes(replace(config, recycles=0), n, model) == 0
