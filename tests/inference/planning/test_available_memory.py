@@ -228,3 +228,7 @@ def test_a_remedy_is_named_only_if_it_is_enough() -> None:
         check_fit(half, 700, enough - 1, enough - 1, name="T1")
         with pytest.raises(InputError):
             check_fit(half, 700, enough, enough - 1, name="T1")
+
+
+def test_nothing_goes_to_a_disk_without_a_folder() -> None:
+    assert (FoldMemory.here(CPU).host, FoldMemory.here(CPU).disk) == (0, 0)
