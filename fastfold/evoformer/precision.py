@@ -16,7 +16,7 @@ from fastfold.evoformer.primitives import LayerNorm
 from fastfold.evoformer.quantization.least_work import is_faster, work_of
 from fastfold.kernels.cpu.int8_layers import adds_int8_exactly
 from fastfold.kernels.cpu.linear import Products, reduced_products
-from fastfold.kernels.cpu.products import BFLOAT16_UNITS
+from fastfold.kernels.cpu.products import BFLOAT16_UNITS, INT8_UNIT, has_units
 
 Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 """Precision of the trunk:
@@ -27,7 +27,8 @@ Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
   float32 where the representations are small, which is faster (:mod:`~fastfold.evoformer.quantization.least_work`);
 * ``int8``: most products in 8 bits, the others in float32; on processors with bfloat16 units ``bf16-products``.
 
-The last two are for inference on CPUs (:mod:`fastfold.kernels.cpu.linear`).
+The last two are for inference on CPUs (:mod:`fastfold.kernels.cpu.linear`). They are float32 on processors without
+units for them (:func:`about_missing_units`).
 """
 
 
@@ -131,9 +132,25 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
     return name, "as requested"  # type: ignore[return-value]
 
 
+def about_missing_units(precision: str, device: torch.device) -> str:
+    """Return a warning if the processor has no units for a precision; empty if it has, or for another device.
+
+    Args:
+        precision: One of :data:`Precision`.
+        device: Device of the network.
+    """
+    if device.type != "cpu" or precision == "fp32" or has_units("int8" if precision == "int8" else "bf16"):
+        return ""
+    units = [unit for *_, unit in _UNITS if unit != INT8_UNIT[1] or precision == "int8"]
+    missing = f"the processor has none of {', '.join(units)}"
+    if precision == "bf16":
+        return f"warning: precision bf16 halves the memory and is several times slower than fp32: {missing}"
+    return f"warning: precision {precision} is float32 here: {missing}"
+
+
 _UNITS: tuple[tuple[str, Precision, str], ...] = (
     *((supported, "bf16-products", unit) for supported, unit in BFLOAT16_UNITS),
-    ("_is_vnni_supported", "int8", "VNNI"),
+    (INT8_UNIT[0], "int8", INT8_UNIT[1]),
 )
 """PyTorch's test for a unit of the processor, the precision that needs it, and its name; best first."""
 

@@ -14,7 +14,7 @@ from fastfold.data.search.settings import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder, open_templates
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.precision import choose_precision
+from fastfold.evoformer.precision import about_missing_units, choose_precision
 from fastfold.inference.config import DEFAULT_SEEDS, InferConfig
 from fastfold.inference.folding.target_lines import find_reference
 from fastfold.inference.models import (
@@ -48,7 +48,8 @@ class InferJob:
     targets: list[Target]  #: Targets to fold, in order
     errors: list[InputError]  #: Errors of the other targets
     finder: TemplateFinder | None  #: Finder of templates; None if none are requested
-    warnings: list[str]  #: Lines about weights that are left out, and networks that suit no complexes
+    #: Lines about a slow precision, weights that are left out, and networks that suit no complexes
+    warnings: list[str]
     notes: list[str]  #: Lines about limits of the predictions, and about the precision
 
     @property
@@ -91,7 +92,9 @@ def prepare(
     elif not request.weights:
         targets, refused = refuse_complexes(targets)
         errors = [*errors, *refused]
-    warnings = [f"warning: left out: {message}" for message in left_out]
+    slow = "" if device is None else about_missing_units(config.precision or "fp32", device)
+    warnings = [slow] if slow else []
+    warnings += [f"warning: left out: {message}" for message in left_out]
     warnings += [
         f"warning: {name} was trained on single chains only: complexes get no interface scores"
         for name in untrained_networks(networks, targets)

@@ -23,16 +23,20 @@ from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import (
     Precision,
+    about_missing_units,
     autocast_trunk,
     choose_precision,
+    parameters_to,
     precision_of,
     set_precision,
     trunk_dtype,
 )
 from fastfold.evoformer.primitives import LayerNorm
+from fastfold.evoformer.quantization import least_work
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.config import PRECISIONS
-from fastfold.kernels.cpu import linear
+from fastfold.kernels.cpu import linear, products
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
 from tests.conftest import require_shared
 from tests.helpers.networks import folder, random_model
@@ -273,6 +277,63 @@ def test_auto_takes_what_the_processor_has(
     for name in ("amx_tile", "avx512_bf16", "vnni"):
         monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name in units)
     assert choose_precision("auto", CPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("units", "slow"),
+    [
+        ({"bfloat16", "vnni"}, set()),
+        ({"bfloat16"}, set()),
+        ({"vnni"}, {"bf16", "bf16-products"}),
+        (set(), {"bf16", "bf16-products", "int8"}),
+    ],
+)
+def test_a_precision_without_units_is_told(
+    units: set[str], slow: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: "bfloat16" in units)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: "vnni" in units)
+    lines = {name: about_missing_units(name, CPU) for name in get_args(Precision)}
+    assert {name for name, line in lines.items() if line} == slow
+    assert not any(about_missing_units(name, torch.device("cuda")) for name in lines)
+    if "bf16" in slow:
+        missing = "the processor has none of AMX, AVX512_BF16"
+        assert lines["bf16"].endswith(f"several times slower than fp32: {missing}")
+        assert lines["bf16-products"].endswith(f"precision bf16-products is float32 here: {missing}")
+    if "int8" in slow:
+        assert lines["int8"].endswith("the processor has none of AMX, AVX512_BF16, VNNI")
+
+
+@pytest.mark.parametrize("name", ["bf16-products", "int8"])
+def test_products_without_units_are_those_of_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for representations from which on fewer bits are faster with units."""
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(least_work, "CERTAIN_WORK", 0)
+    config = one_block_config(model_config("model_1_ptm"))
+    network = random_model(config)
+    features = {name: value[None] for name, value in dummy_features(config, 6, 3, 4).items()}
+    with torch.no_grad():
+        exact = network(features, 0)["representations"]["pair"]
+        reduced = set_precision(network, name)(features, 0)["representations"]["pair"]
+        assert torch.equal(reduced, exact)
+        forced = set_precision(network, name, least_work=0)(features, 0)["representations"]["pair"]
+    assert not torch.equal(forced, exact)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", ["mini", "model_1"])
+def test_bfloat16_gates_triangles_without_units_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    trunk = model_config(name).model.embeddings_and_evoformer
+    c_z, config = trunk.pair_channel, trunk.evoformer.triangle_multiplication_outgoing
+    torch.manual_seed(0)
+    layer = TriangleMultiplication(config, c_z, zero_init=False).eval()
+    pair, mask = torch.randn(12, 12, c_z).to(torch.bfloat16), torch.ones(12, 12)
+    with torch.no_grad():
+        exact = layer(pair.float(), mask) - pair.float()
+        narrow = parameters_to(layer, torch.bfloat16)(pair, mask.to(torch.bfloat16)) - pair
+    assert (narrow.float() - exact).norm() < 0.03 * exact.norm()
 
 
 def test_int8_is_refused_where_its_sums_overflow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from fastfold.evoformer.weights import checkpoint
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
 from fastfold.inference.prepare import about_device, about_kernels, with_precision
+from fastfold.kernels.cpu import products
 from tests.helpers.command_line import QUICK, CommandLine
 
 CPU = torch.device("cpu")
@@ -41,6 +42,19 @@ def test_auto_is_chosen_and_said(only_vnni: None, cli: CommandLine) -> None:
     again = cli.run(*arguments)
     assert again.out.startswith("1 folded")
     assert "precision" not in again.err
+
+
+def test_a_precision_that_is_slow_here_is_told_once(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
+    fasta, weights = cli.fasta({"a": "MKTAYIAKQR", "b": "MKTAYIAKQ"}), cli.weights()
+    arguments = ("infer", fasta, "--weights", weights, *QUICK, "--precision")
+    done = cli.run(*arguments, "bf16", "--out", cli.out / "bf16")
+    assert done.code == 0, done.err
+    warning = "warning: precision bf16 halves the memory and is several times slower than fp32"
+    assert done.err.count(warning) == 1
+    assert "slower" not in cli.run(*arguments, "fp32", "--out", cli.out / "fp32").err
 
 
 def test_several_processes_refuse_what_one_alone_can(only_vnni: None) -> None:

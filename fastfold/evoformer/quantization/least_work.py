@@ -19,13 +19,13 @@ from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.kernels.common.backend import is_traced
 from fastfold.kernels.cpu.linear import Products, reduced_products
-from fastfold.kernels.cpu.products import exact_products
+from fastfold.kernels.cpu.products import exact_products, has_units
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.foreign_text import read_json_object
 from fastfold.utils.machine import processor_name, user_cache
 
 CERTAIN_WORK = 4e8
-"""Work from which fewer bits are faster on every processor that was measured (``benchmarks/results/choices.md``)."""
+"""Work from which fewer bits are faster on every measured processor with units (``benchmarks/results/choices.md``)."""
 
 UNMEASURED_WORK = 80e6  #: Least work for tensors without data, which take no time
 
@@ -43,13 +43,15 @@ def work_of(representations: Iterable[Tensor]) -> int:
 
 
 def is_faster(representations: Sequence[Tensor], config: ConfigDict, products: Products) -> bool:
-    """Return True if a call is faster with ``products`` than in float32.
+    """Return True if a call is faster with ``products`` than in float32, as it never is without units for them.
 
     Args:
         representations: Those that the call reads; without data, nothing is measured.
         config: ``embeddings_and_evoformer`` of the network's configuration.
         products: Precision of the products.
     """
+    if not has_units(products):
+        return False
     work = work_of(representations)
     if is_traced() or any(x.device.type != "cpu" for x in representations):
         return work >= UNMEASURED_WORK

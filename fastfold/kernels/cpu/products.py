@@ -45,6 +45,9 @@ def exact_products(device: torch.device) -> Iterator[None]:
 BFLOAT16_UNITS = (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512_BF16"))
 """Processor units that multiply bfloat16, the best first: PyTorch's function that detects them, and their name."""
 
+INT8_UNIT = ("_is_vnni_supported", "VNNI")
+"""Processor unit that multiplies 8 bits: PyTorch's function that detects it, and its name."""
+
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
@@ -52,6 +55,11 @@ def multiplies_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and any(
         getattr(torch.cpu, supported)() for supported, _ in BFLOAT16_UNITS
     )
+
+
+def has_units(products: Literal["bf16", "int8"]) -> bool:
+    """Return True if the processor has units for products in a precision; those for bfloat16 also serve ``int8``."""
+    return multiplies_bfloat16() or (products == "int8" and getattr(torch.cpu, INT8_UNIT[0])())
 
 
 def onednn_linear(

@@ -15,6 +15,7 @@ import uvicorn
 from filelock import FileLock, Timeout
 
 from fastfold.errors import ConfigError
+from fastfold.evoformer.precision import about_missing_units
 from fastfold.inference.models import about_mini, requested_networks
 from fastfold.inference.planning.fit import host_memory_bytes
 from fastfold.inference.prepare import check_request, with_precision
@@ -121,7 +122,8 @@ def _backend(options: ServeOptions, request: InferRequest, where: ScreenOptions,
         max_residues=options.max_residues,
     )
     workers = setup.start()
-    for line in ("" if request.weights else about_mini(networks[0]), chosen, workers.text):
+    slow = "" if here is None else about_missing_units(config.precision or "fp32", here)
+    for line in ("" if request.weights else about_mini(networks[0]), chosen, slow, workers.text):
         if line:
             say(line)
     return Backend(admission.check, lambda: workers.executor, budget)

@@ -26,7 +26,8 @@ CONFIG = model_config("mini").model.embeddings_and_evoformer
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the user, and nothing in memory."""
+    """An empty cache of the user, nothing in memory, and a processor with units."""
+    monkeypatch.setattr(module, "has_units", lambda products: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_known", {})
     monkeypatch.setattr(module, "cache_file", lambda: user_cache() / "least_work.json")
@@ -88,6 +89,14 @@ def test_only_calls_in_doubt_are_measured(measured: list[Any]) -> None:
     assert [is_faster(call(work), CONFIG, "bf16") for work in (999, 1000)] == [False, True]
     assert len(measured) == 1
     assert work_of([torch.empty(2, 3, 5), torch.empty(3, 3, 7)]) == 2 * 3 * 5 * 5 + 3 * 3 * 7 * 7
+
+
+def test_nothing_is_measured_without_units(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_units", lambda products: products == "int8")
+    large = [torch.empty(1, 1, 1).expand(1, round(2 * CERTAIN_WORK), 1)]
+    assert [is_faster(large, CONFIG, products) for products in ("bf16", "int8")] == [False, True]
+    assert not is_faster([torch.empty(1, 2000, 1)], CONFIG, "bf16")
+    assert measured == []
 
 
 def test_the_second_of_two_lengths_that_are_faster_counts(monkeypatch: pytest.MonkeyPatch) -> None:

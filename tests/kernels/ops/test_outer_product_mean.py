@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.kernels import reference
 from fastfold.kernels.common.shared_masks import shared_masks
+from fastfold.kernels.cpu import linear
 from fastfold.kernels.ops.outer_product_mean import eager as outer_product_mean_torch
 from fastfold.kernels.ops.outer_product_mean import triton_bwd, triton_fwd
 from tests.helpers.forced_blocks import force_blocks
@@ -122,6 +125,22 @@ def test_residual_batches_and_strides(backend: str, monkeypatch: pytest.MonkeyPa
         return residual + reference.outer_product_mean(**rest)
 
     check_against_definition(_on(backend), definition, inputs, torch.float32, MASKS)
+
+
+@pytest.mark.parametrize("sequences", [5, 24, 64])
+def test_bfloat16_without_units_for_it(sequences: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``bf16-products`` runs it, whose representations are in float32 and sides in bfloat16."""
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    torch.manual_seed(0)
+    config = model_config("model_1").model.embeddings_and_evoformer.evoformer.outer_product_mean
+    layer = OuterProductMean(config, 64, 32, zero_init=False)
+    msa, pair, mask = torch.randn(sequences, 20, 64), torch.randn(20, 20, 32), torch.ones(sequences, 20)
+    with torch.no_grad():
+        exact = layer(msa, torch.zeros_like(pair), mask)
+        with linear.reduced_products("bf16"):
+            reduced = layer(msa, pair.clone(), mask) - pair
+    error = (reduced - exact).abs().max() / exact.abs().max()
+    assert 1e-5 < error < 2e-2
 
 
 @pytest.mark.parametrize("sequences", [outer_product_mean_torch.DEEP - 1, outer_product_mean_torch.DEEP])
