@@ -216,9 +216,10 @@ class Distances:
         position = position.clamp(0.5, bins - 1.501)
         middle = (position + 0.5).floor()
         row = torch.arange(0, energy.numel(), bins, device=energy.device)
-        flat = (row + middle.long().view(self.copies, -1)).flatten()
+        before = (row + middle.long().view(self.copies, -1) - 1).flatten()
+        flat = energy.view(-1)
         return (
-            [energy.view(-1).index_select(0, flat + step) for step in (-1, 0, 1)],
+            [flat[step:].index_select(0, before) for step in range(3)],
             position - middle,
             inside,
         )
