@@ -11,7 +11,8 @@ disturb less.
 AlphaFold's forward passes run with each size of sub-batches, of which the fastest counts; its training has none.
 Weights and inputs are random, because they do not change the time; ``fastfold verify`` compares results. Blocks of all
 programs run in float32 and in bfloat16; AlphaFold's monomer has no bfloat16. ``monomer`` has the official number of
-blocks, ``small-monomer`` four.
+blocks, and ``small-monomer`` four, both with 64 rows. ``recycled-monomer`` passes four times. ``deep-monomer`` has the
+512 and 1,024 rows of ``model_5``, whose passes take minutes: ``--subbatches 4 --rounds 1 --no-warm-up`` shortens them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastfold.cli.process import prepare_environment
 
@@ -52,14 +53,29 @@ from fastfold.kernels.cpu.products import exact_products  # noqa: E402
 from fastfold.protein.residue_constants import restypes  # noqa: E402
 
 C_M, C_Z = 256, 128
-SUBBATCHES = (None, 4, 16, 64)
+SUBBATCHES = (0, 4, 16, 64)  #: Sizes of AlphaFold's sub-batches; 0 for none
 PRECISIONS = ("fp32", "bf16-products", "bf16")
 PRODUCTS: dict[str, Products] = {"bf16-products": "bf16"}
-MONOMERS = {"monomer": None, "small-monomer": 4}
-"""Evoformer blocks of the cases that are networks; None for the official number."""
-MONOMER_RESIDUES, MONOMER_ROWS = 100, 64
+MONOMER_RESIDUES = 100
 Run = Callable[[], float]
 clock = time.perf_counter
+
+
+class Monomer(NamedTuple):
+    """Case that is a network."""
+
+    network: str = "model_3"  #: Network without templates
+    blocks: int | None = None  #: Number of Evoformer blocks; None for the official number
+    rows: int = 64  #: Rows of the alignment
+    passes: int = 1  #: Number of passes
+
+
+MONOMERS = {
+    "monomer": Monomer(),
+    "small-monomer": Monomer(blocks=4),
+    "recycled-monomer": Monomer(passes=4),
+    "deep-monomer": Monomer(network="model_5", rows=512 + 1024),
+}
 
 
 def block_inputs(sequences: int, residues: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -131,21 +147,22 @@ def reduced(precision: str) -> AbstractContextManager[None]:
     return reduced_products(PRODUCTS[precision]) if precision in PRODUCTS else nullcontext()
 
 
-def monomer_features() -> dict[str, np.ndarray]:
-    """Return the features of a random alignment, with a leading axis of one pass."""
+def monomer_features(monomer: Monomer) -> dict[str, np.ndarray]:
+    """Return the features of a random alignment, with a leading axis of passes."""
     random = np.random.default_rng(0)
-    rows = ["".join(random.choice(restypes, MONOMER_RESIDUES)) for _ in range(MONOMER_ROWS)]
+    rows = ["".join(random.choice(restypes, MONOMER_RESIDUES)) for _ in range(monomer.rows)]
     msa = parse_a3m("".join(f">{number}\n{row}\n" for number, row in enumerate(rows)))
     target = target_from_sequence(rows[0], "random")
-    found = featurize(target.chains, [([msa], [])], model_config("model_3")).stack(1)
-    return {**found, "seq_length": np.array([MONOMER_RESIDUES], np.int32)}
+    sampler = featurize(target.chains, [([msa], [])], model_config(monomer.network))
+    features = sampler.stack(monomer.passes)
+    return {**features, "seq_length": np.full(monomer.passes, MONOMER_RESIDUES, np.int32)}
 
 
-def our_monomer(features: dict[str, np.ndarray], precision: str, blocks: int | None) -> Run:
-    """Return a timed pass of a monomer network."""
-    config = model_config("model_3")
-    if blocks is not None:
-        config.model.embeddings_and_evoformer.evoformer_num_block = blocks
+def our_monomer(monomer: Monomer, features: dict[str, np.ndarray], precision: str) -> Run:
+    """Return a timed fold by a monomer network."""
+    config = model_config(monomer.network)
+    if monomer.blocks is not None:
+        config.model.embeddings_and_evoformer.evoformer_num_block = monomer.blocks
         config.model.embeddings_and_evoformer.extra_msa_stack_num_block = 1
     torch.manual_seed(0)
     network = set_precision(AlphaFold(config), precision).eval()
@@ -155,7 +172,7 @@ def our_monomer(features: dict[str, np.ndarray], precision: str, blocks: int | N
         set_policy(network, FOLDING_POLICY)
         with torch.inference_mode(), exact_products(torch.device("cpu")):
             start = clock()
-            network(tensors, 0)
+            network(tensors, monomer.passes - 1)
             return clock() - start
 
     return run
@@ -168,13 +185,13 @@ class TheirProgram:
         RuntimeError: The process ended.
     """
 
-    def __init__(self, options: argparse.Namespace, features: Path) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[: options.threads])
         program = Path(__file__).with_name("alphafold_program.py")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(
             [
-                *("taskset", "-c", cores, options.python, program, options.alphafold.resolve(), features),
+                *("taskset", "-c", cores, options.python, program, options.alphafold.resolve()),
                 "processor" if options.processor_time else "wall",
             ],
             stdin=subprocess.PIPE,
@@ -206,17 +223,22 @@ class TheirProgram:
 
 
 def compare(
-    theirs: TheirProgram, requests: dict[str, dict[str, Any]], runs: dict[str, Run], rounds: int
+    theirs: TheirProgram,
+    requests: dict[str, dict[str, Any]],
+    runs: dict[str, Run],
+    options: argparse.Namespace,
 ) -> dict[str, float]:
     """Return the best seconds of each program, from rounds in turn; ``requests`` to AlphaFold are by dtype."""
-    for run in runs.values():
-        run()
+    if options.warm_up:
+        for run in runs.values():
+            run()
     best: dict[str, float] = {}
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for dtype, request in requests.items():
-            for size in SUBBATCHES if request.get("pass", "forward") == "forward" else (None,):
+            for size in options.subbatches if request.get("pass", "forward") == "forward" else (0,):
                 name = f"AlphaFold {dtype}"
-                best[name] = min(best.get(name, np.inf), theirs.seconds(subbatch=size, **request))
+                seconds = theirs.seconds(subbatch=size or None, warm_up=options.warm_up, **request)
+                best[name] = min(best.get(name, np.inf), seconds)
         for name, run in runs.items():
             best[name] = min(best.get(name, np.inf), run())
     return best
@@ -232,6 +254,18 @@ def main() -> None:
     parser.add_argument("--openfold", type=Path, metavar="DIR", help="checkout of OpenFold")
     parser.add_argument("--cases", nargs="+", default=["64x64", "128x256", "512x384", "monomer"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--subbatches",
+        type=int,
+        nargs="+",
+        default=SUBBATCHES,
+        metavar="SIZE",
+        help="sizes of AlphaFold's sub-batches to try; 0 for none",
+    )
+    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS, help="of monomers")
+    parser.add_argument(
+        "--no-warm-up", action="store_false", dest="warm_up", help="time the first pass after compilation too"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--processor-time", action="store_true", help="for machines with other programs")
     parser.add_argument("--no-backward", action="store_true", help="forward passes only")
@@ -244,19 +278,27 @@ def main() -> None:
     clock = time.process_time if options.processor_time else time.perf_counter
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        features = monomer_features()
-        archive = Path(folder) / "features.npz"
-        np.savez(archive, **features)  # type: ignore[arg-type]
-        theirs = TheirProgram(options, archive)
+        theirs = TheirProgram(options)
         print(theirs.versions, flush=True)
         try:
             for case in options.cases:
                 if case in MONOMERS:
+                    monomer = MONOMERS[case]
+                    features = monomer_features(monomer)
+                    archive = Path(folder) / f"{case}.npz"
+                    np.savez(archive, **features)  # type: ignore[arg-type]
                     runs = {
-                        f"FastFold {each}": our_monomer(features, each, MONOMERS[case]) for each in PRECISIONS
+                        f"FastFold {each}": our_monomer(monomer, features, each)
+                        for each in options.precisions
                     }
-                    network = {"case": "monomer", "blocks": MONOMERS[case], "passes": 1}
-                    results[case] = compare(theirs, {"float32": network}, runs, options.rounds)
+                    network = {
+                        "case": "monomer",
+                        "network": monomer.network,
+                        "blocks": monomer.blocks,
+                        "passes": monomer.passes,
+                        "features": str(archive),
+                    }
+                    results[case] = compare(theirs, {"float32": network}, runs, options)
                     print(case, json.dumps(results[case]), os.getloadavg(), flush=True)
                     continue
                 sequences, residues = map(int, case.split("x"))
@@ -272,7 +314,7 @@ def main() -> None:
                     block = {"case": "block", "sequences": sequences, "residues": residues, "pass": name}
                     requests = {dtype: block | {"dtype": dtype} for dtype in ("float32", "bfloat16")}
                     label = f"{case}, {name}"
-                    results[label] = compare(theirs, requests, runs, options.rounds)
+                    results[label] = compare(theirs, requests, runs, options)
                     print(label, json.dumps(results[label]), os.getloadavg(), flush=True)
         finally:
             theirs.close()

@@ -1,11 +1,12 @@
 """Passes of DeepMind's AlphaFold program, timed on request.
 
-Usage: python benchmarks/alphafold_program.py CHECKOUT FEATURES wall|processor
+Usage: python benchmarks/alphafold_program.py CHECKOUT wall|processor
 
 It needs jax, dm-haiku and ml_collections, and nothing of FastFold. ``benchmarks/against_alphafold.py`` and
 ``benchmarks/gpu/whole_folds.py`` run it. Each line of the standard input is a JSON object with a case. The answer is
-its time in seconds; the first answer of a case also has the time of its first run, which compiles. The first line of
-the output names the versions. Products of float32 are TF32's on a GPU, JAX's default.
+its time in seconds; the first answer of a case also has the time of its first run, which compiles. Without ``warm_up``
+the first run after the compilation is the answer. The first line of the output names the versions. Products of float32
+are TF32's on a GPU, JAX's default.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from alphafold.model import modules, prng, utils  # noqa: E402
 Run = Callable[[], Any]
 
 
-def settings(subbatch: int | None) -> Any:
+def settings(network: str, subbatch: int | None) -> Any:
     """Return the configuration of a monomer network, with a size of sub-batches; None for no sub-batches."""
-    config = configs.model_config("model_3").model
+    config = configs.model_config(network).model
     config.global_config.subbatch_size = 1 << 20 if subbatch is None else subbatch
     config.global_config.deterministic = True
     return config
@@ -102,15 +103,16 @@ def monomer(blocks: int | None, passes: int, config: Any, features: str) -> Run:
 
     transformed = hk.transform(forward)
     parameters = random_parameters(transformed, batch)
-    run = jax.jit(transformed.apply)
-    return lambda: run(parameters, jax.random.PRNGKey(0), batch)
+    key = jax.random.PRNGKey(0)
+    run = jax.jit(transformed.apply).lower(parameters, key, batch).compile()
+    return lambda: run(parameters, key, batch)
 
 
-def compiled(request: dict[str, Any], features: str) -> Run:
+def compiled(request: dict[str, Any]) -> Run:
     """Return the function of a request."""
-    config = settings(request["subbatch"])
+    config = settings(request.get("network", "model_3"), request["subbatch"])
     if request["case"] == "monomer":
-        return monomer(request["blocks"], request["passes"], config, features)
+        return monomer(request["blocks"], request["passes"], config, request["features"])
     backward = request["pass"] != "forward"
     sizes = request["sequences"], request["residues"]
     return block(*sizes, config, dtype=request["dtype"], backward=backward)
@@ -120,15 +122,17 @@ def main() -> None:
     """Answer requests until the input ends."""
     versions = {"jax": jax.__version__, "haiku": hk.__version__, "backend": jax.default_backend()}
     print(json.dumps(versions), flush=True)
-    clock = time.process_time if sys.argv[3] == "processor" else time.perf_counter
+    clock = time.process_time if sys.argv[2] == "processor" else time.perf_counter
     runs: dict[str, Run] = {}
     for line in sys.stdin:
         answer: dict[str, float] = {}
         if line not in runs:
+            request = json.loads(line)
             start = clock()
-            runs[line] = compiled(json.loads(line), sys.argv[2])
-            jax.block_until_ready(runs[line]())
-            answer["first"] = clock() - start
+            runs[line] = compiled(request)
+            if request.get("warm_up", True):
+                jax.block_until_ready(runs[line]())
+                answer["first"] = clock() - start
         start = clock()
         jax.block_until_ready(runs[line]())
         print(json.dumps(answer | {"seconds": clock() - start}), flush=True)

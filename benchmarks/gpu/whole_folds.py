@@ -311,8 +311,14 @@ def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
             path = Path(folder) / "features.npz"
             np.savez(path, **features)
             program = REPOSITORY / "benchmarks" / "alphafold_program.py"
-            command = [sys.executable, str(program), str(checkout), str(path), "wall"]
-            request = {"case": "monomer", "blocks": sizes.blocks, "passes": PASSES, "subbatch": 4}
+            command = [sys.executable, str(program), str(checkout), "wall"]
+            request = {
+                "case": "monomer",
+                "blocks": sizes.blocks,
+                "passes": PASSES,
+                "subbatch": 4,
+                "features": str(path),
+            }
             packages = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
             environment = {**os.environ, "PYTHONPATH": packages, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
             environment |= {} if device == "cuda" else {"JAX_PLATFORMS": "cpu"}
