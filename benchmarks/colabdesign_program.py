@@ -26,7 +26,7 @@ _package = types.ModuleType("colabdesign")
 _package.__path__ = [str(Path(sys.argv[1]).resolve() / "colabdesign")]
 sys.modules["colabdesign"] = _package
 
-from colabdesign.af.model import mk_af_model  # type: ignore[import-not-found] # noqa: E402
+from colabdesign.af.model import mk_af_model  # noqa: E402
 
 
 def hallucination(request: dict[str, Any], parameters: str, blocks: int) -> Any:
