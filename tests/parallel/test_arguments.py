@@ -20,7 +20,7 @@ def _model() -> nn.Module:
 
 def _resolve(plan: Any, **given: Any) -> Arguments:
     arguments = dict.fromkeys(("example", "gpu", "layers", "stages", "sequence"))
-    return resolve(_model(), plan, **(arguments | given))
+    return resolve(_model(), plan, [], **(arguments | given))
 
 
 def test_layers_are_cut_and_attention_spread_if_the_plan_has_ranks_for_them() -> None:

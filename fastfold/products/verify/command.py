@@ -49,7 +49,7 @@ def add_verify_command(commands: Any) -> None:
 
 def run_verify(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
-    from fastfold.evoformer.precision import choose_precision
+    from fastfold.evoformer.precision import about_missing_units, choose_precision
     from fastfold.products.verify import RECORD, MissingInputError, recorded_runs, verify
     from fastfold.utils.device import choose_device
 
@@ -57,6 +57,8 @@ def run_verify(namespace: argparse.Namespace) -> int:
     device = choose_device(options.device)
     precision, _ = choose_precision(options.precision, device)
     asked: dict[str, Any] = {} if precision == "fp32" else {"precision": precision}
+    if slow := about_missing_units(precision, device):
+        print(slow)
     failed = total = skipped = 0
     runs = [run for folder in options.directories for run in recorded_runs(folder)] or [RECORD]
     for directory in runs:

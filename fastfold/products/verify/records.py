@@ -24,7 +24,8 @@ from fastfold.errors import InputError
 from fastfold.evoformer.config import MINI, is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.losses import alphafold_loss
-from fastfold.evoformer.precision import set_precision
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import about_missing_units, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.folding.network import NetworkPasses, network_results
 from fastfold.products.verify.data import (
@@ -54,7 +55,7 @@ def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.nd
     """
     from fastfold.inference.api import load_model, predict
 
-    model = set_precision(load_model(MINI, device=device), precision, least_work=0)
+    model = _in_precision(load_model(MINI, device=device), precision)
     prediction = predict(SEQUENCE, model, num_recycles=1, seed=0, save_representations=True)
     assert prediction.pae is not None
     assert prediction.representations is not None
@@ -66,6 +67,12 @@ def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.nd
         "confidence/predicted_aligned_error": prediction.pae,
         "confidence/ptm": np.asarray(prediction.ptm),
     }
+
+
+def _in_precision(network: AlphaFold, precision: str) -> AlphaFold:
+    """Set a precision for calls of any size, unless the processor has no units for it and folds in float32."""
+    device = next(network.parameters()).device
+    return set_precision(network, precision, least_work=None if about_missing_units(precision, device) else 0)
 
 
 RELATIVE_TOLERANCE = 1e-4
@@ -152,7 +159,7 @@ def verify(
         features = sampler_from_merged(features, config, deterministic=True).stack(cycles)
     check_present(directory / "params.npz")
     network = load_model(directory / "params.npz", config=config).to(device)
-    model = set_precision(network, precision, least_work=0)
+    model = _in_precision(network, precision)
     if policy is not None:
         set_policy(model, policy)
     tensors = {name: torch.as_tensor(value).to(device) for name, value in features.items()}

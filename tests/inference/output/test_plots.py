@@ -152,7 +152,7 @@ def test_every_part_of_the_plot_of_confidence_is_in_its_place(figures: list[Any]
     ]
     from matplotlib.colors import to_rgb
 
-    assert bands == [(band.low, band.high, pytest.approx(to_rgb(band.colour)), 0.25) for band in BANDS]
+    assert bands == [(band.low, band.high, pytest.approx(to_rgb(band.color)), 0.25) for band in BANDS]
     assert left.get_legend().get_texts()[0].get_text() == "very high (90 to 100)"
     (image,) = right.images
     assert np.array_equal(image.get_array(), pae)
@@ -161,7 +161,7 @@ def test_every_part_of_the_plot_of_confidence_is_in_its_place(figures: list[Any]
     assert (right.get_ylabel(), right.get_xlabel()) == ("aligned residue", "scored residue")
     assert bar.get_ylabel() == "aligned error (Å)"
     colours = [text.get_color() for text in left.texts]
-    assert colours == list(plots.CHAIN_COLOURS[:2])
+    assert colours == list(plots.CHAIN_COLORS[:2])
     # Panels of three and two parts with margins in inches; lines of text and names of chains are above.
     boxes = [axis.get_position(original=True) for axis in (left, right)]
     assert list(left.get_gridspec().get_width_ratios()) == [3, 2]
@@ -197,7 +197,7 @@ def test_large_aligned_errors_are_thinned_and_many_chains_have_no_names(figures:
     assert len(borders(figures[1].axes[0])) == 26
     # Colours begin again after twelve chains.
     colours = [text.get_color() for text in figures[0].axes[0].texts]
-    assert colours[12:24] == colours[:12] == list(plots.CHAIN_COLOURS)
+    assert colours[12:24] == colours[:12] == list(plots.CHAIN_COLORS)
 
 
 def test_coverage_is_stacked_from_the_most_similar_rows(figures: list[Any]) -> None:
@@ -226,7 +226,7 @@ def test_coverage_is_stacked_from_the_most_similar_rows(figures: list[Any]) -> N
     from matplotlib.colors import to_hex
 
     faces = [to_hex(patch.get_facecolor()) for patch in legend.get_patches()]
-    assert faces == list(plots.IDENTITY_COLOURS)
+    assert faces == list(plots.IDENTITY_COLORS)
 
 
 def test_coverage_is_numbered_by_the_ranges_of_a_structure(figures: list[Any]) -> None:

@@ -25,9 +25,11 @@ from fastfold.products.design.bindcraft import (
     read_target,
 )
 from fastfold.products.design.command import add_design_command
+from fastfold.products.design.command_task import TaskOptions
 from fastfold.products.design.optimise import DesignState, binder_problem, schedule
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.losses import task_losses
+from fastfold.utils.command_line.from_fields import from_options
 from tests.helpers.results import helix_prediction
 from tests.products.design.test_losses import outputs, task
 
@@ -303,6 +305,12 @@ def _options(*words: str, protocol: str = "binder") -> Any:
     return parser.parse_args(["design", protocol, *words, "--out", "x"])
 
 
+def _filled(*words: str, protocol: str = "binder") -> Any:
+    options = _options(*words, protocol=protocol)
+    made = from_options(command.DesignOptions, options), from_options(TaskOptions, options)
+    return command._fill_by_bindcraft(*made, print)
+
+
 def test_the_command_fills_in_what_files_have_and_keeps_its_own(tmp_path: Path) -> None:
     target = write(
         tmp_path,
@@ -314,27 +322,21 @@ def test_the_command_fills_in_what_files_have_and_keeps_its_own(tmp_path: Path) 
     )  # fmt: skip
     advanced = write(tmp_path, {"rm_template_sc_design": True, "num_recycles_validation": 1})
     files = ("--settings", str(target), "--advanced", str(advanced))
-    options = _options(*files)
-    found = command._bindcraft(options, print)
+    options, task, found = _filled(*files)
     assert found == read_advanced(advanced, print)
-    assert (options.structure, options.chains, options.hotspots) == (tmp_path / "t.pdb", "A", "A5")
-    assert (options.length, options.until, options.flexible) == ("70-80", None, "sidechains")
+    assert (task.structure, task.chains, task.hotspots) == (tmp_path / "t.pdb", "A", "A5")
+    assert (task.length, options.until, task.flexible) == ("70-80", None, "sidechains")
     own = ("mine.pdb", "--chains", "B", "--hotspots", "B1", "--length", "9", "--flexible", "free")
-    options = _options(*own, *files, "--filters", "f.yaml", "--until", "7")
-    command._bindcraft(options, print)
-    assert (options.structure, options.chains, options.hotspots) == (Path("mine.pdb"), "B", "B1")
-    assert (options.length, options.until, options.flexible) == ("9", 7, "free")
-    options = _options(*files, "--filters", "f.yaml")
-    command._bindcraft(options, print)
+    options, task, _ = _filled(*own, *files, "--filters", "f.yaml", "--until", "7")
+    assert (task.structure, task.chains, task.hotspots) == (Path("mine.pdb"), "B", "B1")
+    assert (task.length, options.until, task.flexible) == ("9", 7, "free")
+    options, _, _ = _filled(*files, "--filters", "f.yaml")
     assert options.until == 3
-    options = _options("t.pdb", "--preset", "bindcraft")
-    assert command._bindcraft(options, print) == AdvancedSettings()
-    assert command._bindcraft(_options("t.pdb"), print) is None
-    assert command._bindcraft(_options("t.pdb", "--preset", "colabdesign"), print) is None
+    assert _filled("t.pdb", "--preset", "bindcraft")[2] == AdvancedSettings()
     with pytest.raises(ConfigError, match="do not belong to fixbb"):
-        command._bindcraft(_options("t.pdb", "--preset", "bindcraft", protocol="fixbb"), print)
+        _filled("t.pdb", "--preset", "bindcraft", protocol="fixbb")
     with pytest.raises(ConfigError, match="excludes --settings and --advanced"):
-        command._bindcraft(_options("--preset", "colabdesign", *files), print)
+        _filled("--preset", "colabdesign", *files)
 
 
 def test_options_of_the_command_change_bindcrafts_settings() -> None:

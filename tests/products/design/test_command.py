@@ -450,7 +450,7 @@ def test_every_option_of_a_binder_reaches_its_task(monkeypatch: pytest.MonkeyPat
         (("hallucinate", "--length", "0"), "--length: expected a number or a range"),
         (("hallucinate", "--length", "x"), "--length: expected a number or a range"),
         (("fixbb",), "fixbb needs a structure"),
-        (("fixbb", "s.pdb", "--motif", "A1"), "motif= does not belong to fixbb"),
+        (("fixbb", "s.pdb", "--motif", "A1"), "--motif does not belong to fixbb"),
         (("partial", "s.pdb", "--chains", "A,B"), "takes one chain"),
         (("partial", "s.pdb", "--chains", "A", "--contigs", "5/A1"), "leave out --chains"),
         (("binder", "s.pdb"), "needs --length"),

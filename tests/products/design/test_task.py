@@ -184,7 +184,7 @@ def test_a_loss_without_a_pair_is_refused(backbone: Path) -> None:
         ConfigError, match="the loss con would always be 0: no pair of residues is at least 9 apart"
     ):
         check_losses(short, {"plddt": 0.1, "con": 1.0})
-    with pytest.raises(ConfigError, match=r"leave it out \(con=0 in loss=\)"):
+    with pytest.raises(ConfigError, match=r"leave it out \(con=0 in DesignConfig.weights\)"):
         check_start(short, DesignConfig(weights={"con": 1.0}))
     check_losses(short, {"con": 0.0, "i_con": 1.0, "helix": 1.0, "plddt": 1.0})
     assert short.reference is None

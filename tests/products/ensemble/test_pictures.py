@@ -100,8 +100,8 @@ def test_samples_are_drawn_over_two_components_in_colours_of_clusters(figures: l
     from matplotlib.colors import to_rgb
 
     colours = [tuple(c.get_facecolor()[0][:3]) for c in spots]
-    assert colours[:11] == [pytest.approx(to_rgb(one)) for one in pictures.CHAIN_COLOURS[:11]]
-    assert colours[-1] == pytest.approx(to_rgb(pictures.CHAIN_COLOURS[0]))
+    assert colours[:11] == [pytest.approx(to_rgb(one)) for one in pictures.CHAIN_COLORS[:11]]
+    assert colours[-1] == pytest.approx(to_rgb(pictures.CHAIN_COLORS[0]))
     assert [(text.get_text(), *text.xy) for text in axis.texts] == [
         ("1", *points[2, :2]),
         ("2", *points[0, :2]),
@@ -162,5 +162,5 @@ def test_agreement_with_states_is_drawn(count: int, figures: list[Any]) -> None:
     assert axis.get_ylabel() == ("mean pLDDT" if count == 1 else "TM-score to " + "cd" * 20)
     from matplotlib.colors import to_rgb
 
-    assert tuple(spots.get_facecolors()[-1][:3]) == pytest.approx(to_rgb(pictures.CHAIN_COLOURS[0]))
-    assert tuple(spots.get_facecolors()[3][:3]) == pytest.approx(to_rgb(pictures.CHAIN_COLOURS[3]))
+    assert tuple(spots.get_facecolors()[-1][:3]) == pytest.approx(to_rgb(pictures.CHAIN_COLORS[0]))
+    assert tuple(spots.get_facecolors()[3][:3]) == pytest.approx(to_rgb(pictures.CHAIN_COLORS[3]))
