@@ -13,6 +13,7 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of
+from fastfold.evoformer.quantization import least_work
 from fastfold.evoformer.weights import checkpoint
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import open_networks
@@ -30,7 +31,9 @@ def only_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name == "vnni")
 
 
-def test_auto_is_chosen_and_said(only_vnni: None, cli: CommandLine) -> None:
+def test_auto_is_chosen_and_said(only_vnni: None, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A measurement without VNNI takes half a minute.
+    monkeypatch.setattr(least_work, "measure_least_work", lambda trunk, kind: least_work.CERTAIN_WORK)
     fasta, weights = cli.fasta({"a": "MKTAYIAKQR"}), cli.weights()
     arguments = ("infer", fasta, "--out", cli.out, "--weights", weights, *QUICK)
     done = cli.run(*arguments, "--precision", "auto")
