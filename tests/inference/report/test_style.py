@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from fastfold.inference.output.plots import Band
+from fastfold.inference.report import html_page
 from fastfold.inference.report.html_page import page_file
 
+PAGE = Path(html_page.__file__).parent / "page"
 CSS = page_file("theme.css") + page_file("page.css")
 TEXT = [
     *((ink, ground) for ink in ("ink", "soft") for ground in ("paper", "surface", "raised", "chosen")),
@@ -59,3 +63,12 @@ def text_colours(css: str) -> set[str]:
 
 def test_every_text_colour_of_the_sheet_is_among_the_pairs() -> None:
     assert text_colours(CSS) <= {ink for ink, _ in TEXT}
+
+
+def test_the_page_reads_fields_that_bands_of_plddt_have() -> None:
+    scripts = "\n".join(path.read_text(encoding="utf-8") for path in PAGE.rglob("*.js"))
+    read = re.findall(r"\bband\.(\w+)", scripts) + re.findall(r"\bbandOf\([^;]*?\)\.(\w+)", scripts)
+    for names in re.findall(r"\bbands\.map\(\(\{ ([\w, ]+) \}\)", scripts):
+        read += names.split(", ")
+    assert len(read) >= 10
+    assert set(read) == set(Band._fields)

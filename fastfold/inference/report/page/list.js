@@ -129,7 +129,7 @@ function drawSide() {
     button.dataset.target = row.target;
     if (typeof row.mean_plddt === 'number') {
       button.append(make('span', row.mean_plddt.toFixed(1), { title: 'mean pLDDT of the best model' },
-        make('i', undefined, { style: `background: ${bandOf(row.mean_plddt).colour}` })));
+        make('i', undefined, { style: `background: ${bandOf(row.mean_plddt).color}` })));
     }
     button.addEventListener('click', () => visit(row));
     return make('li', undefined, {}, button);

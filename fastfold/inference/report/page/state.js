@@ -90,7 +90,7 @@ function legend() {
   const entries = [];
   if (state.block) entries.push([ROWS, 'aligned on'], [COLUMNS, 'scored']);
   else if (state.colour === 'plddt') {
-    for (const band of meta.style.bands) entries.push([band.colour, `${band.name} (${band.low} to ${band.high})`]);
+    for (const band of meta.style.bands) entries.push([band.color, `${band.name} (${band.low} to ${band.high})`]);
   } else state.prediction.chains.forEach((chain, number) => entries.push([chainColour(number), `chain ${chain.name}`]));
   byId('legend').replaceChildren(...legendOf(entries.slice(0, 40)));
 }

@@ -161,7 +161,7 @@ class View {
         return QUIET;
       }
       if (this.mode === 'chain') return number(chainColour(this.prediction.chainOf[residue]));
-      return number(bandOf(this.prediction.plddt[residue]).colour);
+      return number(bandOf(this.prediction.plddt[residue]).color);
     };
     const number = (text) => parseInt(text.slice(1), 16);
     const factory = (context, props) => ({ factory, granularity: 'group', color: colour, props, description: '' });

@@ -21,7 +21,7 @@ const rangeOf = (scale, value) => scale.cuts.filter((cut) => value >= cut).lengt
 
 // Fills of a scale's ranges: the bands of pLDDT for four ranges, otherwise by their tones.
 function fillsOf(scale) {
-  const bands = meta.style.bands.map(({ colour }) => colour);
+  const bands = meta.style.bands.map(({ color }) => color);
   if (scale.words.length === bands.length) return [...bands].reverse();
   return scale.tones.map((tone) => bands[{ good: 1, fair: 2, poor: 3 }[tone]]);
 }

@@ -8,7 +8,7 @@ function drawSequence(prediction, { hover, pick }) {
   if (prediction.length > LONGEST_TRACK) return;
   const letters = prediction.length > 2500 ? null : secondaryStructure(prediction);
   byId('sequence-legend').replaceChildren(...legendOf([...(letters ? [['var(--helix)', 'helix'], ['var(--strand)', 'strand']] : []),
-    ...meta.style.bands.map(({ colour, low, high }) => [colour, `${low}–${high}`])]));
+    ...meta.style.bands.map(({ color, low, high }) => [color, `${low}–${high}`])]));
   track.replaceChildren(...prediction.chains.map((chain) => {
     const line = make('div', undefined, { class: 'chain' });
     if (prediction.chains.length > 1) line.append(make('h3', `Chain ${chain.name}, ${counted(chain.length, 'residue')}`));
@@ -19,7 +19,7 @@ function drawSequence(prediction, { hover, pick }) {
         ten = make('div', undefined, { class: 'ten' }, make('small', String(chain.labels[at])));
         line.append(ten);
       }
-      const letter = make('span', chain.sequence[at], { class: letters ? letters[residue] : '', style: `border-color: ${bandOf(prediction.plddt[residue]).colour}` });
+      const letter = make('span', chain.sequence[at], { class: letters ? letters[residue] : '', style: `border-color: ${bandOf(prediction.plddt[residue]).color}` });
       letter.dataset.residue = String(residue);
       ten.append(letter);
     }

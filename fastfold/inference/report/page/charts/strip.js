@@ -69,7 +69,7 @@ class Strip {
 function plddtScale(prediction) {
   const paint = (context, x, y) => {
     for (const band of meta.style.bands) {
-      context.fillStyle = band.colour + '40';
+      context.fillStyle = band.color + '40';
       context.fillRect(x(0), y(band.high), x(prediction.length) - x(0), y(band.low) - y(band.high));
     }
     context.strokeStyle = token('ink');
@@ -86,7 +86,7 @@ function agreementScale({ reference }) {
   const paint = (context, x, y) => {
     reference.lddt.forEach((value, residue) => {
       if (value === null) return;
-      context.fillStyle = bandOf(100 * value).colour;
+      context.fillStyle = bandOf(100 * value).color;
       context.fillRect(x(residue), y(value), x(residue + 1) - x(residue), y(0) - y(value));
     });
   };
