@@ -204,7 +204,9 @@ class Forward:
         projected = self.begin(x, scratch) if begun is None else begun.to(scratch.dtype)
         by_head = scratch.dtype != torch.bfloat16
         q, k, v, *gate = split_by_head(projected, scratch) if by_head else projected.unbind(2)
-        attended = scratch("attended", *q.shape)
+        # Projections that were split are free to hold the result.
+        is_free = by_head and begun is None
+        attended = projected.view(-1)[: q.numel()].view(q.shape) if is_free else scratch("attended", *q.shape)
         attend(
             attended,
             Operands(q, k, v, bias, masked, gate[0] if gate else None),
