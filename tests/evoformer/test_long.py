@@ -215,8 +215,8 @@ def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record
     """As near as bfloat16 in whole tensors, and within 3e-2 while distances do not change their bins.
 
     The activations of the structure module are the exception. Its eight iterations turn a difference of 4e-3 in their
-    input into one of 2e-2 to 12e-2 (two networks, two proteins), while its positions and pLDDT stay within 3e-2. The
-    descent on the distogram follows it, and may end in another minimum.
+    input into one of 2e-2 to 12e-2 (two networks, two proteins), while its pLDDT stays within 3e-2. Positions are left
+    out: a descent on the distogram makes them, which may end in another minimum.
     """
     targets = read_fasta(REPOSITORY / "examples" / "proteins.fasta")
     chains = next(target.chains for target in targets if target.name == record)
@@ -230,13 +230,12 @@ def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record
     found = run(
         "bf16", ExecutionPolicy(100_000, True, ContractionPlan(3, HostBuffers()), hold_templates=False)
     )
-    for key in _compared(exact):
+    for key in set(_compared(exact)) - {"structure_module/final_atom_positions"}:
         error, plain = (
             float((x[key].float() - exact[key]).norm() / exact[key].norm()) for x in (found, whole)
         )
         assert error < max(1.5 * plain, 5e-3), key
-        moved = key.startswith("structure_module/final")
-        if recycles == 1 and key != "representations/structure_module" and not moved:
+        if recycles == 1 and key != "representations/structure_module":
             assert error < 3e-2, key
 
 
