@@ -95,7 +95,8 @@ def old_attributes(names: Mapping[str, str]) -> Callable[[T], T]:
 
     def decorate(kind: T) -> T:
         for old, new in names.items():
-            setattr(kind, old, property(partial(_renamed, old=old, new=new)))
+            read = partial(_renamed, old=old, new=new)
+            setattr(kind, old, property(read, doc=f"Old name of ``{new}``."))
         return kind
 
     return decorate
@@ -112,7 +113,10 @@ def old_methods(functions: Mapping[str, str]) -> Callable[[T], T]:
 
     def decorate(kind: T) -> T:
         for old, function in functions.items():
-            setattr(kind, old, property(partial(_as_method, old=old, function=function)))
+            read = partial(_as_method, old=old, function=function)
+            setattr(
+                kind, old, property(read, doc=f"Old form of the function ``{function.replace(':', '.')}``.")
+            )
         return kind
 
     return decorate
