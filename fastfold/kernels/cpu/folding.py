@@ -27,6 +27,7 @@ from fastfold.kernels.ops.outer_product_mean.eager import (
     OuterProductParams,
     batch_indices,
     counts_of,
+    fill_each,
     sequence_blocks,
 )
 
@@ -161,9 +162,7 @@ class FoldedRows:
         if left.dim() == 3:
             self._fill(out, left, left_mask, residual, self._right, self._mask)
             return
-        for i in batch_indices(left):
-            added = None if residual is None else residual[i]
-            self._fill(out[i], left[i], left_mask[i], added, self._right[i], self._mask[i])
+        fill_each(self._fill, out, left, left_mask, residual, self._right, self._mask)
 
     def _fill(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -89,9 +89,7 @@ class ProductRows:
         if left.dim() == 3:
             self._fill(out, left, left_mask, residual, self._columns, self._mask)
             return
-        for i in batch_indices(left):
-            added = None if residual is None else residual[i]
-            self._fill(out[i], left[i], left_mask[i], added, self._columns[i], self._mask[i])
+        fill_each(self._fill, out, left, left_mask, residual, self._columns, self._mask)
 
     def _fill(
         self,
@@ -182,6 +180,21 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
     return [grad_left, grad_right, grad_weight, grad_bias]
+
+
+def fill_each(
+    fill: Callable[..., None],
+    out: Tensor,
+    left: Tensor,
+    left_mask: Tensor,
+    residual: Tensor | None,
+    right: Tensor,
+    right_mask: Tensor,
+) -> None:
+    """Call ``fill`` with the further arguments of each alignment in a batch; all have its axes first."""
+    for i in batch_indices(left):
+        added = None if residual is None else residual[i]
+        fill(out[i], left[i], left_mask[i], added, right[i], right_mask[i])
 
 
 def batch_indices(x: Tensor) -> Iterator[tuple[int, ...]]:
