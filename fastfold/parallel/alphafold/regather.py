@@ -180,7 +180,7 @@ class _Attention(Function):
         found = iter(
             torch.ops.fastfold.gated_attention_backward(
                 *(grad, x, begun, bias, mask, dropout, parameters),
-                needs=[True, bias is not None],
+                needs=[True, bias is not None, *ctx.needs_input_grad[5:]],
                 add_x=True,
                 **ctx.options,
             )

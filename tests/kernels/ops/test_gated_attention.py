@@ -256,7 +256,7 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(blocks: Any) -> N
     zeros = eager.zeros_like(weights, torch.float32)
     for totals, had in ((None if blocks is triton_launch else zeros, 0.0), (ones, 1.0)):
         grad_bias = torch.full_like(small["bias"], had)
-        found, totals = blocks.Backward(weights, 2)(
+        found, totals = blocks.Backward(weights, 2, True)(
             grad.float().to(DEVICE), rows, grad_bias, totals, Scratch(DEVICE)
         )
         assert relative_error(found, expected["x"]) < 2e-6

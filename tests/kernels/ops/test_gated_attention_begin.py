@@ -61,7 +61,7 @@ def test_what_is_begun_goes_on_to_the_same_result_and_gradients(
         )
         grads = torch.ops.fastfold.gated_attention_backward(
             *(grad, x, backward, bias, mask, dropout, parameters.present()),
-            needs=[True, bias is not None],
+            needs=[True, bias is not None, True],
             add_x=True,
             **options,
         )
@@ -91,7 +91,7 @@ def test_gradients_behind_those_of_x_and_bias_are_those_of_the_parameters(leave_
     _, *found = torch.ops.fastfold.gated_attention_backward(
         *(grad, made["x"], [], made["bias"], made["mask"], None, parameters),
         heads=2,
-        needs=[True, False],
+        needs=[True, False, True],
         add_x=False,
         backend="torch",
     )
@@ -118,7 +118,7 @@ def test_both_parts_cost_what_the_whole_does(
     monkeypatch.setattr(eager, "row_step", lambda x: 2)
     made = on_device(operands(3, 5, leave_out=leave_out))
     parameters = eager.GatedAttentionParams(*(made[name] for name in NAMES))
-    call = made | {"backend": "torch", "heads": 2, "parameters": parameters.present()}
+    call = made | {"backend": "torch", "heads": 2, "parameters": parameters.present(), "needs": [True] * 3}
     whole, begin = (OPERATOR_COSTS[name](call) for name in ("gated_attention", "gated_attention_begin"))
     begun = gated_attention_begin(made["x"], parameters, heads=2, backend="torch")
     assert begin.flops == gated_attention_flops(2, 5, 24, 32, gated=not leave_out)[0]

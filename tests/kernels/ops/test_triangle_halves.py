@@ -116,7 +116,7 @@ def test_both_directions_of_the_first_half(backend: str, others: bool) -> None:
     assert relative_error(out[0], exact) < CLOSE
     grad_normed, add = (_small(x)[None] if others else None for x in (of_normed, of_z))
     found = passes.factors_backward(
-        _small(grad)[None], z, mask, p, grad_normed=grad_normed, add=add, backend=backend
+        *(_small(grad)[None], z, mask, p), grad_normed=grad_normed, add=add, needed=p._fields, backend=backend
     )
     for name, mine, theirs in zip(("z", *p._fields), (found[0][0], *found[1:]), expected, strict=True):
         assert relative_error(mine, theirs) < CLOSE, name
@@ -135,12 +135,14 @@ def test_both_directions_of_the_second_half(backend: str) -> None:
     passes.update(out, product, out, p, dropout=dropout, add_z=True, backend=backend)
     assert relative_error(out[0], exact + Z) < CLOSE
     given = (_small(grad)[None], product, z, p)
-    found = passes.update_backward(*given, dropout=dropout, normed=False, backend=backend)
+    found = passes.update_backward(*given, dropout=dropout, normed=False, needed=p._fields, backend=backend)
     values = (found[0][0], found[1][0], *found[2:])
     for name, mine, theirs in zip(("product", "z", *p._fields), values, expected, strict=True):
         assert relative_error(mine, theirs) < CLOSE, name
     assert relative_error(product[0], PRODUCT) < 1e-6  # its gradient went elsewhere
-    normed = passes.update_backward(*given, dropout=dropout, normed=True, backend=backend)[1]
+    normed = passes.update_backward(*given, dropout=dropout, normed=True, needed=p._fields, backend=backend)[
+        1
+    ]
     through_norm = torch.autograd.grad(_norm(*leaves[1:4]), leaves[1], normed[0].double().cpu())[0]
     assert relative_error(through_norm, expected[1]) < CLOSE
 

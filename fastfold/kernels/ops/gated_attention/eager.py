@@ -229,8 +229,9 @@ def empty_normalised(x: Tensor) -> list[Tensor]:
 class Backward:
     """Gradients of blocks of rows, in the dtype of the weights of :func:`arrange`."""
 
-    def __init__(self, weights: Weights, heads: int) -> None:
+    def __init__(self, weights: Weights, heads: int, needs_parameters: bool) -> None:
         self._weights, self._heads, self._projections = weights, heads, projections(weights)
+        self._needs_parameters = needs_parameters
 
     def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]:
         """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
@@ -250,16 +251,16 @@ class Backward:
         totals: Weights | None,
         scratch: Scratch,
         begun: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, Weights]:
+    ) -> tuple[Tensor, Weights | None]:
         """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
 
-        The bias's gradients ``[H, N, N]`` and the parameters' are added to ``grad_bias`` and ``totals``. ``begun`` is
-        the result of :meth:`begin` if it was called before. The buffers have the dtype of the products.
+        The bias's gradients ``[H, N, N]`` and the parameters', if they are needed, are added to ``grad_bias`` and
+        ``totals``. ``begun`` is the result of :meth:`begin` if it was called before. The buffers have the dtype of the
+        products.
 
         Returns:
             Gradient of ``x [r, N, c]``, and the totals.
         """
-        assert totals is not None
         weights = self._weights
         x, bias, masked, _, dropout = rows
         normed, *statistics, projected = begun or self.begin(x, scratch)
@@ -283,14 +284,18 @@ class Backward:
             scratch,
             attended,
         )
-        add_product(totals.output, grad.t(), attended.view(len(grad), -1), scratch, rows.x)
-        totals.output_bias.add_(grad.sum(0))
         grad_projected = grad_projected.flatten(0, 1)
-        add_product(totals.merged, grad_projected.t(), normed.flatten(0, 1), scratch, rows.x)
-        if totals.bias is not None:
-            totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
+        grad_norm: tuple[Tensor | None, Tensor | None] = None, None
+        if self._needs_parameters:
+            assert totals is not None
+            grad_norm = totals.norm
+            add_product(totals.output, grad.t(), attended.view(len(grad), -1), scratch, rows.x)
+            totals.output_bias.add_(grad.sum(0))
+            add_product(totals.merged, grad_projected.t(), normed.flatten(0, 1), scratch, rows.x)
+            if totals.bias is not None:
+                totals.bias.add_(grad_projected[:, -len(totals.bias) :].sum(0))
         grad_normed = matrix_product(
             grad_projected, weights.merged, scratch("grad_normed", *normed.flatten(0, 1).shape)
         )
-        grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)
+        grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *grad_norm)
         return grad_x, totals

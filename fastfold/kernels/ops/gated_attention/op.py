@@ -113,7 +113,8 @@ def _without_beginning(call: Arguments, whole: OperatorCost) -> OperatorCost:
 
 def _backward_cost(call: Arguments) -> OperatorCost:
     projections, attention, output = _flops(call)
-    flops = 3 * projections + 3.5 * attention + 2 * output
+    of_parameters = any(call["needs"][2:])
+    flops = (2 + of_parameters) * projections + 3.5 * attention + (1 + of_parameters) * output
     traffic = 25 * size_in_bytes(call["x"])
     whole = OperatorCost(flops, traffic, launches=14, exponentials=_scores(call))
     return _without_beginning(call, whole)
@@ -251,7 +252,7 @@ def _compute_beginning(
     for _, rows in row_blocks(x, blocks.row_step):
         if backward:
             dtype = blocks.backward_dtype(x)
-            step = blocks.Backward(arrange(given, dtype), heads)
+            step = blocks.Backward(arrange(given, dtype), heads, needs_parameters=False)
             return step.begin(part(x, rows), Scratch().of(x, dtype))
         weights = centred_on(x, arrange(given, x.dtype))
         scratch = Scratch().of(x, product_dtype(x))

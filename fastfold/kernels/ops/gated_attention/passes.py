@@ -54,7 +54,7 @@ class _Backend(Protocol):
     def Forward(self, weights: Weights, heads: int) -> eager.Forward: ...
     def backward_dtype(self, x: Tensor) -> torch.dtype: ...
     def empty_normalised(self, x: Tensor) -> list[Tensor]: ...
-    def Backward(self, weights: Weights, heads: int) -> eager.Backward: ...
+    def Backward(self, weights: Weights, heads: int, needs_parameters: bool) -> eager.Backward: ...
 
 
 def blocks_of(backend: str) -> _Backend:
@@ -166,15 +166,17 @@ def compute_gradients(
 
     Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
     :func:`~.op.gated_attention_begin` for the backward pass or empty. With ``add_x``, ``x`` is also the residual.
-    Of ``needs`` only the bias's is read. The bias's gradient is in the dtype of accumulation.
+    Parameters have no gradients if ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
     """
     given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
+    needs_parameters = any(needs[2:])
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(given, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
-    step = blocks.Backward(weights, heads)
+    step = blocks.Backward(weights, heads, needs_parameters)
     # Triton's first block makes the totals.
-    sums: list[Any] = [None, None if backend == "triton" else zeros_like(weights, exact)]
+    own_totals = backend == "triton" or not needs_parameters
+    sums: list[Any] = [None, None if own_totals else zeros_like(weights, exact)]
     if bias is not None and needs[1]:
         sums[0] = torch.zeros(bias.shape, dtype=exact, device=bias.device)
     grad_x = torch.empty_like(x)
@@ -189,11 +191,13 @@ def compute_gradients(
     scratch = Scratch().of(x, blocks.backward_dtype(x))
     sum_blocks(block, blocks_and_begun, scratch, sums, lanes=_most_lanes(x, backend))
     grad_bias, totals = sums
+    gradients = [grad_x, *([] if grad_bias is None else [grad_bias])]
+    if not needs_parameters:
+        return gradients
     if totals is None:  # without rows, Triton has no totals
         totals = zeros_like(weights, exact)
     found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
-    of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
-    return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
+    return gradients + [g.to(p.dtype) for g, p in found if g is not None and p is not None]
 
 
 def fake_gradients(call: Arguments) -> list[Tensor]:
@@ -202,6 +206,8 @@ def fake_gradients(call: Arguments) -> list[Tensor]:
     found = [torch.empty_like(x)]
     if bias is not None and call["needs"][1]:
         found.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
+    if not any(call["needs"][2:]):
+        return found
     merged = (3 + (p.gate_weight is not None)) * len(p.query_weight), x.shape[-1]
     firsts = [first for first in _flat(_first_of_each(p)) if first is not None]
     return found + [first.new_empty(merged if first is p.query_weight else first.shape) for first in firsts]
@@ -214,10 +220,18 @@ def arrange_gradients(found: list[Tensor], call: Arguments) -> list[Tensor | Non
     return [grad_x, grad_bias, *gradients_of_parameters(rest, call["parameters"])]
 
 
-def gradients_of_parameters(found: Iterable[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Arrange the operator's results after those of ``x`` and bias as gradients of the parameters; views."""
-    p, rest = GatedAttentionParams.of(parameters), iter(found)
-    norm, merged = (next(rest), next(rest)), next(rest)
+def gradients_of_parameters(
+    results: Iterable[Tensor], parameters: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Arrange the operator's ``results`` after those of ``x`` and bias as gradients of the parameters; views.
+
+    They are None if there are no such results.
+    """
+    p, rest = GatedAttentionParams.of(parameters), iter(results)
+    norm_weight = next(rest, None)
+    if norm_weight is None:
+        return [None] * len(parameters)
+    norm, merged = (norm_weight, next(rest)), next(rest)
     gate_bias = None if p.gate_bias is None else next(rest)
     return gradients_of(Weights(norm, merged, gate_bias, next(rest), next(rest))).present()
 

@@ -91,8 +91,8 @@ def empty_normalised(x: Tensor) -> list[Tensor]:
 class Backward(eager.Backward):
     """Gradients of blocks of rows, the parameters' in float32; arguments as of the PyTorch path."""
 
-    def __init__(self, weights: Weights, heads: int) -> None:
-        self._weights, self._heads = weights, heads
+    def __init__(self, weights: Weights, heads: int, needs_parameters: bool) -> None:
+        self._weights, self._heads, self._needs_parameters = weights, heads, needs_parameters
 
     def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]:
         """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
@@ -113,8 +113,8 @@ class Backward(eager.Backward):
         totals: Weights | None,
         scratch: Scratch,
         begun: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, Weights]:
-        """Compute gradients of a block of rows; without totals, those of the block become the totals."""
+    ) -> tuple[Tensor, Weights | None]:
+        """Compute gradients of a block of rows; without totals, needed ones of the block become the totals."""
         weights = self._weights
         x, bias, hidden, _, dropout = rows
         normed, projected = begun or self.begin(x, scratch)
@@ -141,8 +141,15 @@ class Backward(eager.Backward):
         grad_projected = grad_projected.flatten(0, 2)
         grad_normed = _product(grad_projected, weights.merged)
         grad_x, *grad_norm = torch.ops.fastfold.layer_norm_backward(
-            grad_normed.view(x.shape), x, weights.norm[0], EPS, [True, True, True], "triton"
+            grad_normed.view(x.shape),
+            x,
+            weights.norm[0],
+            EPS,
+            [True, *(self._needs_parameters,) * 2],
+            "triton",
         )
+        if not self._needs_parameters:
+            return grad_x, None
         merged = _product(grad_projected.t(), normed.flatten(0, 1))
         if normed.shape[-1] > x.shape[-1]:
             merged = merged.view(len(merged), 2, -1).sum(1)

@@ -38,7 +38,13 @@ from fastfold.kernels.cpu.linear import (
     product_dtype,
     requested_products,
 )
-from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
+from fastfold.kernels.ops.triangle_multiplication.params import (
+    EPS,
+    FACTOR_LAYERS,
+    UPDATE_LAYERS,
+    FactorParams,
+    UpdateParams,
+)
 
 _glu: Any = torch._C._nn.glu  #: Binding that starts faster than that of ``torch.ops``
 
@@ -242,7 +248,7 @@ class Backward(Forward):
     """Gradients for one batch element, in blocks of positions; it sums the gradients of the parameters.
 
     Gradients of factors and product are padded with zeros as they are, and have a dtype that holds any sum.
-    ``channels`` are the hidden ones.
+    ``channels`` are the hidden ones. Gradients of a half's layers are zeros if none of them is ``needed``.
     """
 
     def __init__(
@@ -255,6 +261,8 @@ class Backward(Forward):
     ) -> None:
         super().__init__(factors, update, Scratch().of(z, gradient_dtype(z)), summands)
         self.dtype, exact = gradient_dtype(z), accumulation_dtype(z)
+        self._needs_factor_layers = not set(needed).isdisjoint(FACTOR_LAYERS)
+        self._needs_update_layers = not set(needed).isdisjoint(UPDATE_LAYERS)
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
@@ -289,11 +297,12 @@ class Backward(Forward):
             b_grad_output = scratch("grad_output", *b_output.shape)
             torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
             b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
-            add_product(totals.out, b_grad_out.t(), b_normed, scratch, z)
-            add_product(totals.gate, b_grad_gate.t(), b_x, scratch, z)
-            biases = (totals.out_bias, totals.gate_bias)
-            for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
-                total += part
+            if self._needs_update_layers:
+                add_product(totals.out, b_grad_out.t(), b_normed, scratch, z)
+                add_product(totals.gate, b_grad_gate.t(), b_x, scratch, z)
+                biases = (totals.out_bias, totals.gate_bias)
+                for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
+                    total += part
             matrix_product(b_grad_gate, weights.gate, b_grad_x)
             b_grad_normed = matrix_product(b_grad_out, weights.out, scratch("grad_normed", *b_product.shape))
             b_grad_product = normalise_backward(
@@ -325,8 +334,9 @@ class Backward(Forward):
                 for b_keep in b_mask:
                     b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))
                 torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
-            add_product(totals.projections, b_grad_both, b_x, scratch, z)
-            totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
+            if self._needs_factor_layers:
+                add_product(totals.projections, b_grad_both, b_x, scratch, z)
+                totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
             b_grad_x.addmm_(b_grad_both.t(), weights.projections)
             b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)

@@ -17,7 +17,7 @@ from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import Backward, define_operator
-from fastfold.kernels.common.parameters import cast_grads
+from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
@@ -60,7 +60,10 @@ def _factors_backward(
     """
     add, grad_normed = [*others, None, None][:2]
     group = FactorParams(*parameters)
-    grads = passes.factors_backward(grad, z, mask, group, grad_normed=grad_normed, add=add, backend=backend)
+    needed = needed_names(("z", *group._fields), needs)
+    grads = passes.factors_backward(
+        *(grad, z, mask, group), grad_normed=grad_normed, add=add, needed=needed, backend=backend
+    )
     return cast_grads(grads, (z, *parameters), needs)
 
 
@@ -164,8 +167,10 @@ def _update_backward(
     then includes nothing of the norm or of ``add_z``.
     """
     group = UpdateParams(*parameters)
-    how: dict[str, Any] = {"dropout": dropout, "normed": normed, "backend": backend}
-    grads = passes.update_backward(grad, product, z, group, **how)
+    needed = needed_names(("product", "z", *group._fields), needs)
+    grads = passes.update_backward(
+        *(grad, product, z, group), dropout=dropout, normed=normed, needed=needed, backend=backend
+    )
     if add_z and not normed:
         grads[1] += grad
     return cast_grads(grads, (product, z, *parameters), needs)

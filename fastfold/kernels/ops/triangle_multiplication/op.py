@@ -16,12 +16,12 @@ from fastfold.kernels.common.backend import VARIABLE, choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import Backward, define_operator
-from fastfold.kernels.common.parameters import like_first
+from fastfold.kernels.common.parameters import like_first, needed_names
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
 from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT, ContractionPlan
-from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
+from fastfold.kernels.ops.triangle_multiplication.params import FACTOR_LAYERS, UPDATE_LAYERS, TriangleParams
 
 
 def triangle_multiplication_definition(
@@ -87,10 +87,17 @@ def _cost(call: Arguments) -> OperatorCost:
 
 
 def _backward_cost(call: Arguments) -> OperatorCost:
+    group = TriangleParams(*call["parameters"])
+    needed = needed_names(("z", *group._fields), call["needs"])
     up_to_product, rest = _flops(call)
-    n, c = call["z"].shape[-2], TriangleParams(*call["parameters"]).channels
+    n, c = call["z"].shape[-2], group.channels
+    flops = 3 * up_to_product + 2 * rest
+    if needed.isdisjoint(FACTOR_LAYERS):
+        flops -= 8.0 * math.prod(call["z"].shape) * c
+    if needed.isdisjoint(UPDATE_LAYERS):
+        flops -= rest
     workspace = (4.0 if c * n * n < SMALL_PRODUCT else 3.125) * size_in_bytes(call["z"])
-    return OperatorCost(3 * up_to_product + 2 * rest, 2 * workspace, workspace, 8)
+    return OperatorCost(flops, 2 * workspace, workspace, 8)
 
 
 _triangle_multiplication = define_operator(

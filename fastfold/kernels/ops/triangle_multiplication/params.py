@@ -8,6 +8,11 @@ from torch import Tensor
 
 EPS = 1e-5  #: Added to the variance in both normalisations
 
+FACTOR_LAYERS = ("proj_weight", "proj_bias", "gate_weight", "gate_bias")
+"""Parameters of the first half without its norm, in the order of :class:`FactorParams`."""
+UPDATE_LAYERS = ("out_weight", "out_bias", "out_gate_weight", "out_gate_bias")
+"""Parameters of the second half without its norms, in the order of :class:`UpdateParams`."""
+
 
 class FactorParams(NamedTuple):
     """Parameters of :func:`fastfold.kernels.triangle_factors`.

@@ -172,13 +172,15 @@ def factors_backward(
     *,
     grad_normed: Tensor | None,
     add: Tensor | None,
+    needed: Collection[str],
     backend: str,
 ) -> list[Tensor | None]:
     """Return gradients of ``z`` and of the parameters, from those of the factors ``[*, 2 c, R, N]``.
 
     ``grad_normed`` is the gradient of the normalised ``z`` from other operators, and ``add`` that of ``z`` itself.
+    Gradients of parameters that are not ``needed`` may be None or zeros.
     """
-    steps = _backend(backend).Backward(parameters, None, z, parameters._fields)
+    steps = _backend(backend).Backward(parameters, None, z, needed)
     grad, grad_z = grad.to(steps.dtype).contiguous(), torch.empty_like(z, dtype=steps.dtype)
     _ = grad_z.zero_() if grad_normed is None else grad_z.copy_(grad_normed)
     for i in batch_elements(z):
@@ -214,11 +216,15 @@ def update_backward(
     *,
     dropout: Tensor | None,
     normed: bool,
+    needed: Collection[str],
     backend: str,
 ) -> list[Tensor | None]:
-    """Return gradients of product, ``z`` and the parameters; with ``normed`` of the normalised ``z`` instead."""
+    """Return gradients of product, ``z`` and the parameters; with ``normed`` of the normalised ``z`` instead.
+
+    Gradients of parameters that are not ``needed`` may be None or zeros.
+    """
     dropout = _expand_like(dropout, z)
-    steps = _backend(backend).Backward(None, parameters, z, parameters._fields)
+    steps = _backend(backend).Backward(None, parameters, z, needed)
     rows, n = z.shape[-3:-1]
     padded = product.new_zeros(*product.shape[:-2], steps.width(rows), steps.width(n), dtype=steps.dtype)
     grad_product = padded[..., :rows, :n].copy_(product)

@@ -19,7 +19,13 @@ from fastfold.kernels.common.scratch import Scratch, share_of
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
 from fastfold.kernels.ops.triangle_multiplication import triton_tiles
 from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT
-from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
+from fastfold.kernels.ops.triangle_multiplication.params import (
+    EPS,
+    FACTOR_LAYERS,
+    UPDATE_LAYERS,
+    FactorParams,
+    UpdateParams,
+)
 from fastfold.kernels.ops.triangle_multiplication.triton_factors import (
     project,
     projection_backward,
@@ -30,9 +36,6 @@ from fastfold.kernels.ops.triangle_multiplication.triton_update import (
     output_weights_backward,
     write_update,
 )
-
-FACTOR_WEIGHTS = ("proj_weight", "proj_bias", "gate_weight", "gate_bias")
-UPDATE_WEIGHTS = ("out_weight", "out_bias", "out_gate_weight", "out_gate_bias")
 
 
 def channel_group(c: int, positions: int) -> int:
@@ -119,9 +122,9 @@ class Backward(Forward):
         """Compute gradients of product and normalised pair."""
         assert self._update is not None
         totals, weights = self._update_totals, self._update
-        if not self._needed.isdisjoint(UPDATE_WEIGHTS):  # before the gradient of the product takes its place
+        if not self._needed.isdisjoint(UPDATE_LAYERS):  # before the gradient of the product takes its place
             found = output_weights_backward(product, z, grad, dropout, weights, self.share)
-            totals.add(**dict(zip(UPDATE_WEIGHTS, found, strict=True)))
+            totals.add(**dict(zip(UPDATE_LAYERS, found, strict=True)))
         weight, bias = output_backward(product, z, grad, grad_z, dropout, weights, self.share)
         totals.add(norm_out_weight=weight, norm_out_bias=bias)
 
@@ -131,9 +134,9 @@ class Backward(Forward):
         """Compute the gradient of the pair."""
         assert self._factors is not None
         totals, weights = self._factor_totals, self._factors
-        if not self._needed.isdisjoint(FACTOR_WEIGHTS):
+        if not self._needed.isdisjoint(FACTOR_LAYERS):
             found = projection_weights_backward(grad_factors, z, mask, weights)
-            totals.add(**dict(zip(FACTOR_WEIGHTS, found, strict=True)))
+            totals.add(**dict(zip(FACTOR_LAYERS, found, strict=True)))
         weight, bias = projection_backward(grad_factors, z, mask, add, grad_z, weights)
         totals.add(norm_weight=weight, norm_bias=bias)
 
