@@ -57,6 +57,13 @@ def multiplies_bfloat16() -> bool:
     )
 
 
+@functools.cache
+def prefers_batched_products() -> bool:
+    """Return True if batched products of bfloat16 are faster than PyTorch's flash kernel of attention."""
+    # That kernel has tiles for AMX only (benchmarks/results/choices.md).
+    return multiplies_bfloat16() and not torch.cpu._is_amx_tile_supported()
+
+
 def has_units(products: Literal["bf16", "int8"]) -> bool:
     """Return True if the processor has units for products in a precision; those for bfloat16 also serve ``int8``."""
     return multiplies_bfloat16() or (products == "int8" and getattr(torch.cpu, INT8_UNIT[0])())

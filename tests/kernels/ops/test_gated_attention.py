@@ -16,6 +16,8 @@ from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.kernels import attention_bias, reference
 from fastfold.kernels.common import shared_masks as sharing
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.cpu import products
+from fastfold.kernels.ops.attention import eager as attention_blocks
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -89,6 +91,26 @@ def test_output_and_gradients_for_every_dtype(
 )
 def test_bias_mask_and_gate_are_optional(backend: str, leave_out: tuple[str, ...]) -> None:
     check(backend, operands(2, 9, leave_out=leave_out))
+
+
+@pytest.mark.parametrize("by_products", [True, False], ids=["products", "flash"])
+@pytest.mark.parametrize("leave_out", [(), ("bias",), ("mask",), ("bias", "mask")], ids="-".join)
+def test_bfloat16_on_any_processor(
+    leave_out: tuple[str, ...], by_products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batched products and PyTorch's flash kernel, in blocks of rows and of queries."""
+    monkeypatch.setattr(eager, "prefers_batched_products", lambda: by_products)
+    monkeypatch.setattr(attention_blocks, "BLOCK_ELEMENTS", 600)
+    check("torch", operands(3, 17, leave_out=leave_out), torch.bfloat16)
+
+
+def test_batched_products_are_for_processors_with_bfloat16_units_but_not_amx(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for units, amx, expected in [(False, False, False), (True, False, True), (True, True, False)]:
+        monkeypatch.setattr(products, "multiplies_bfloat16", lambda units=units: units)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        assert products.prefers_batched_products.__wrapped__() == expected
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

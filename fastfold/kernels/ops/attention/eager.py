@@ -56,14 +56,16 @@ def attend(
     """Fill ``out [R, Nq, H, D]`` of one batch element; ``add [H, D]`` is added after the gate.
 
     ``scratch`` has the dtype of ``out``. With ``by_head``, queries, keys, values and gate are those of
-    :func:`split_by_head`, and the gate may be overwritten.
+    :func:`split_by_head`, and the gate may be overwritten. In bfloat16, attention is then made of batched products.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
+    by_products = by_head and q.dtype == torch.bfloat16
     in_place = by_head or q.dtype == torch.bfloat16
     # A block of rows is still in the cache when the gate reads it. Bias and mask together make one tensor of the
     # size of the scores, so with both a block also splits the queries.
-    per_row = q.shape[1:].numel() if bias is None or masked is None else heads * queries * k.shape[1]
+    has_scores = by_products or (bias is not None and masked is not None)
+    per_row = heads * queries * k.shape[1] if has_scores else q.shape[1:].numel()
     per_row = max(1, per_row)  # there may be no rows, and no queries
     step = max(1, BLOCK_ELEMENTS // 4 // per_row)
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
@@ -87,7 +89,10 @@ def attend(
                 b_scores = scratch("bias", *shape)
                 b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
                 b_bias.masked_fill_(b_masked, -math.inf)
-            b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
+            if by_products:
+                b_out = _multiply(b_q, b_k, b_v, b_bias, scale, scratch)
+            else:
+                b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
             if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
                 b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
             b_out, b_place = b_out.transpose(1, 2), out if is_whole else out[row, query]
@@ -101,6 +106,25 @@ def attend(
                 torch.mul(b_out, opened, out=b_place)
             else:
                 torch.addcmul(add, b_out, opened, out=b_place)
+
+
+def _multiply(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, scratch: Scratch) -> Tensor:
+    """Return attended values ``[R, H, Nq, D]`` by two batched products; the ``bias`` broadcasts against the scores.
+
+    The scores are rounded to the dtype of ``q``, as in AlphaFold's program.
+    """
+    rows, heads, queries, channels = q.shape
+    shape = rows * heads, queries, k.shape[2]
+    scores = scratch("scores", *shape)
+    if bias is not None:
+        scores.view(rows, heads, queries, -1).copy_(bias)
+    # In one operator, so that sums with the bias are rounded once.
+    torch.baddbmm(
+        *(scores, q.flatten(0, 1), k.flatten(0, 1).mT), beta=0 if bias is None else 1, alpha=scale, out=scores
+    )
+    torch.softmax(scores, -1, out=scores)
+    out = scratch("attended by head", rows * heads, queries, channels)
+    return torch.bmm(scores, v.flatten(0, 1), out=out).unflatten(0, (rows, heads))
 
 
 def split_by_head(projected: Tensor, scratch: Scratch) -> tuple[Tensor, ...]:

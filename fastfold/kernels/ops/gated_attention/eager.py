@@ -30,6 +30,7 @@ from fastfold.kernels.cpu.linear import (
     reduced,
     sample,
 )
+from fastfold.kernels.cpu.products import prefers_batched_products
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, split_by_head
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of this module's interface
 
@@ -202,7 +203,7 @@ class Forward:
         """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``begun`` is the result of :meth:`begin`."""
         x, bias, masked, residual, dropout = rows
         projected = self.begin(x, scratch) if begun is None else begun.to(scratch.dtype)
-        by_head = scratch.dtype != torch.bfloat16
+        by_head = scratch.dtype != torch.bfloat16 or (x.device.type == "cpu" and prefers_batched_products())
         q, k, v, *gate = split_by_head(projected, scratch) if by_head else projected.unbind(2)
         # Projections that were split are free to hold the result.
         is_free = by_head and begun is None
