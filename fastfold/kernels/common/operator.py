@@ -16,7 +16,7 @@ from fastfold.kernels.common.parameters import empty_grads, grads_or_none
 
 
 @dataclass(frozen=True)
-class Backward:
+class BackwardPass:
     """Backward pass of an operator, which is registered as an operator too."""
 
     #: Takes the gradient of the result, inputs of the forward pass by their names, the result as ``out``, and
@@ -38,7 +38,7 @@ class Backward:
 def define_operator(
     name: str,
     forward: Callable[..., Any],
-    backward: Backward | None = None,
+    backward: BackwardPass | None = None,
     *,
     fake: Callable[..., Any],
     cost: CostOf = no_products,
@@ -90,7 +90,7 @@ class _Gradient:
     """Gradients of an operator for PyTorch's autograd."""
 
     operator: Operator
-    backward: Backward
+    backward: BackwardPass
     inputs: Sequence[str]
     kept: Sequence[str]
 

@@ -270,7 +270,7 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(blocks: Any) -> N
     bias, mask = blocks.prepare(small["bias"], small["mask"], torch.float32)
     out = residual.float().to(DEVICE)
     rows = eager.RowBlock(small["x"], bias, mask, out, dropout.float().to(DEVICE))
-    blocks.Forward(weights, 2)(out, rows, Scratch(DEVICE))
+    blocks.forward_step(weights, 2)(out, rows, Scratch(DEVICE))
     assert relative_error(out, residual + dropout * update) < 2e-6
     ones = eager.arrange(
         eager.GatedAttentionParams(*(torch.ones_like(small[n]) for n in NAMES)), torch.float32
@@ -278,7 +278,7 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(blocks: Any) -> N
     zeros = eager.zeros_like(weights, torch.float32)
     for totals, had in ((None if blocks is triton_launch else zeros, 0.0), (ones, 1.0)):
         grad_bias = torch.full_like(small["bias"], had)
-        found, totals = blocks.Backward(weights, 2, True)(
+        found, totals = blocks.gradient_step(weights, 2, True)(
             grad.float().to(DEVICE), rows, grad_bias, totals, Scratch(DEVICE)
         )
         assert relative_error(found, expected["x"]) < 2e-6
@@ -323,9 +323,11 @@ def test_all_rows_at_once_make_one_block(backend: str, monkeypatch: pytest.Monke
     """The result is that of several blocks; PyTorch's blocks stay as they are."""
     monkeypatch.setattr({"torch": eager, "triton": triton_launch}[backend], "row_step", lambda x: 2)
     inputs = {name: x.detach() for name, x in on_device(operands(5, 7)).items()}
-    launches, forward = [], triton_launch.Forward.begin
+    launches, forward = [], triton_launch.TritonAttentionForward.begin
     monkeypatch.setattr(
-        triton_launch.Forward, "begin", lambda *given: launches.append(len(given[1])) or forward(*given)
+        triton_launch.TritonAttentionForward,
+        "begin",
+        lambda *given: launches.append(len(given[1])) or forward(*given),
     )
     found = []
     for at_once in (False, True):

@@ -236,7 +236,7 @@ def test_a_mask_of_ones_is_left_out() -> None:
 def test_gradients_are_added_up_over_elements_and_a_mask_hides_them() -> None:
     """PyTorch's second half twice is twice the gradient of its parameters; without channels to hide it is as before."""
     p = _update_params()
-    steps = eager.Backward(None, p, Z, p._fields)
+    steps = eager.TriangleGradients(None, p, Z, p._fields)
     once = []
     for _ in range(2):
         grad_z, product = torch.empty_like(Z), PRODUCT.clone()

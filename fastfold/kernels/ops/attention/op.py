@@ -14,7 +14,7 @@ from fastfold.errors import InputError
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MASKED_LOGIT, MAX_HEAD_CHANNELS, batched, innermost
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 from fastfold.kernels.cpu.linear import gradient_dtype
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
@@ -165,7 +165,7 @@ def _saved_result(result: tuple[Tensor, Tensor], call: Arguments) -> tuple[Tenso
 _attention = define_operator(
     "attention",
     _forward,
-    Backward(
+    BackwardPass(
         _compute_gradients,
         ("qkv", "bias", "gate"),
         fake=_backward_fake,

@@ -180,7 +180,7 @@ class RowBlock(NamedTuple):
     dropout: Tensor | None = None  #: ``[r, N, c]`` or None
 
 
-class Forward:
+class AttentionForward:
     """Forward pass of blocks of rows, with the weights of :func:`arrange`."""
 
     def __init__(self, weights: Weights, heads: int) -> None:
@@ -222,12 +222,12 @@ class Forward:
 
 
 def empty_normalised(x: Tensor) -> list[Tensor]:
-    """Return uninitialised results of :meth:`Backward.begin` before the projections."""
+    """Return uninitialised results of :meth:`AttentionGradients.begin` before the projections."""
     statistics = [x.new_empty(*x.shape[:-1], 1, dtype=accumulation_dtype(x)) for _ in range(2)]
     return [x.new_empty(x.shape, dtype=backward_dtype(x)), *statistics]
 
 
-class Backward:
+class AttentionGradients:
     """Gradients of blocks of rows, in the dtype of the weights of :func:`arrange`."""
 
     def __init__(self, weights: Weights, heads: int, needs_parameters: bool) -> None:
@@ -300,3 +300,7 @@ class Backward:
         )
         grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *grad_norm)
         return grad_x, totals
+
+
+forward_step, gradient_step = AttentionForward, AttentionGradients
+"""Names of the classes by which :mod:`~.passes` finds them in the module of a backend."""

@@ -21,7 +21,7 @@ from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import VARIABLE, choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_HEAD_CHANNELS, part
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.cpu.linear import product_dtype
@@ -123,7 +123,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _gated_attention = define_operator(
     "gated_attention",
     _forward,
-    Backward(
+    BackwardPass(
         passes.compute_gradients,
         ("x", "bias", "parameters"),
         fake=passes.fake_gradients,
@@ -252,11 +252,11 @@ def _compute_beginning(
     for _, rows in row_blocks(x, blocks.row_step):
         if backward:
             dtype = blocks.backward_dtype(x)
-            step = blocks.Backward(arrange(given, dtype), heads, needs_parameters=False)
+            step = blocks.gradient_step(arrange(given, dtype), heads, needs_parameters=False)
             return step.begin(part(x, rows), Scratch().of(x, dtype))
         weights = centred_on(x, arrange(given, x.dtype))
         scratch = Scratch().of(x, product_dtype(x))
-        projected = blocks.Forward(weights, heads).begin(part(x, rows), scratch)
+        projected = blocks.forward_step(weights, heads).begin(part(x, rows), scratch)
         return [projected.to(x.dtype)]
     return []  # there are no rows
 

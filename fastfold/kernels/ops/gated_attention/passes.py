@@ -51,10 +51,12 @@ class _Backend(Protocol):
         self, bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor | None, Tensor | None]: ...
     def row_step(self, x: Tensor) -> int: ...
-    def Forward(self, weights: Weights, heads: int) -> eager.Forward: ...
+    def forward_step(self, weights: Weights, heads: int) -> eager.AttentionForward: ...
     def backward_dtype(self, x: Tensor) -> torch.dtype: ...
     def empty_normalised(self, x: Tensor) -> list[Tensor]: ...
-    def Backward(self, weights: Weights, heads: int, needs_parameters: bool) -> eager.Backward: ...
+    def gradient_step(
+        self, weights: Weights, heads: int, needs_parameters: bool
+    ) -> eager.AttentionGradients: ...
 
 
 def blocks_of(backend: str) -> _Backend:
@@ -111,7 +113,7 @@ def forward(
     weights = arrange(parameters, x.dtype, x.shape[:-1].numel())
     if is_reduced:
         weights = centred_on(x, weights)
-    step = blocks.Forward(weights, heads)
+    step = blocks.forward_step(weights, heads)
     indices = row_blocks(x, len if at_once and backend == "triton" else blocks.row_step)
     first = next(indices, None)
     if first is None:
@@ -173,7 +175,7 @@ def compute_gradients(
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(given, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
-    step = blocks.Backward(weights, heads, needs_parameters)
+    step = blocks.gradient_step(weights, heads, needs_parameters)
     # Triton's first block makes the totals.
     own_totals = backend == "triton" or not needs_parameters
     sums: list[Any] = [None, None if own_totals else zeros_like(weights, exact)]

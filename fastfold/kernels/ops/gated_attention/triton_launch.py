@@ -39,7 +39,7 @@ def row_step(x: Tensor) -> int:
     return -(-rows // max(1, blocks)) or 1
 
 
-class Forward(eager.Forward):
+class TritonAttentionForward(eager.AttentionForward):
     """Forward pass of blocks of rows."""
 
     # After the last product, bias, dropout and residual are one pass: the update is read and the result written once.
@@ -83,12 +83,12 @@ def _attend(
 
 
 def empty_normalised(x: Tensor) -> list[Tensor]:
-    """Return uninitialised results of :meth:`Backward.begin` before the projections."""
+    """Return uninitialised results of :meth:`TritonAttentionGradients.begin` before the projections."""
     width = x.shape[-1] * (1 if x.dtype == torch.float32 else 2)
     return [x.new_empty(*x.shape[:-1], width, dtype=backward_dtype(x))]
 
 
-class Backward(eager.Backward):
+class TritonAttentionGradients(eager.AttentionGradients):
     """Gradients of blocks of rows, the parameters' in float32; arguments as of the PyTorch path."""
 
     def __init__(self, weights: Weights, heads: int, needs_parameters: bool) -> None:
@@ -187,3 +187,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == torch.float32 or a.is_cpu:
         return a.float() @ b.float()
     return torch.mm(a, b, out_dtype=torch.float32)
+
+
+forward_step, gradient_step = TritonAttentionForward, TritonAttentionGradients
+"""Names of the classes by which :mod:`~.passes` finds them in the module of a backend."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments
 from fastfold.kernels.common.layout import MAX_ROW_LENGTH
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -109,7 +109,7 @@ def _backward_fake(call: Arguments) -> list[Tensor]:
 _layer_norm = define_operator(
     "layer_norm",
     _forward,
-    Backward(_compute_gradients, ("x", "weight", "bias"), fake=_backward_fake),
+    BackwardPass(_compute_gradients, ("x", "weight", "bias"), fake=_backward_fake),
     fake=_fake,
 )
 

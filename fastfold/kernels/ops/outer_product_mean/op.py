@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.cpu.folding import (
@@ -216,7 +216,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _outer_product_mean = define_operator(
     "outer_product_mean",
     _forward,
-    Backward(_compute_gradients, ("sides", "parameters"), cost=_backward_cost, residual="residual"),
+    BackwardPass(_compute_gradients, ("sides", "parameters"), cost=_backward_cost, residual="residual"),
     fake=_fake,
     cost=_cost,
 )

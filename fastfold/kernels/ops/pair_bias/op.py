@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops
 from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_HEADS
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, empty_grads
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -129,7 +129,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _pair_bias = define_operator(
     "pair_bias",
     _forward,
-    Backward(_backward, ("z", "parameters"), fake=_backward_fake, cost=_backward_cost),
+    BackwardPass(_backward, ("z", "parameters"), fake=_backward_fake, cost=_backward_cost),
     fake=_fake,
     cost=_cost,
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastfold.errors import InputError
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.layout import MAX_ROW_LENGTH
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
@@ -98,7 +98,7 @@ def _backward(
 _residual_update = define_operator(
     "residual_update",
     _forward,
-    Backward(_backward, ("x", "bias", "gate"), residual="residual"),
+    BackwardPass(_backward, ("x", "bias", "gate"), residual="residual"),
     fake=like_first,
 )
 

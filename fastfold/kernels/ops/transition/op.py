@@ -12,7 +12,7 @@ from torch.nn.functional import linear, relu
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MAX_CHANNELS
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first, needed_names
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
@@ -89,7 +89,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _transition = define_operator(
     "transition",
     _operator,
-    Backward(_backward, ("x", "parameters"), cost=_backward_cost, residual="residual"),
+    BackwardPass(_backward, ("x", "parameters"), cost=_backward_cost, residual="residual"),
     fake=like_first,
     cost=_cost,
 )

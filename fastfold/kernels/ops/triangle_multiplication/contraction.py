@@ -20,7 +20,7 @@ from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 
 class TriangleBackend(Protocol):
-    """Operations before and after the contraction; :class:`~.eager.Forward` describes them."""
+    """Operations before and after the contraction; :class:`~.eager.TriangleForward` describes them."""
 
     dtype: torch.dtype
     share: float
@@ -64,8 +64,8 @@ def contraction_bytes(
     """Return the device memory of :func:`multiply`, in bytes, without its arguments and its backend's memory.
 
     The target has ``n`` residues and ``c`` hidden channels; ``channels`` of them exist at a time. A ``streamed``
-    product is on the host, but for the share ``kept`` of its rows. ``width`` is :meth:`~.eager.Forward.width`, by
-    default ``n``.
+    product is on the host, but for the share ``kept`` of its rows. ``width`` is that of
+    :meth:`~.eager.TriangleForward.width`, by default ``n``.
     """
     w = width or n
     factors = 2 * channels * w * w

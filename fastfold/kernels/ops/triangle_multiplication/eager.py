@@ -156,7 +156,7 @@ def channel_group(c: int, positions: int) -> int:
     return c if 2 * c * positions <= BLOCK_ELEMENTS else max(1, c // 4)
 
 
-class Forward:
+class TriangleForward:
     """Operations before and after the contraction for one batch element, in blocks of positions.
 
     ``dtype`` is that of factors and product, and ``share`` the factor of the product that :meth:`write` expects.
@@ -244,7 +244,7 @@ class Forward:
         for_blocks(block, _blocks(size, z, out, *residuals), self._scratch.of(z, self.dtype))
 
 
-class Backward(Forward):
+class TriangleGradients(TriangleForward):
     """Gradients for one batch element, in blocks of positions; it sums the gradients of the parameters.
 
     Gradients of factors and product are padded with zeros as they are, and have a dtype that holds any sum.
@@ -362,3 +362,7 @@ class Backward(Forward):
     def update_grads(self) -> tuple[Tensor, ...]:
         """Return gradients of the parameters of the second part."""
         return update_gradients(self._update_totals)
+
+
+forward_steps, gradient_steps = TriangleForward, TriangleGradients
+"""Names of the classes by which :mod:`~.passes` finds them in the module of a backend."""

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
@@ -79,7 +79,9 @@ def _factors_backward_cost(call: Arguments) -> OperatorCost:
 _triangle_factors = define_operator(
     "triangle_factors",
     _factors,
-    Backward(_factors_backward, ("z", "parameters"), cost=_factors_backward_cost, constants={"others": []}),
+    BackwardPass(
+        _factors_backward, ("z", "parameters"), cost=_factors_backward_cost, constants={"others": []}
+    ),
     fake=_fake_factors,
     cost=_factors_cost,
 )
@@ -190,7 +192,7 @@ def _update_backward_cost(call: Arguments) -> OperatorCost:
 _triangle_update = define_operator(
     "triangle_update",
     _update,
-    Backward(
+    BackwardPass(
         _update_backward,
         ("product", "z", "parameters"),
         cost=_update_backward_cost,

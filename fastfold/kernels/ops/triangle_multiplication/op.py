@@ -15,7 +15,7 @@ from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import VARIABLE, choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
-from fastfold.kernels.common.operator import Backward, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import like_first, needed_names
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
@@ -103,7 +103,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 _triangle_multiplication = define_operator(
     "triangle_multiplication",
     _forward,
-    Backward(passes.backward, ("z", "parameters"), cost=_backward_cost, residual="residual"),
+    BackwardPass(passes.backward, ("z", "parameters"), cost=_backward_cost, residual="residual"),
     fake=like_first,
     cost=_cost,
 )

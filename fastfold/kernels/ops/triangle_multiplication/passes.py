@@ -29,24 +29,24 @@ from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, Tr
 if TYPE_CHECKING:
     from fastfold.kernels.ops.triangle_multiplication import triton_launch
 
-    TriangleGradients = eager.Backward | triton_launch.Backward
+    GradientSteps = eager.TriangleGradients | triton_launch.TritonTriangleGradients
 
 
 class _TriangleBackend(Protocol):
     """Module with the operations before and after the contraction."""
 
     def channel_group(self, c: int, positions: int) -> int: ...
-    def Forward(
+    def forward_steps(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
-    ) -> eager.Forward | triton_launch.Forward: ...
-    def Backward(
+    ) -> eager.TriangleForward | triton_launch.TritonTriangleForward: ...
+    def gradient_steps(
         self,
         factors: FactorParams | None,
         update: UpdateParams | None,
         z: Tensor,
         needed: Collection[str],
         summands: int = 1,
-    ) -> TriangleGradients: ...
+    ) -> GradientSteps: ...
 
 
 def _backend(backend: str) -> _TriangleBackend:
@@ -78,7 +78,7 @@ def forward(
     """Fill ``out``, which may be ``z`` or ``residual``; arguments as of ``triangle_multiplication``."""
     operations, plan, scratch = _backend(backend), plan or ContractionPlan(), (scratch or Scratch()).of(z)
     c = parameters.channels
-    steps = operations.Forward(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
+    steps = operations.forward_steps(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
     channels = min(c, plan.channels or operations.channel_group(c, z.shape[-2] ** 2))
     in_bfloat16 = steps.dtype == torch.bfloat16 and z.device.type == "cpu"
     if plan.host is None and in_bfloat16 and (z.dtype != torch.bfloat16 or plan.channels is None):
@@ -115,7 +115,7 @@ def backward(
     """
     group, dropout = TriangleParams(*parameters), _expand_like(dropout, z)
     needed = needed_names(("z", *group._fields), needs)
-    steps = _backend(backend).Backward(group.factors, group.update, z, needed, summands=z.shape[-2])
+    steps = _backend(backend).gradient_steps(group.factors, group.update, z, needed, summands=z.shape[-2])
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
         b_grad_z, b_grad, b_z, b_mask = (part(x, i) for x in (grad_z, grad, z, mask))
@@ -125,7 +125,7 @@ def backward(
 
 
 def _factors_and_gradients(
-    steps: TriangleGradients,
+    steps: GradientSteps,
     grad_z: Tensor,
     grad: Tensor,
     z: Tensor,
@@ -158,7 +158,7 @@ def _channels(group: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 @without_autocast
 def factors(out: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, backend: str) -> None:
     """Fill ``out [*, 2 c, R, N]`` with the factors of ``z [*, R, N, c_z]``."""
-    steps = _backend(backend).Forward(parameters, None, Scratch().of(z))
+    steps = _backend(backend).forward_steps(parameters, None, Scratch().of(z))
     for i in batch_elements(z):
         steps.project(out[i], z[i], mask[i], 0, out.shape[-3] // 2)
 
@@ -180,7 +180,7 @@ def factors_backward(
     ``grad_normed`` is the gradient of the normalised ``z`` from other operators, and ``add`` that of ``z`` itself.
     Gradients of parameters that are not ``needed`` may be None or zeros.
     """
-    steps = _backend(backend).Backward(parameters, None, z, needed)
+    steps = _backend(backend).gradient_steps(parameters, None, z, needed)
     grad, grad_z = grad.to(steps.dtype).contiguous(), torch.empty_like(z, dtype=steps.dtype)
     _ = grad_z.zero_() if grad_normed is None else grad_z.copy_(grad_normed)
     for i in batch_elements(z):
@@ -201,7 +201,7 @@ def update(
 ) -> Tensor:
     """Fill ``out [*, R, N, c_z]``, which may be ``z``, from ``product [*, c, R, N]`` and ``z``."""
     dropout, product = _expand_like(dropout, z), product.to(z.dtype).contiguous()
-    steps = _backend(backend).Forward(None, parameters, Scratch().of(z))
+    steps = _backend(backend).forward_steps(None, parameters, Scratch().of(z))
     for i in batch_elements(z):
         steps.write(out[i], product[i], z[i], z[i] if add_z else None, part(dropout, i))
     return out
@@ -224,7 +224,7 @@ def update_backward(
     Gradients of parameters that are not ``needed`` may be None or zeros.
     """
     dropout = _expand_like(dropout, z)
-    steps = _backend(backend).Backward(None, parameters, z, needed)
+    steps = _backend(backend).gradient_steps(None, parameters, z, needed)
     rows, n = z.shape[-3:-1]
     padded = product.new_zeros(*product.shape[:-2], steps.width(rows), steps.width(n), dtype=steps.dtype)
     grad_product = padded[..., :rows, :n].copy_(product)

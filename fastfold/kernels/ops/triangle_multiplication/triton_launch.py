@@ -43,10 +43,10 @@ def channel_group(c: int, positions: int) -> int:
     return max(1, triton.cdiv(c, 2 if c * positions < 2**27 else 4))
 
 
-class Forward:
+class TritonTriangleForward:
     """Kernels before and after the contraction, with contiguous weights in the dtypes that they read.
 
-    Otherwise it is :class:`fastfold.kernels.ops.triangle_multiplication.eager.Forward`.
+    Otherwise it is :class:`fastfold.kernels.ops.triangle_multiplication.eager.TriangleForward`.
     """
 
     split = False
@@ -81,14 +81,15 @@ class Forward:
             write_update(out, product, z, self._update, residual, dropout, self.share)
 
 
-class Backward(Forward):
+class TritonTriangleGradients(TritonTriangleForward):
     """Kernels of the gradients; a kernel runs only if its result is needed.
 
-    Otherwise it is :class:`fastfold.kernels.ops.triangle_multiplication.eager.Backward`. With fewer than 32 channels,
-    rows of the second normalisation have so little variance that factors and product are kept in float32. In bfloat16,
-    factors and gradients of the product are computed with a second product for the part that rounding removes from the
-    rows. Gradients of weights and of the first half don't need it, nor does float16. Errors with and without are in
-    ``benchmarks/results/choices.md``.
+    Otherwise it is :class:`fastfold.kernels.ops.triangle_multiplication.eager.TriangleGradients`.
+
+    With fewer than 32 channels, rows of the second normalisation have so little variance that factors and product are
+    kept in float32. In bfloat16, factors and gradients of the product are computed with a second product for the part
+    that rounding removes from the rows. Gradients of weights and of the first half don't need it, nor does float16.
+    Errors with and without are in ``benchmarks/results/choices.md``.
     """
 
     def __init__(
@@ -159,3 +160,7 @@ class Backward(Forward):
         """Return gradients of the second part's parameters."""
         assert self._update is not None
         return self._update_totals.of(self._update, self._needed)
+
+
+forward_steps, gradient_steps = TritonTriangleForward, TritonTriangleGradients
+"""Names of the classes by which :mod:`~.passes` finds them in the module of a backend."""
