@@ -111,14 +111,10 @@ def test_no_folder_is_a_warehouse(folder: Path) -> None:
     assert len(list(folder.glob("*.py"))) <= 15
 
 
-LAYERS = {"Linear"}
-"""Names of layers that the product of a CPU shares."""
-
-
 def test_a_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for module, tree in zip(MODULES, package_trees().values(), strict=True):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in LAYERS} == {}
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -81,16 +81,16 @@ def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: py
     network = random_model(config)
     features = {name: value[None] for name, value in dummy_features(config, 6, 3, 4).items()}
     reduced: list[bool] = []
-    create = linear.Linear.__init__
+    create = linear.PreparedLinear.__init__
 
     def counted(
-        self: linear.Linear, *arguments: Tensor, least: linear.Least = "int8x2", **options: Any
+        self: linear.PreparedLinear, *arguments: Tensor, least: linear.Least = "int8x2", **options: Any
     ) -> None:
         create(self, *arguments, least=least, **options)
         if least in ("int8", "int8x2"):
             reduced.append(self.products is not None)
 
-    monkeypatch.setattr(linear.Linear, "__init__", counted)
+    monkeypatch.setattr(linear.PreparedLinear, "__init__", counted)
     with torch.no_grad():
         plain = network(features, 0)
         assert reduced

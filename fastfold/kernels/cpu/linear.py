@@ -2,7 +2,8 @@
 
 Within :func:`reduced_products`, operators on a CPU multiply float32 data in bfloat16 or 8 bits, for which processors
 have faster units than for float32. In bfloat16, data keep this dtype from an operator's normalisation to its residual,
-and activations, gates and residuals are parts of products (:class:`Linear`). Sums and statistics are float32 or int32.
+and activations, gates and residuals are parts of products (:class:`PreparedLinear`). Sums and statistics are float32 or
+int32.
 
 After a normalisation, positions have much in common (``benchmarks/results/choices.md`` has shares). Rounding the common
 part costs twice: it widens the steps of 8 bits, and its rounding errors are equal everywhere, so they do not average
@@ -140,7 +141,7 @@ def by_onednn(x: Tensor) -> bool:
     return x.dtype == torch.float32 and not x.is_cuda and onednn_multiplies()
 
 
-class Linear:
+class PreparedLinear:
     """Product ``x Wᵀ + b`` for successive blocks of positions, prepared once per call of an operator.
 
     Args:

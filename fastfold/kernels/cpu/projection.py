@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.common.scratch import Scratch, normalise_to, position_blocks, without_autocast
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.linear import (
-    Linear,
+    PreparedLinear,
     centred,
     product_dtype,
     requested_products,
@@ -63,7 +63,7 @@ def _forward(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, 
     weight, bias = weight.to(x.dtype), bias.to(x.dtype)  # under autocast, parameters are in float32
     norm, moved = centred(x, (norm_weight.float(), norm_bias.float()), EPS, weight, bias)
     positions = x.shape[:-1].numel()
-    product = Linear(weight, moved, positions=positions)
+    product = PreparedLinear(weight, moved, positions=positions)
     out = x.new_empty(*x.shape[:-1], len(weight), dtype=product_dtype(x))
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.linear import Linear, Products, add_product, product_dtype, reduced_products
+from fastfold.kernels.cpu.linear import PreparedLinear, Products, add_product, product_dtype, reduced_products
 from fastfold.kernels.cpu.products import exact_products
 from tests.helpers import named_operators
 from tests.kernels.test_operators import case_of
@@ -49,9 +49,9 @@ def _no_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
 
 
-def _layer(kind: Kind, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Linear:
+def _layer(kind: Kind, weight: Tensor, bias: Tensor | None = None, **options: Any) -> PreparedLinear:
     with reduced_products("bf16" if kind == "bf16" else "int8"):
-        return Linear(weight, bias, least="int8" if kind == "int8" else "int8x2", **options)
+        return PreparedLinear(weight, bias, least="int8" if kind == "int8" else "int8x2", **options)
 
 
 def _product(kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None, *, positive: bool = False) -> Tensor:
@@ -139,7 +139,7 @@ def test_data_without_a_sign_have_steps_of_half_the_width() -> None:
 def test_an_exact_product_is_that_of_float32(products: Products) -> None:
     x, weight, bias = _made(37, 16, 8)
     with reduced_products(products):
-        layer = Linear(weight, bias, least="fp32")
+        layer = PreparedLinear(weight, bias, least="fp32")
     assert layer.products is None
     assert torch.equal(layer(x, "out", Scratch()), torch.addmm(bias, x, weight.T))
 
@@ -148,11 +148,11 @@ def test_what_8_bits_are_too_coarse_for_is_in_bfloat16_if_the_processor_multipli
     """And so are data that are multiplied by each other; a product in bfloat16 that was asked for stays one."""
     x, weight, bias = _made(37, 16, 8)
     with reduced_products("int8"):
-        assert Linear(weight, bias, least="bf16").products == ("bf16" if units else None)
+        assert PreparedLinear(weight, bias, least="bf16").products == ("bf16" if units else None)
         assert product_dtype(x) == (torch.bfloat16 if units else torch.float32)
         assert product_dtype(x.double()) == torch.float64
     with reduced_products("bf16"):
-        assert Linear(weight, bias, least="bf16").products == "bf16"
+        assert PreparedLinear(weight, bias, least="bf16").products == "bf16"
         assert product_dtype(Scratch()) == torch.bfloat16
     assert product_dtype(x) == torch.float32
 
@@ -160,17 +160,17 @@ def test_what_8_bits_are_too_coarse_for_is_in_bfloat16_if_the_processor_multipli
 def test_8_bits_are_used_only_where_the_processor_does_not_multiply_bfloat16(units: bool) -> None:
     with reduced_products("int8"):
         for least in ("int8", "int8x2"):
-            assert Linear(torch.randn(8, 1024), least=least).products == ("bf16" if units else "int8")
-    assert Linear(torch.randn(8, 16)).products is None
+            assert PreparedLinear(torch.randn(8, 1024), least=least).products == ("bf16" if units else "int8")
+    assert PreparedLinear(torch.randn(8, 16)).products is None
 
 
 def test_a_relu_within_a_product_may_hide_nan_but_not_for_weights_that_make_it(units: bool) -> None:
     x, weight, bias = _made(37, 32, 8)
     narrow = Scratch(dtype=torch.bfloat16)
     with reduced_products("bf16"):
-        plain, within = (Linear(weight, bias, relu=True, keep_nan=keep) for keep in (True, False))
+        plain, within = (PreparedLinear(weight, bias, relu=True, keep_nan=keep) for keep in (True, False))
         weight[3, 5] = torch.nan
-        broken = Linear(weight, bias, relu=True, keep_nan=False)
+        broken = PreparedLinear(weight, bias, relu=True, keep_nan=False)
     rounded = x.bfloat16()
     assert torch.equal(within(rounded, "out", narrow), plain(rounded, "out", narrow))
     assert broken(rounded, "out", narrow).isnan().any(0).tolist() == [i == 3 for i in range(8)]
@@ -183,7 +183,7 @@ def test_a_sigmoid_and_a_gate_follow_a_product_in_bfloat16(requested: bool, unit
     rounded, narrow = x.bfloat16(), Scratch(dtype=torch.bfloat16)
     with reduced_products("bf16") if requested else nullcontext():
         weight = weight if requested else weight.bfloat16()
-        gate, layer = Linear(weight, bias, sigmoid=True), Linear(weight, bias)
+        gate, layer = PreparedLinear(weight, bias, sigmoid=True), PreparedLinear(weight, bias)
         opened = gate(rounded, "gate", narrow)
         exact = rounded.double() @ weight.bfloat16().double().T + bias.double()
         assert 1e-4 < _error(opened, exact.sigmoid()) < 3e-3
@@ -195,7 +195,7 @@ def test_a_sigmoid_and_a_gate_follow_a_product_in_bfloat16(requested: bool, unit
 def test_a_sigmoid_follows_a_product_of_float32_data(products: Products | None, units: bool) -> None:
     x, weight, bias = _made(300, 32, 8)
     with reduced_products(products) if products else nullcontext():
-        opened = Linear(weight, bias, sigmoid=True)(x, "gate", Scratch())
+        opened = PreparedLinear(weight, bias, sigmoid=True)(x, "gate", Scratch())
     exact = (x.double() @ weight.double().T + bias.double()).sigmoid()
     assert _error(opened, exact) < (1e-2 if products else 1e-6)
 
@@ -205,7 +205,7 @@ def test_an_update_is_added_to_a_residual_of_any_strides(dtype: torch.dtype, uni
     """In bfloat16 by the product itself, which rounds once."""
     x, weight, bias = (t.to(dtype) for t in _made(6, 32, 8))
     residual = torch.randn(3, 2, 8).to(dtype).transpose(0, 1)
-    layer, scratch = Linear(weight, bias), Scratch(dtype=dtype)
+    layer, scratch = PreparedLinear(weight, bias), Scratch(dtype=dtype)
     exact = residual.double() + (x.double() @ weight.double().T + bias.double()).view(2, 3, 8)
     out, dropout = torch.empty(2, 3, 8, dtype=dtype), torch.full((2, 3, 8), 2.0, dtype=dtype)
     layer.update(out, x, residual, None, scratch)
@@ -224,7 +224,7 @@ def test_a_relu_is_put_behind_a_product(
     monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: onednn)
     x, weight, bias = _made(37, 16, 8)
     with reduced_products(products) if products else nullcontext(), exact_products(torch.device("cpu")):
-        plain, layer = (Linear(weight, bias, relu=relu, least="int8") for relu in (False, True))
+        plain, layer = (PreparedLinear(weight, bias, relu=relu, least="int8") for relu in (False, True))
     x[0, 0] = torch.nan
     expected = plain(x, "out", Scratch()).relu()
     assert expected[0].isnan().all()
@@ -248,7 +248,7 @@ def test_more_sums_than_a_buffer_has_are_made_in_blocks_to_the_same_bits(kind: K
 def test_data_in_bfloat16_are_multiplied_as_they_are(units: bool) -> None:
     x, weight, bias = _made(37, 16, 8)
     with reduced_products("bf16"):
-        layer = Linear(weight, bias)
+        layer = PreparedLinear(weight, bias)
     rounded = x.bfloat16()
     assert torch.equal(layer(rounded, "out", Scratch()), layer(rounded.float(), "out", Scratch()))
 
@@ -295,14 +295,14 @@ def test_operators_use_it_for_every_weight_but_a_few(
         sides = ("left", "right", "left_mask", "right_mask")
         case.inputs.update({side: torch.cat([case.inputs[side]] * 4) for side in sides})
     small = {k: v.float() if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
-    made: list[Linear] = []
-    create = Linear.__init__
+    made: list[PreparedLinear] = []
+    create = PreparedLinear.__init__
 
-    def counted(self: Linear, *arguments: Tensor, **options: Any) -> None:
+    def counted(self: PreparedLinear, *arguments: Tensor, **options: Any) -> None:
         create(self, *arguments, **options)
         made.append(self)
 
-    monkeypatch.setattr(Linear, "__init__", counted)
+    monkeypatch.setattr(PreparedLinear, "__init__", counted)
     exact = case.definition(**case.inputs)
     with torch.no_grad():
         plain = case.operator(**small)
@@ -341,7 +341,7 @@ def test_in_a_fold_products_are_onednn_s_whatever_the_setting_is_later(
     monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
     x, weight, bias = _made(300, 129, 65)
     with exact_products(torch.device("cpu")):
-        layer = Linear(weight, bias if with_bias else None)
+        layer = PreparedLinear(weight, bias if with_bias else None)
         expected = torch.addmm(bias if with_bias else torch.zeros(65), x, weight.T)
     with torch.autograd.profiler.profile() as profile:
         found = layer(x, "out", Scratch())
@@ -370,9 +370,9 @@ def test_a_weight_is_packed_once_for_many_positions_to_the_same_bits(
     monkeypatch.setattr(linear, "pack_weight", pack_weight)
     x, weight, bias = _made(300, 256, 256)
     with torch.inference_mode(), nullcontext() if products is None else reduced_products(products):
-        plain = Linear(weight, bias, positions=4095)
+        plain = PreparedLinear(weight, bias, positions=4095)
         assert not packed
-        one = Linear(weight, bias, positions=4096)
+        one = PreparedLinear(weight, bias, positions=4096)
         assert packed == [1024]
         for rows in (x, x[:7]):
             expected = plain(rows, "out", Scratch())

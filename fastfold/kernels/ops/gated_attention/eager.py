@@ -19,7 +19,7 @@ from fastfold.kernels.common.scratch import (
     normalise_to,
 )
 from fastfold.kernels.cpu.linear import (
-    Linear,
+    PreparedLinear,
     add_product,
     centred,
     estimate,
@@ -150,10 +150,10 @@ def centred_on(x: Tensor, weights: Weights) -> Weights:
     return weights._replace(norm=norm, bias=bias, attended=attended)
 
 
-def projections(weights: Weights) -> Linear:
+def projections(weights: Weights) -> PreparedLinear:
     """Return the product for queries, keys, values and gate logits at once."""
     # With the bias within the product, so that gate logits are rounded once.
-    return Linear(weights.merged, _bias(weights), least="int8", positions=weights.positions)
+    return PreparedLinear(weights.merged, _bias(weights), least="int8", positions=weights.positions)
 
 
 def _bias(weights: Weights) -> Tensor | None:
@@ -163,7 +163,7 @@ def _bias(weights: Weights) -> Tensor | None:
     return pad(weights.bias, (weights.merged.shape[0] - weights.bias.shape[0], 0))
 
 
-def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
+def project(normed: Tensor, linear: PreparedLinear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
     """Project ``normed [r, N, c]`` to queries, keys, values and gate logits ``[r, N, 3 or 4, H, D]``."""
     rows, length, _ = normed.shape
     out = linear(normed.flatten(0, 1), "projected", scratch)
@@ -192,7 +192,7 @@ class AttentionForward:
             self._add = attended.neg().view(heads, -1)
             output_bias = output_bias + torch.mv(weights.output, attended.to(weights.output.dtype))
         # This small projection would cause much of the error in 8 bits; see benchmarks/results/choices.md.
-        self._output = Linear(weights.output, output_bias, least="bf16", positions=weights.positions)
+        self._output = PreparedLinear(weights.output, output_bias, least="bf16", positions=weights.positions)
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Compute projections ``[r, N, 3 or 4, H, D]`` of a block ``x [r, N, c]``, in the dtype of ``scratch``."""

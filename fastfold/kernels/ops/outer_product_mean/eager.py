@@ -19,7 +19,7 @@ from fastfold.kernels.common.scratch import (
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 from fastfold.kernels.cpu.linear import (
-    Linear,
+    PreparedLinear,
     add_product,
     add_products,
     by_onednn,
@@ -73,7 +73,7 @@ class ProductRows:
         self._weight = weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
         self._share = share_of(sequences, like.dtype)
         self._bias = bias * self._share
-        self._output = Linear(self._weight.to(like.dtype), self._bias.to(like.dtype))
+        self._output = PreparedLinear(self._weight.to(like.dtype), self._bias.to(like.dtype))
         # Read before threads start, because for_blocks changes the setting.
         self._by_onednn = by_onednn(self._columns)
         self._mask, self._eps = right_mask, eps
@@ -109,7 +109,7 @@ class ProductRows:
             # A factor that all pairs share is part of the weight.
             mean, scales = factor.flatten()[0], ()
             weight, bias = (self._weight * mean).to(columns_l.dtype), (self._bias * mean).to(out.dtype)
-            output = Linear(weight, bias)
+            output = PreparedLinear(weight, bias)
         residuals = () if residual is None else (residual,)
 
         def block(

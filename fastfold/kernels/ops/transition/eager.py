@@ -22,7 +22,7 @@ from fastfold.kernels.common.scratch import (
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
-    Linear,
+    PreparedLinear,
     add_product,
     centred,
     estimate,
@@ -78,8 +78,8 @@ def forward(
         norm, bias = centred(x, norm, EPS, w1, b1)
         mean = _mean_hidden(x, norm, w1, bias)
     # NaN of ``x`` stay in a residual that is ``x``.
-    first = Linear(w1, bias, relu=True, keep_nan=residual is not x, positions=positions)
-    second = Linear(w2, b2, positive=True, mean=mean, positions=positions)
+    first = PreparedLinear(w1, bias, relu=True, keep_nan=residual is not x, positions=positions)
+    second = PreparedLinear(w2, b2, positive=True, mean=mean, positions=positions)
     residuals = () if residual is None else (residual,)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
@@ -113,7 +113,7 @@ def backward(
     ]
     norm_weight, norm_bias = (p.to(exact) for p in parameters[:2])
     w1, b1, w2, _ = (p.to(dtype) for p in parameters[2:])
-    hidden = Linear(w1, b1, relu=True, least="fp32", positions=x.shape[:-1].numel())
+    hidden = PreparedLinear(w1, b1, relu=True, least="fp32", positions=x.shape[:-1].numel())
 
     def block(
         scratch: Scratch, totals: Sequence[Tensor | None], b_x: Tensor, b_grad: Tensor, b_grad_x: Tensor

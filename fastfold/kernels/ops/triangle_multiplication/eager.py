@@ -29,8 +29,8 @@ from fastfold.kernels.common.scratch import (
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
-    Linear,
     Norm,
+    PreparedLinear,
     add_product,
     centred,
     gradient_dtype,
@@ -142,7 +142,9 @@ def _normalise(
     return out.to(dtype), (mean, rstd)
 
 
-def _output(b_x: Tensor, b_product: Tensor, project: Linear, gate: Linear, scratch: Scratch) -> Tensor:
+def _output(
+    b_x: Tensor, b_product: Tensor, project: PreparedLinear, gate: PreparedLinear, scratch: Scratch
+) -> Tensor:
     """Compute output projection and output gate logits ``[n, 2 c_z]``."""
     out = scratch("output", b_x.shape[0], 2 * b_x.shape[1])
     b_update, b_gate = out.chunk(2, -1)
@@ -190,7 +192,7 @@ class TriangleForward:
         bias: Tensor | None = weights.projections_bias.flatten()
         if requested_products() is not None:
             norm, bias = centred(z, norm, EPS, weights.projections, bias)
-        linear = Linear(weights.projections, bias)
+        linear = PreparedLinear(weights.projections, bias)
 
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, *b_mask = parts
@@ -224,8 +226,8 @@ class TriangleForward:
             norm_out, out_bias = centred(product.t(), norm_out, out_eps, weights.out, out_bias)
         # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
         in_bfloat16 = self.dtype == torch.bfloat16
-        project = Linear(weights.out, out_bias, least="bf16")
-        gate = Linear(weights.gate, gate_bias, sigmoid=in_bfloat16, least="bf16")
+        project = PreparedLinear(weights.out, out_bias, least="bf16")
+        gate = PreparedLinear(weights.gate, gate_bias, sigmoid=in_bfloat16, least="bf16")
 
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_out, *b_residual = parts
@@ -283,7 +285,10 @@ class TriangleGradients(TriangleForward):
         """
         assert self._update is not None
         weights, product = self._update, product.flatten(1)
-        project, gate = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
+        project, gate = (
+            PreparedLinear(weights.out, weights.out_bias),
+            PreparedLinear(weights.gate, weights.gate_bias),
+        )
 
         def block(scratch: Scratch, totals: UpdateWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad, b_grad_x = parts
@@ -320,7 +325,7 @@ class TriangleGradients(TriangleForward):
         assert self._factors is not None
         weights, grad_factors = self._factors, grad_factors.flatten(1)
         adds = () if add is None else (add,)
-        linear = Linear(weights.projections, weights.projections_bias.flatten())
+        linear = PreparedLinear(weights.projections, weights.projections_bias.flatten())
 
         def block(scratch: Scratch, totals: FactorWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad_x, *rest = parts
