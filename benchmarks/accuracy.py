@@ -38,7 +38,7 @@ prepare_environment()  # as the command line does, before PyTorch is loaded
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from accuracy_tables import Measured, summarise, tables  # noqa: E402
+from accuracy_tables import Measured, summarize, tables  # noqa: E402
 from no_skill import SeparationPrior, helix_bundle, straight_helix  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             flush=True,
         )
     add_own_minus_other(measured, chains)
-    groups = summarise(measured)
+    groups = summarize(measured)
     print("\n" + tables(groups))
     if options.plot:
         predicted, true = (

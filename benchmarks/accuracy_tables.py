@@ -46,7 +46,7 @@ class Measured:
     figures: dict[str, float]
 
 
-def summarise(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
+def summarize(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
     """Return the :func:`summary` of each group that has chains: by depth, and by depth and length."""
     groups = {
         name: [m for m in measured if low <= (m.score.depth or 0) < high]
@@ -98,7 +98,7 @@ _Table = tuple[str, dict[str, tuple[str, str]]]
 
 
 def tables(groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Return Markdown tables of the groups of :func:`summarise`, one line each, without empty columns and tables."""
+    """Return Markdown tables of the groups of :func:`summarize`, one line each, without empty columns and tables."""
     known = {figure for group in groups.values() for figure in group}
     return "\n".join(
         _table(heading, columns, groups) for heading, columns in _TABLES if known & columns.keys()

@@ -37,7 +37,7 @@ prepare_environment()  # must precede the import of PyTorch
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from benchmarks.against_openfold import Case, OpenFoldBlocks, randomise  # noqa: E402
+from benchmarks.against_openfold import Case, OpenFoldBlocks, randomize  # noqa: E402
 from fastfold.data.features.pipeline import featurize  # noqa: E402
 from fastfold.data.msa.msa import parse_a3m  # noqa: E402
 from fastfold.data.targets import target_from_sequence  # noqa: E402
@@ -119,7 +119,7 @@ def our_block(sequences: int, residues: int, precision: str, *, backward: bool) 
 def their_block(checkout: Path, sequences: int, residues: int, precision: str, *, backward: bool) -> Run:
     """Return a timed pass of one of OpenFold's blocks; in ``bf16`` all parameters are bfloat16."""
     program = OpenFoldBlocks(checkout, Case(1, sequences, residues))
-    randomise(program.modules)
+    randomize(program.modules)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     program.modules.to(dtype)
     msa, pair, *masks = block_inputs(sequences, residues, dtype)

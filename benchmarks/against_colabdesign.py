@@ -33,7 +33,7 @@ from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.weights.checkpoint import convert, load_model, save_weights  # noqa: E402
 from fastfold.products.design import DesignConfig, hallucination  # noqa: E402
 from fastfold.products.design.evaluate import Evaluator  # noqa: E402
-from fastfold.products.design.optimise import DesignState, first_state, optimise  # noqa: E402
+from fastfold.products.design.optimize import DesignState, first_state, optimize  # noqa: E402
 from fastfold.utils.atomic_files import write_atomic  # noqa: E402
 
 WEIGHTS = {"con": 1.0, "plddt": 0.1, "pae": 0.1}
@@ -85,7 +85,7 @@ class OurDesign:
         """Take a step; return its processor time in seconds, and its losses by name."""
         self._state.step = 0
         start = time.process_time()
-        optimise(self._evaluator, self._config, 0, self._state)
+        optimize(self._evaluator, self._config, 0, self._state)
         seconds = time.process_time() - start
         return seconds, {name: self._state.log[-1][name] for name in ("loss", *WEIGHTS)}
 

@@ -187,7 +187,7 @@ def _run_checkpointed(run: Callable[..., Any], blocks: int, *inputs: Tensor) -> 
     return checkpoint(run, *inputs, use_reentrant=False) if blocks > 1 else run(*inputs)
 
 
-def randomise(modules: nn.Module) -> None:
+def randomize(modules: nn.Module) -> None:
     """Fill the modules with weights that preserve a signal's size.
 
     OpenFold initialises the last layer of each branch with zeros.
@@ -242,7 +242,7 @@ def work(options: argparse.Namespace) -> None:
     program: Program
     if options.worker[0] == "openfold":
         program = OpenFoldBlocks(options.openfold, case)
-        randomise(program.modules)
+        randomize(program.modules)
         torch.save(program.modules.state_dict(), folder / "weights.pt")
     else:
         program = FastFoldBlocks(folder / "weights.pt", case, PRODUCTS[options.precision])

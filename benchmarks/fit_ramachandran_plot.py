@@ -115,8 +115,8 @@ def main() -> None:
         of_all = list(pool.map(read_torsions, paths, chunksize=20))
     rows, owner = np.concatenate(of_all), np.repeat(np.arange(len(of_all)), list(map(len, of_all)))
     kept = without_rough_chains(rows, owner)
-    centres = (np.arange(SIZE) + 0.5) * 360.0 / SIZE - 180.0
-    phi, psi = np.meshgrid(centres, centres, indexing="ij")
+    centers = (np.arange(SIZE) + 0.5) * 360.0 / SIZE - 180.0
+    phi, psi = np.meshgrid(centers, centers, indexing="ij")
     table = np.stack([interpolate(grid[None], phi, psi, 0) for grid in shares(kept)])
     rarity = np.rint(-np.log10(np.maximum(table, LEAST_SHARE)) * SCALE).astype(np.uint8)
     np.savez_compressed(options.table, rarity=rarity)

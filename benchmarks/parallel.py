@@ -244,7 +244,7 @@ def _scaling_row(gpus: int, cost: Cost) -> dict[str, Any]:
         "plan": f"{plan}, zero {plan.zero}" + ("" if cost.checkpointing else ", activations kept"),
         "seconds": cost.seconds,
         "computing": cost.compute,
-        "communicating": cost.communication + cost.synchronisation,
+        "communicating": cost.communication + cost.synchronization,
         "waiting": cost.waiting + cost.imbalance,
         "calibrated": cost.calibrated,
         "memory_gib": cost.total_memory / 1024**3,

@@ -56,7 +56,7 @@ def dependencies(project: Mapping[str, Any]) -> dict[str, tuple[Requirement, lis
     }
 
 
-def licence(metadata: Mapping[str, Any]) -> str:
+def license(metadata: Mapping[str, Any]) -> str:
     """Return the licence that a release states, from its expression, classifiers or short text; or ``unknown``."""
     if expression := metadata.get("license_expression"):
         return str(expression)
@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     project = tomllib.loads((here.parent / "pyproject.toml").read_text("utf-8"))["project"]
     rows = [
-        f"| {name} | {licence(release_metadata(requirement))} | {', '.join(extras)} |"
+        f"| {name} | {license(release_metadata(requirement))} | {', '.join(extras)} |"
         for name, (requirement, extras) in dependencies(project).items()
     ]
     options.out.write_text(_PAGE.format(unknown=UNKNOWN, rows="\n".join(rows)), "utf-8")

@@ -27,7 +27,7 @@ from fastfold.protein.metrics.tm_score import superpose, tm_score
 
 CA = rc.atom_order["CA"]
 STEPS = 12  # points of the drawn curve between two alpha carbons
-COLOURS = matplotlib.colors.LinearSegmentedColormap.from_list(
+COLORS = matplotlib.colors.LinearSegmentedColormap.from_list(
     "plddt", ["#ff7d45", "#ffdb13", "#65cbf3", "#0053d6"]
 )
 
@@ -46,15 +46,15 @@ def draw(axes: Axes, positions: np.ndarray, values: np.ndarray | None, title: st
     curve = smooth(positions)
     depth = positions[:, 2]
     near = (depth - depth.min()) / max(float(np.ptp(depth)), 1e-6)
-    colour = np.tile([0.45, 0.5, 0.56, 1.0], (len(positions), 1))
+    color = np.tile([0.45, 0.5, 0.56, 1.0], (len(positions), 1))
     if values is not None:
-        colour = COLOURS((values - 50) / 50)
-    colour[:, :3] = 1 - (1 - colour[:, :3]) * (0.55 + 0.45 * near[:, None])  # distant parts are pale
+        color = COLORS((values - 50) / 50)
+    color[:, :3] = 1 - (1 - color[:, :3]) * (0.55 + 0.45 * near[:, None])  # distant parts are pale
     for i in np.argsort(depth):
         x, y = curve[max(0, (2 * i - 1) * STEPS // 2) : (2 * i + 1) * STEPS // 2 + 1, :2].T
         # A white edge separates the curve from those behind it; it ends before the neighbours begin.
         axes.plot(x[2:-2], y[2:-2], color="white", linewidth=7.5, solid_capstyle="butt")
-        axes.plot(x, y, color=colour[i], linewidth=4.0 + 1.5 * near[i], solid_capstyle="round")
+        axes.plot(x, y, color=color[i], linewidth=4.0 + 1.5 * near[i], solid_capstyle="round")
     axes.set_aspect("equal")
     axes.axis("off")
     axes.set_title(title, fontsize=11)
@@ -75,9 +75,9 @@ def picture(structure: Path, msa: Path | None, weights: str, out: Path) -> str:
     local = float(lddt(predicted, experiment, mask, per_residue=False))
 
     true = experiment.numpy()[resolved]
-    centre = true.mean(0)
-    axes_of = np.linalg.svd(true - centre, full_matrices=False)[2]  # the longest axis lies horizontally
-    moved, true = (moved - centre) @ axes_of.T, (true - centre) @ axes_of.T
+    center = true.mean(0)
+    axes_of = np.linalg.svd(true - center, full_matrices=False)[2]  # the longest axis lies horizontally
+    moved, true = (moved - center) @ axes_of.T, (true - center) @ axes_of.T
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.9), dpi=140)
     draw(left, moved, prediction.plddt, f"predicted by {weights}")
     draw(right, true, None, "experiment")
@@ -86,7 +86,7 @@ def picture(structure: Path, msa: Path | None, weights: str, out: Path) -> str:
     for axes in (left, right):
         axes.set_xlim(low[0], high[0])
         axes.set_ylim(low[1], high[1])
-    scale = plt.cm.ScalarMappable(norm=plt.Normalize(50, 100), cmap=COLOURS)
+    scale = plt.cm.ScalarMappable(norm=plt.Normalize(50, 100), cmap=COLORS)
     figure.colorbar(scale, ax=[left, right], shrink=0.8, pad=0.02, label="pLDDT")
     figure.savefig(out, bbox_inches="tight", pad_inches=0.05)
     return (

@@ -69,6 +69,7 @@ _MOVED = {
             "screen.targets",
         )
     },
+    "fastfold.inference.design.optimise": "fastfold.products.design.optimize",
     "fastfold.inference.embed": "fastfold.inference.embedding",
     "fastfold.inference.ensemble.samples": "fastfold.inference.sampling.samples",
     "fastfold.inference.ensemble.settings": "fastfold.inference.sampling.settings",

@@ -50,6 +50,17 @@ RIDDLES = {
 EMPTY_NAMES = {"found", "given", "taken", "begun", "lane", "lanes"}
 """Identifiers that say how a value came, and not which value it is."""
 
+BRITISH = re.compile(
+    r"(?:final|initial|minim|maxim|normal|optim|organ|recogn|serial|summar|synchron|token|visual|quant|random|local|real"
+    r"|standard|special|general|vector|penal|regular|material|parallel)is(?:e|ing|ation)|analyse(?!s)|behaviour"
+    r"|(?:label|cancel|model|travel)led|cent(?:re|ring)(?!d?al)|colour|defence|favour|honour|neighbour|licence|grey",
+    re.IGNORECASE,
+)
+"""Spellings that American English has otherwise; identifiers have none of them."""
+
+FOREIGN_NAMES = {"Modeller"}
+"""Names of other packages."""
+
 KEEP_EMPTY_NAMES = (
     "fastfold/evoformer",
     "fastfold/kernels",
@@ -100,6 +111,32 @@ def _summaries(path: Path, tree: ast.Module) -> Iterator[str]:
             yield f"{path.relative_to(REPOSITORY)}:{node.lineno}: begin with a verb: {summary[:80]!r}"
 
 
+def _identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the identifiers that a module defines or uses, with line numbers."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Name(id=str(name))
+                | ast.arg(arg=str(name))
+                | ast.keyword(arg=str(name))
+                | ast.Attribute(attr=str(name))
+                | ast.ClassDef(name=str(name))
+                | ast.FunctionDef(name=str(name))
+                | ast.AsyncFunctionDef(name=str(name))
+                | ast.alias(name=str(name))
+                | ast.ExceptHandler(name=str(name))
+            ):
+                yield getattr(node, "lineno", 0), name
+
+
+def _british_names(path: Path, tree: ast.Module) -> Iterator[str]:
+    if not BRITISH.search(path.read_text("utf-8")):
+        return
+    for line, name in _identifiers(tree):
+        if BRITISH.search(name) and name not in FOREIGN_NAMES:
+            yield f"{path.relative_to(REPOSITORY)}:{line}: spell {name!r} in American English"
+
+
 def _empty_names(path: Path, tree: ast.Module) -> Iterator[str]:
     if not _MAY_BE_NAMED.search(path.read_text("utf-8")):
         return
@@ -121,6 +158,13 @@ def test_identifiers_say_which_value_they_hold(folder: str) -> None:
         if str(path).startswith(f"{folder}/") and not str(path).startswith(KEEP_EMPTY_NAMES)
         for line in _empty_names(REPOSITORY / path, tree)
     ]
+    assert names == [], "\n".join(names)
+
+
+def test_identifiers_are_spelled_in_american_english() -> None:
+    trees = package_trees()
+    names = [line for path, tree in trees.items() for line in _british_names(REPOSITORY / path, tree)]
+    names += [str(path) for path in trees if BRITISH.search(str(path))]
     assert names == [], "\n".join(names)
 
 
@@ -150,6 +194,11 @@ def test_every_kind_of_finding_is_found(tmp_path: Path, monkeypatch: pytest.Monk
         "'nobody'; better",
     ]
     assert len(list(_summaries(path, ast.parse(path.read_text())))) == 1
+    path.write_text(
+        "from a import colour as b\nclass Optimiser: ...\ndef f(x, centre=1):\n    x.behaviour = 'grey'\n"
+    )
+    lines = _british_names(path, ast.parse(path.read_text()))
+    assert [line.split("'")[1] for line in lines] == ["Optimiser", "colour", "centre", "behaviour"]
     path.write_text("def g(given):\n    return [found for found in given]  # found\n")
     assert (
         sorted(line[-7:-1] for line in _empty_names(path, ast.parse(path.read_text())))

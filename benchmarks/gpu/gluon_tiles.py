@@ -59,7 +59,7 @@ def logistic(x):
 
 
 @gluon.jit
-def standardised(b_x, EPS):
+def standardized(b_x, EPS):
     """Return rows ``[BM, C]`` without their mean, over their deviation, in their dtype."""
     C: gl.constexpr = b_x.shape[1]
     b_exact = b_x.to(gl.float32)
@@ -128,7 +128,7 @@ def project_tiles(
         i, j = i_t // across, i_t % across * BM
         stage = i_k % STAGES
         mbarrier.wait(ready.index(stage), i_k // STAGES & 1)
-        b_x = standardised(tiles.index(stage).reshape([BM, CZ]).load(operand), EPS)
+        b_x = standardized(tiles.index(stage).reshape([BM, CZ]).load(operand), EPS)
         fence_async_shared()  # a copy overwrites the tile next
         mbarrier.arrive(free.index(stage), count=1)
         b_next = warpgroup_mma(b_x, shared.index(0).permute((1, 0)), b_zero, use_acc=False, is_async=True)
@@ -221,8 +221,8 @@ def update_tiles(
         stage = i_k % STAGES
         tile = tiles.index(stage).reshape([BM, C])
         mbarrier.wait(ready.index(stage), i_k // STAGES & 1)
-        b_p = standardised(products.index(stage).reshape([C, BM]).permute((1, 0)).load(operand), EPS)
-        b_x = standardised(tile.load(operand), EPS)
+        b_p = standardized(products.index(stage).reshape([C, BM]).permute((1, 0)).load(operand), EPS)
+        b_x = standardized(tile.load(operand), EPS)
         b_out = warpgroup_mma(b_p, shared.index(0).permute((1, 0)), b_zero, use_acc=False, is_async=True)
         b_gate = warpgroup_mma(b_x, shared.index(1).permute((1, 0)), b_zero, use_acc=False, is_async=True)
         b_out, b_gate, b_p, b_x = warpgroup_mma_wait(0, deps=[b_out, b_gate, b_p, b_x])

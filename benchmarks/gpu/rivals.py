@@ -34,7 +34,7 @@ def openfold(device: str, sizes: Sizes) -> Iterator[Line]:
     """Yield forward passes of Evoformer blocks in bf16, and of OpenFold's if ``.gpu/openfold`` has its checkout."""
     import torch
 
-    from benchmarks.against_openfold import Case, OpenFoldBlocks, make_inputs, randomise
+    from benchmarks.against_openfold import Case, OpenFoldBlocks, make_inputs, randomize
     from fastfold.evoformer.execution import set_policy
     from fastfold.inference.planning.planner import folding_policy
 
@@ -44,7 +44,7 @@ def openfold(device: str, sizes: Sizes) -> Iterator[Line]:
     programs: dict[str, Callable[..., Any]] = {"FastFold": ours}
     if checkout.is_dir():
         theirs = OpenFoldBlocks(checkout, Case(number, rows, 1))
-        randomise(theirs.modules)
+        randomize(theirs.modules)
         theirs.modules.to(device, torch.bfloat16)
         programs["OpenFold"] = lambda *inputs: theirs.infer(inputs, False)
     else:

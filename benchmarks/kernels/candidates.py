@@ -189,13 +189,13 @@ def first_candidates(config: LaunchConfig, most: int = 64) -> list[LaunchConfig]
     Those with two changes are a sample, equal in every run, if there are more than ``most``. A product of 64 rows is
     the smallest for which Hopper's tensor cores read their factors from shared memory.
     """
-    single = neighbours(config)
-    double = _distinct((again for once in single for again in neighbours(once)), without=[config, *single])
+    single = neighbors(config)
+    double = _distinct((again for once in single for again in neighbors(once)), without=[config, *single])
     sample = random.Random(0).sample(double, min(len(double), max(0, most - len(single))))
     return _distinct([*_large_blocks(config), *single, *sample], without=[config])
 
 
-def neighbours(config: LaunchConfig) -> list[LaunchConfig]:
+def neighbors(config: LaunchConfig) -> list[LaunchConfig]:
     """Return configurations with one change: a block size or the warps halved or doubled, or another stage."""
     found = []
     for name, size in config.blocks.items():

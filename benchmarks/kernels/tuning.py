@@ -28,7 +28,7 @@ from benchmarks.kernels.candidates import (
     first_candidates,
     looked_up_by,
     lookup_of,
-    neighbours,
+    neighbors,
 )
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.measuring import Inputs, Meter
@@ -106,7 +106,7 @@ def tune(
             Candidate(search.step.case.operator, entry, config)
             for entry, search in searches.items()
             if not search.done
-            for config in (neighbours if search.started else first_candidates)(search.config)
+            for config in (neighbors if search.started else first_candidates)(search.config)
             if (entry, str(config)) not in tried
         ]
         tried |= {(candidate.entry, str(candidate.config)) for candidate in candidates}

@@ -44,7 +44,7 @@ class OuterProductMean(PolicyModule):
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
         policy = self.policy
         if policy.block_elements is None and kernels.keeps_bfloat16(msa):
-            both = kernels.normalised_linear(
+            both = kernels.normalized_linear(
                 msa,
                 self.norm.weight,
                 self.norm.bias,
@@ -96,7 +96,7 @@ class OuterProductMean(PolicyModule):
 
     def side(self, msa: Tensor, layer: Linear) -> Tensor:
         """Return a factor ``[*, S, N, c]`` of the products from ``msa [*, S, N, c_m]``, without gradients."""
-        return kernels.normalised_linear(msa, self.norm.weight, self.norm.bias, layer.weight, layer.bias)
+        return kernels.normalized_linear(msa, self.norm.weight, self.norm.bias, layer.weight, layer.bias)
 
     def sides(self, msa: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factors ``left`` and ``right`` ``[*, S, N, c]`` of the products from ``msa [*, S, N, c_m]``."""

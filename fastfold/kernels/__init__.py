@@ -5,7 +5,7 @@ the public function that networks call; the fast implementations are modules nex
 """
 
 from fastfold.kernels import reference
-from fastfold.kernels.cpu.projection import keeps_bfloat16, normalised_linear
+from fastfold.kernels.cpu.projection import keeps_bfloat16, normalized_linear
 from fastfold.kernels.ops.attention.op import attention
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.op import attention_bias, gated_attention
@@ -18,6 +18,7 @@ from fastfold.kernels.ops.transition.op import transition
 from fastfold.kernels.ops.triangle_multiplication.halves_op import triangle_factors, triangle_update
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
+from fastfold.utils.lazy import old_functions
 
 __all__ = [
     "FactorParams",
@@ -31,7 +32,7 @@ __all__ = [
     "gated_attention",
     "keeps_bfloat16",
     "layer_norm",
-    "normalised_linear",
+    "normalized_linear",
     "outer_product_mean",
     "pair_bias",
     "reference",
@@ -41,3 +42,5 @@ __all__ = [
     "triangle_multiplication",
     "triangle_update",
 ]
+
+__getattr__ = old_functions(__name__, {"normalised_linear": "normalized_linear"})

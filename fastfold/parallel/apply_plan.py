@@ -19,14 +19,16 @@ from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.units import checkpoint_blocks
 from fastfold.parallel.families.tensor_layers import Layers
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.meta_start import Initialise, start_alike
+from fastfold.parallel.meta_start import Initialize, start_alike
 from fastfold.parallel.own_stages import take_own_stages
 from fastfold.parallel.parallel_model import Parallel
+from fastfold.utils.lazy import old_keywords
 from fastfold.utils.module_structure import module_structure, tied_names, without_data
 
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 
 
+@old_keywords({"initialise": "initialize"})
 def parallelize(
     model: nn.Module,
     plan: Plan,
@@ -40,7 +42,7 @@ def parallelize(
     device_type: str | None = None,
     compare_first: bool = True,
     mp_policy: MixedPrecisionPolicy | None = None,
-    initialise: Initialise | None = None,
+    initialize: Initialize | None = None,
 ) -> Parallel:
     """Apply a plan to a model; every kind of parallelism uses this call.
 
@@ -72,7 +74,7 @@ def parallelize(
             the first step, trace the model and its stages without data, and refuse stages that compute something else.
         mp_policy: Computes with copies of the parameters in ``param_dtype``, as ``torch.distributed.fsdp.fully_shard``
             does. Parameters, sums of gradients and optimizer states stay in ``reduce_dtype``.
-        initialise: For a model on the device ``meta``: fills the tensors of one module, as for
+        initialize: For a model on the device ``meta``: fills the tensors of one module, as for
             :meth:`torch.nn.Module.apply`. All ranks draw the same numbers, block by block, and keep their part.
 
     Raises:
@@ -109,7 +111,7 @@ def parallelize(
     device = device_type or next(devices, "cpu")
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(asked.plan, device)
     agree_over_store("model", structure, "the models of the ranks differ")
-    start = start_alike(model, mesh, initialise)
+    start = start_alike(model, mesh, initialize)
 
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     comparison = compare_stages(model, asked.split, asked.plan) if compare_first else None

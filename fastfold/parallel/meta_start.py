@@ -14,7 +14,7 @@ from fastfold.parallel.data_parallel.units import listed_modules
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import joined
 
-Initialise = Callable[[nn.Module], None]
+Initialize = Callable[[nn.Module], None]
 """Function that fills parameters and buffers of one module, as for :meth:`torch.nn.Module.apply`."""
 
 
@@ -32,14 +32,14 @@ def is_without_data(model: nn.Module) -> bool:
     return True in kinds
 
 
-def start_alike(model: nn.Module, mesh: ParallelMesh, initialise: Initialise | None) -> MetaStart | None:
+def start_alike(model: nn.Module, mesh: ParallelMesh, initialize: Initialize | None) -> MetaStart | None:
     """Give every rank the first rank's weights, or return what will fill a model without data.
 
     Raises:
         ConfigError: Only some parameters have data.
     """
-    if is_without_data(model) and initialise is not None:
-        return MetaStart(model, initialise, torch.device(mesh.device_type))
+    if is_without_data(model) and initialize is not None:
+        return MetaStart(model, initialize, torch.device(mesh.device_type))
     groups = [group for axis in ("pp", "dp", "sp", "dap", "tp") if (group := mesh.group(axis)).size > 1]
     for module in model.modules() if groups else ():
         for name, buffer in module.named_buffers(recurse=False):
@@ -51,16 +51,16 @@ def start_alike(model: nn.Module, mesh: ParallelMesh, initialise: Initialise | N
 
 
 class MetaStart:
-    """Values of a model without data, made in the order of ``model.apply(initialise)``.
+    """Values of a model without data, made in the order of ``model.apply(initialize)``.
 
     Args:
         model: The plain model on the device ``meta``, before a plan is applied.
-        initialise: Fills one module; all ranks draw the same numbers.
+        initialize: Fills one module; all ranks draw the same numbers.
         device: Device of the parameters.
     """
 
-    def __init__(self, model: nn.Module, initialise: Initialise, device: torch.device) -> None:
-        self._plain, self._initialise, self._device = copy.deepcopy(model), initialise, device
+    def __init__(self, model: nn.Module, initialize: Initialize, device: torch.device) -> None:
+        self._plain, self._initialize, self._device = copy.deepcopy(model), initialize, device
         self._modules = dict(model.named_modules())
 
     def fill(self, parallel: nn.Module) -> None:
@@ -69,7 +69,7 @@ class MetaStart:
         That draws no numbers of the initialisation.
 
         Raises:
-            ConfigError: ``initialise`` left a tensor without values.
+            ConfigError: ``initialize`` left a tensor without values.
         """
         devices = [self._device] if self._device.type == "cuda" else []
         for values in self.values():
@@ -82,7 +82,7 @@ class MetaStart:
         Buffers are set in the model itself.
 
         Raises:
-            ConfigError: ``initialise`` left a tensor without values.
+            ConfigError: ``initialize`` left a tensor without values.
         """
         listed = listed_modules(self._plain)
         within = {part for block in listed for part in block.modules() if part is not block}
@@ -95,14 +95,14 @@ class MetaStart:
             if module in blocks:
                 yield self._block(module, paths)
             elif module not in inside:
-                self._initialise(module)
+                self._initialize(module)
         yield self._take(rest, paths)
 
     def _block(self, block: nn.Module, paths: Mapping[nn.Module, str]) -> dict[str, Tensor]:
         parts = list(_children_first(block))
         self._give_memory(parts)
         for part in parts:
-            self._initialise(part)
+            self._initialize(part)
         return self._take(parts, paths)
 
     def _give_memory(self, modules: list[nn.Module]) -> None:
@@ -139,7 +139,7 @@ class MetaStart:
                 )
                 if bool(unset.any()):
                     raise ConfigError(
-                        f"initialise= leaves {full} of {type(module).__name__} without values: fill it there, or "
+                        f"initialize= leaves {full} of {type(module).__name__} without values: fill it there, or "
                         "create it outside of torch.device('meta')"
                     )
                 if name in module._buffers:

@@ -269,7 +269,7 @@ class Parallel(nn.Module):
             ConfigError: The optimizer looks at whole parameters, as Adafactor and Muon do, and under ZeRO 1 and 2
                 ranks step flat pieces of them. Or it calls a closure several times in a step, as LBFGS does.
         """
-        pieces, parameters = self.gradients.optimised, self.gradients.parameters
+        pieces, parameters = self.gradients.optimized, self.gradients.parameters
         inner = factory(parameters) if pieces is parameters else on_pieces(factory, parameters, pieces)
         closure = inspect.signature(type(inner).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:

@@ -72,10 +72,10 @@ class EntryReader:
     def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
         """Return :func:`fastfold.data.features.coevolution.analyze_subset` of the entry's alignment, cached."""
 
-        def analyse() -> Coevolution:
+        def analyze() -> Coevolution:
             return analyze_subset(msa_features(data.alignments, data.chain.sequence)["msa"], subset)
 
-        return analyse() if self.cache is None else self.cache.coevolution(entry, subset, analyse)
+        return analyze() if self.cache is None else self.cache.coevolution(entry, subset, analyze)
 
 
 @dataclass(frozen=True)

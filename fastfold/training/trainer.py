@@ -124,7 +124,7 @@ class Trainer:
         self._optimizer = parallel.optimizer(lambda named: make_optimizer(optim, named))
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         # Checkpoints always have the same tensors, also before the first step.
-        self._optimizer.initialise()
+        self._optimizer.initialize()
         self.placement = Placement(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.params_on_host
         self._gradients = SampleGradients(parallel.gradients, optim.clip)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import gc
 import importlib
 import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -95,7 +96,7 @@ def old_attributes(names: Mapping[str, str]) -> Callable[[T], T]:
 
     def decorate(kind: T) -> T:
         for old, new in names.items():
-            read = partial(_renamed, old=old, new=new)
+            read = functools.partial(_renamed, old=old, new=new)
             setattr(kind, old, property(read, doc=f"Old name of ``{new}``."))
         return kind
 
@@ -113,13 +114,57 @@ def old_methods(functions: Mapping[str, str]) -> Callable[[T], T]:
 
     def decorate(kind: T) -> T:
         for old, function in functions.items():
-            read = partial(_as_method, old=old, function=function)
+            read = functools.partial(_as_method, old=old, function=function)
             setattr(
                 kind, old, property(read, doc=f"Old form of the function ``{function.replace(':', '.')}``.")
             )
         return kind
 
     return decorate
+
+
+def old_keywords(names: Mapping[str, str]) -> Callable[[F], F]:
+    """Return a decorator that takes keyword arguments of a function under old names, too.
+
+    Passing one warns with a DeprecationWarning that names the new one; TypeError if both are passed.
+
+    Args:
+        names: New names by old ones.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            for old in names.keys() & keywords.keys():
+                name, new = function.__name__, names[old]
+                if new in keywords:
+                    raise TypeError(f"{name}() takes {new}= or its old name {old}=, not both")
+                warnings.warn(f"{name}({old}=) is {name}({new}=) now", DeprecationWarning, stacklevel=2)
+                keywords[new] = keywords.pop(old)
+            return function(*arguments, **keywords)
+
+        return cast(F, call)
+
+    return decorate
+
+
+def old_functions(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return ``__getattr__`` of a package that gives its functions under old names, too.
+
+    Reading one warns with a DeprecationWarning that names the new one.
+
+    Args:
+        package: Name of the package.
+        names: New names by old ones.
+    """
+
+    def get(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        warnings.warn(f"{package}.{name} is {package}.{names[name]} now", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[package], names[name])
+
+    return get
 
 
 def _renamed(instance: object, *, old: str, new: str) -> Any:
@@ -133,7 +178,7 @@ def _as_method(instance: object, *, old: str, function: str) -> Callable[..., An
     warnings.warn(
         f"{type(instance).__name__}.{old} is the function {shown} now", DeprecationWarning, stacklevel=2
     )
-    return partial(pkgutil.resolve_name(function), instance)
+    return functools.partial(pkgutil.resolve_name(function), instance)
 
 
 @contextlib.contextmanager

@@ -8,13 +8,13 @@ import torch
 from fastfold.evoformer.attention import Attention, GlobalAttention, kernel_parameters, self_attention
 from fastfold.evoformer.execution import Block
 from fastfold.evoformer.primitives import LayerNorm
-from tests.helpers.definitions import attention, close, linear, norm, random, randomised
+from tests.helpers.definitions import attention, close, linear, norm, random, randomized
 
 R, N_Q, N_K, C_Q, C_KV, C_OUT, HEADS, C = 3, 5, 7, 6, 4, 9, 2, 8
 
 
 def _cross(gating: bool) -> Attention:
-    return randomised(Attention(C_Q, C_KV, C_OUT, heads=HEADS, c_hidden=C, gating=gating, zero_init=False))
+    return randomized(Attention(C_Q, C_KV, C_OUT, heads=HEADS, c_hidden=C, gating=gating, zero_init=False))
 
 
 @pytest.mark.parametrize("gating", [True, False])
@@ -47,8 +47,8 @@ def test_bias_and_mask_may_be_left_out() -> None:
 
 def test_a_block_of_self_attention_adds_its_update_times_dropout() -> None:
     """``x + dropout * attention(norm(x))``, written where the block says."""
-    layer = randomised(Attention(C_Q, C_Q, C_Q, heads=HEADS, c_hidden=C, gating=True, zero_init=False))
-    before = randomised(LayerNorm(C_Q), seed=3)
+    layer = randomized(Attention(C_Q, C_Q, C_Q, heads=HEADS, c_hidden=C, gating=True, zero_init=False))
+    before = randomized(LayerNorm(C_Q), seed=3)
     x, bias, mask = random(R, N_Q, C_Q), random(HEADS, N_Q, N_Q, seed=2), torch.ones(R, N_Q).double()
     mask[1, 3] = 0.0
     dropout, out = torch.tensor([0.0, 2.0, 1.0]).double().view(R, 1, 1), torch.empty_like(x)
@@ -74,7 +74,7 @@ def test_initial_layers_are_silent_or_open_as_the_supplement_says() -> None:
 
 
 def test_global_attention_without_a_gate_gives_every_position_the_same() -> None:
-    layer = randomised(GlobalAttention(C, heads=HEADS, gating=False, zero_init=False))
+    layer = randomized(GlobalAttention(C, heads=HEADS, gating=False, zero_init=False))
     x, mask = random(R, N_K, C), torch.ones(R, N_K).double()
     mask[1, 2:] = 0.0
     found = layer(x, mask)

@@ -17,7 +17,7 @@ from fastfold.evoformer.heads import (
     PredictedAlignedErrorHead,
     PredictedLDDTHead,
 )
-from tests.helpers.definitions import close, linear, norm, random, randomised
+from tests.helpers.definitions import close, linear, norm, random, randomized
 
 N, S, C = 7, 3, 5
 DISTOGRAM = SimpleNamespace(first_break=2.0, last_break=22.0, num_bins=6)
@@ -25,11 +25,11 @@ ERRORS = SimpleNamespace(max_error_bin=31.0, num_bins=4)
 
 
 def _distogram() -> DistogramHead:
-    return randomised(DistogramHead(DISTOGRAM, C, zero_init=False))
+    return randomized(DistogramHead(DISTOGRAM, C, zero_init=False))
 
 
 def _aligned_error() -> PredictedAlignedErrorHead:
-    return randomised(PredictedAlignedErrorHead(ERRORS, C, zero_init=False))
+    return randomized(PredictedAlignedErrorHead(ERRORS, C, zero_init=False))
 
 
 def test_distances_are_symmetric_and_their_bins_evenly_spaced() -> None:
@@ -69,7 +69,7 @@ def test_a_distogram_whose_mirrored_columns_are_elsewhere_is_never_lazy() -> Non
         def transposed(self, half: Tensor) -> Tensor:
             return torch.zeros_like(half)
 
-    head, pair = randomised(Elsewhere(DISTOGRAM, C, zero_init=False)), random(N, N, C)
+    head, pair = randomized(Elsewhere(DISTOGRAM, C, zero_init=False)), random(N, N, C)
     head.policy = ExecutionPolicy(lazy_logits=True)
     with torch.no_grad():
         close(head({"pair": pair})["logits"], linear(head.logits, pair))
@@ -79,15 +79,15 @@ def test_masked_residues_and_resolved_atoms_are_one_projection() -> None:
     """Sections 1.9.9 and 1.9.10."""
     masked, resolved = MaskedMsaHead(23, C, zero_init=False), ExperimentallyResolvedHead(C, zero_init=False)
     msa, single = random(S, N, C), random(N, C)
-    close(randomised(masked)({"msa": msa})["logits"], linear(masked.logits, msa))
-    found = randomised(resolved)({"single": single})["logits"]
+    close(randomized(masked)({"msa": msa})["logits"], linear(masked.logits, msa))
+    found = randomized(resolved)({"single": single})["logits"]
     close(found, linear(resolved.logits, single))
     assert found.shape == (N, 37)
 
 
 def test_lddt_runs_through_two_layers() -> None:
     """Algorithm 29, of the structure module's activations and not of the single representation."""
-    head = randomised(PredictedLDDTHead(SimpleNamespace(num_channels=6, num_bins=50), C, zero_init=False))
+    head = randomized(PredictedLDDTHead(SimpleNamespace(num_channels=6, num_bins=50), C, zero_init=False))
     x = random(N, C)
     hidden = linear(head.hidden, norm(head.norm, x)).clamp(min=0)
     expected = linear(head.logits, linear(head.hidden_2, hidden).clamp(min=0))
@@ -99,10 +99,10 @@ def test_heads_compute_in_their_own_precision() -> None:
     for head, key, shape in (
         (_distogram(), "pair", (N, N, C)),
         (_aligned_error(), "pair", (N, N, C)),
-        (randomised(MaskedMsaHead(23, C, zero_init=False)), "msa", (S, N, C)),
-        (randomised(ExperimentallyResolvedHead(C, zero_init=False)), "single", (N, C)),
+        (randomized(MaskedMsaHead(23, C, zero_init=False)), "msa", (S, N, C)),
+        (randomized(ExperimentallyResolvedHead(C, zero_init=False)), "single", (N, C)),
         (
-            randomised(PredictedLDDTHead(SimpleNamespace(num_channels=6, num_bins=5), C, zero_init=False)),
+            randomized(PredictedLDDTHead(SimpleNamespace(num_channels=6, num_bins=5), C, zero_init=False)),
             "structure_module",
             (N, C),
         ),

@@ -124,8 +124,8 @@ SCORES: dict[str, Callable[[dict[str, Any]], Tensor]] = {
 
 def plddt_in_double(logits: Tensor) -> Tensor:
     """:func:`plddt` without its conversion to float32."""
-    centres = (torch.arange(logits.shape[-1], dtype=logits.dtype) + 0.5) / logits.shape[-1]
-    score = (logits.softmax(-1) * centres).sum(-1)
+    centers = (torch.arange(logits.shape[-1], dtype=logits.dtype) + 0.5) / logits.shape[-1]
+    score = (logits.softmax(-1) * centers).sum(-1)
     torch.testing.assert_close(100 * score.float(), plddt(logits), atol=1e-3, rtol=1e-5)
     return score.mean()
 

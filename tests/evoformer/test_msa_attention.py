@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
-from tests.helpers.definitions import attention, close, linear, norm, random, randomised
+from tests.helpers.definitions import attention, close, linear, norm, random, randomized
 from tests.helpers.networks import oracle_config
 
 S, N, C_M, C_Z = 6, 9, 16, 12
@@ -27,15 +27,15 @@ def _mask() -> Tensor:
 
 
 def _row() -> MSARowAttention:
-    return randomised(MSARowAttention(_config().msa_row_attention_with_pair_bias, C_M, C_Z, zero_init=False))
+    return randomized(MSARowAttention(_config().msa_row_attention_with_pair_bias, C_M, C_Z, zero_init=False))
 
 
 def _column() -> MSAColumnAttention:
-    return randomised(MSAColumnAttention(_config().msa_column_attention, C_M, zero_init=False))
+    return randomized(MSAColumnAttention(_config().msa_column_attention, C_M, zero_init=False))
 
 
 def _global() -> MSAColumnGlobalAttention:
-    return randomised(MSAColumnGlobalAttention(_config().msa_column_attention, C_M, zero_init=False))
+    return randomized(MSAColumnGlobalAttention(_config().msa_column_attention, C_M, zero_init=False))
 
 
 def test_rows_attend_with_the_pair_as_bias() -> None:

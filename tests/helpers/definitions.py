@@ -10,7 +10,7 @@ from torch import Tensor, nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def randomised(module: M, seed: int = 0) -> M:
+def randomized(module: M, seed: int = 0) -> M:
     """The module in float64 with random parameters, none of them zero, without dropout."""
     generator = torch.Generator().manual_seed(seed)
     module = module.double().eval()
@@ -33,8 +33,8 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
 
 def norm(layer: nn.Module, x: Tensor) -> Tensor:
     """Layer norm over the last axis."""
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.weight + layer.bias
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.weight + layer.bias
 
 
 def attention(layer: nn.Module, x: Tensor, bias: Tensor | None, mask: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ USERS = 6
 
 def force_blocks(monkeypatch: pytest.MonkeyPatch, **blocks: int) -> None:
     """Let every kernel that normalises rows run with these blocks, where it has them."""
-    from fastfold.kernels.common import normalised_rows
+    from fastfold.kernels.common import normalized_rows
 
-    _force(monkeypatch, [normalised_rows], blocks)
+    _force(monkeypatch, [normalized_rows], blocks)
 
 
 def force_all_blocks(monkeypatch: pytest.MonkeyPatch, **blocks: int) -> None:

@@ -126,7 +126,7 @@ class _Program:
             return Barriers(shape[0]) if len(shape) == 2 else Barrier()
         return Shared(torch.full(shape, torch.nan, dtype=dtype))
 
-    def specialise(self, parts: Sequence[tuple[Any, Any]], warps: object, registers: object) -> None:
+    def specialize(self, parts: Sequence[tuple[Any, Any]], warps: object, registers: object) -> None:
         errors: list[BaseException] = []
 
         def run(function: Any, arguments: Any) -> None:
@@ -222,7 +222,7 @@ def _language(program: _Program) -> dict[str, Any]:
         load=lambda pointer, mask=None, other=0.0: pointer.load(mask, other),
         inline_asm_elementwise=_assembly,
         allocate_shared_memory=program.allocate,
-        warp_specialize=program.specialise,
+        warp_specialize=program.specialize,
     )
     barriers = SimpleNamespace(
         MBarrierLayout=_nothing,

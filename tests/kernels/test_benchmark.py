@@ -164,7 +164,7 @@ def test_the_check_at_large_sizes_notices_what_is_wrong(
 def test_candidates_differ_from_a_configuration_and_from_each_other(load: Any) -> None:
     candidates = load("candidates")
     config = LaunchConfig({"BM": 16, "BH": 32, "BK": 128}, 8, 3)
-    single = candidates.neighbours(config)
+    single = candidates.neighbors(config)
     changes = [
         sum(size != config.blocks[name] for name, size in found.blocks.items())
         + (found.num_warps != config.num_warps)

@@ -34,7 +34,7 @@ def test_the_page_has_exactly_the_dependencies(script: Any) -> None:
     assert [(name, extras) for name, _, extras in rows] == [
         (name, ", ".join(extras)) for name, (_, extras) in needed.items()
     ]
-    assert all(licence for _, licence, _ in rows)
+    assert all(license for _, license, _ in rows)
 
 
 def test_dependencies_are_those_of_all_platforms_and_extras(script: Any) -> None:
@@ -68,6 +68,6 @@ def test_dependencies_are_those_of_all_platforms_and_extras(script: Any) -> None
     ],
 )
 def test_licences_are_those_that_a_release_states(
-    script: Any, metadata: dict[str, Any], licence: str
+    script: Any, metadata: dict[str, Any], license: str
 ) -> None:
-    assert script.licence(metadata) == licence
+    assert script.license(metadata) == license

@@ -120,7 +120,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 def gradients(parallel: Parallel) -> dict[str, Tensor]:
     """The plain model's gradients, of what the optimizer is about to use."""
-    found = {name: p.grad for name, p in parallel.gradients.optimised.items() if p.grad is not None}
+    found = {name: p.grad for name, p in parallel.gradients.optimized.items() if p.grad is not None}
     return parallel.plain(parallel.gradients.whole(found))
 
 

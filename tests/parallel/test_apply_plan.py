@@ -172,7 +172,7 @@ def _partly(zero: int) -> float:
     (found.square() if rank else found).sum().backward()
     parallel.reduce_gradients()
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-    mine = {n: p.grad for n, p in parallel.gradients.optimised.items() if p.grad is not None}
+    mine = {n: p.grad for n, p in parallel.gradients.optimized.items() if p.grad is not None}
     worst = largest_differences(parallel.gradients.whole(mine), expected)
     for limit in (0.3, 1e3):  # below the norm, and above it
         norm = float(nn.utils.clip_grad_norm_(plain.parameters(), limit))

@@ -49,7 +49,7 @@ def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
             parameter.grad.mul_(share)
     parallel.reduce_gradients()
 
-    mine = {name: p.grad for name, p in parallel.gradients.optimised.items() if p.grad is not None}
+    mine = {name: p.grad for name, p in parallel.gradients.optimized.items() if p.grad is not None}
     whole = parallel.plain(parallel.gradients.whole(mine))
     found = copy.deepcopy(model)
     for name, parameter in found.named_parameters():

@@ -34,7 +34,7 @@ def _make() -> GPT:
     return model.double()
 
 
-def initialise(module: nn.Module) -> None:
+def initialize(module: nn.Module) -> None:
     """Draw weights; the order of calls decides their values."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight)
@@ -50,7 +50,7 @@ def _with_data() -> GPT:
     model = _make()
     torch.manual_seed(5)
     with torch.no_grad():
-        model.apply(initialise)
+        model.apply(initialize)
     return model
 
 
@@ -67,7 +67,7 @@ def _differences(plans: list[dict[str, Any]]) -> list[float]:
             plan,
             layers=tensor_layers(ParallelPlan.from_dict(plan)),
             stages=split_stages,
-            initialise=initialise,
+            initialize=initialize,
         )
         assert torch.equal(_angles(parallel.module), torch.arange(3.0, dtype=torch.float64))
         optimizer = parallel.optimizer(lambda named: torch.optim.SGD(named.values(), 0.1))
@@ -105,7 +105,7 @@ def test_parts_come_in_the_order_of_apply() -> None:
     assert is_without_data(model)
     torch.manual_seed(5)
     found: dict[str, Tensor] = {}
-    for values in MetaStart(model, initialise, torch.device("cpu")).values():
+    for values in MetaStart(model, initialize, torch.device("cpu")).values():
         assert len(values) < 20
         found |= values
     expected = _with_data().state_dict()
@@ -119,8 +119,8 @@ def test_parts_come_in_the_order_of_apply() -> None:
 def test_a_tensor_without_values_is_named() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match=r"initialise= leaves 0\.weight of Linear without values"):
-        parallelize(copy.deepcopy(model), {}, initialise=lambda module: None)
+    with pytest.raises(ConfigError, match=r"initialize= leaves 0\.weight of Linear without values"):
+        parallelize(copy.deepcopy(model), {}, initialize=lambda module: None)
     half = nn.Sequential(nn.Linear(2, 2), *model)
     with pytest.raises(ConfigError, match=r"1\.bias has no data \(device meta\) and 0\.bias has"):
-        parallelize(half, {}, initialise=initialise)
+        parallelize(half, {}, initialize=initialize)

@@ -159,7 +159,7 @@ def test_a_state_with_more_than_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="the state has extra, which is not in the model"):
         parallel.load_state_dict(parallel.state_dict() | {"extra": torch.zeros(1)})
     optimizer = parallel.optimizer(lambda named: torch.optim.AdamW(named.values()))
-    optimizer.initialise()
+    optimizer.initialize()
     state = optimizer.state_dict()
     state["state"]["extra"] = {"exp_avg": torch.zeros(1)}
     with pytest.raises(ConfigError, match="has extra, which is not a parameter of the model"):

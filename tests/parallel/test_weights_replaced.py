@@ -30,7 +30,7 @@ def _sgd(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(named.values(), lr=0.1, momentum=0.5)
 
 
-def _penalised(model: nn.Module, x: Tensor) -> Tensor:
+def _penalized(model: nn.Module, x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     y = model(x)
     (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
@@ -69,20 +69,20 @@ def _new_weights() -> None:
 
 def _second_derivatives() -> None:
     plain = _model()
-    expected = torch.autograd.grad(_penalised(plain, X), list(plain.parameters()))
+    expected = torch.autograd.grad(_penalized(plain, X), list(plain.parameters()))
     layers = {"0": ParallelMLP.from_plain}
     for plan in ({"tp": 2}, {"dp": 2, "zero": 2}):
         parallel: Parallel = parallelize(copy.deepcopy(plain), plan, layers=layers if "tp" in plan else None)
-        _penalised(parallel.module, X[parallel.rows(len(X))]).backward()
+        _penalized(parallel.module, X[parallel.rows(len(X))]).backward()
         parallel.reduce_gradients()
         found = parallel.plain(
-            parallel.gradients.whole({n: p.grad for n, p in parallel.gradients.optimised.items()})
+            parallel.gradients.whole({n: p.grad for n, p in parallel.gradients.optimized.items()})
         )
         for (name, _), gradient in zip(plain.named_parameters(), expected, strict=True):
             assert torch.allclose(found[name], gradient, atol=1e-12), (plan, name)
     parallel = parallelize(_model(), {"dp": 2, "zero": 3})
     with pytest.raises(ConfigError, match=r"create_graph=True .* use zero=0, 1 or 2"):
-        _penalised(parallel.module, X)
+        _penalized(parallel.module, X)
 
 
 def _sparse() -> None:

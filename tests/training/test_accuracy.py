@@ -78,7 +78,7 @@ def measured(load: Any, depth: int, lddt_ca: float = 0.4, **figures: float) -> A
 
 def test_chains_are_grouped_by_the_depth_of_their_alignments(load: Any):
     depths = (0, 0, 1, 49, 50, 199, 200, 900)
-    groups = load("accuracy_tables").summarise([measured(load, depth) for depth in depths])
+    groups = load("accuracy_tables").summarize([measured(load, depth) for depth in depths])
     assert {name: group["chains"] for name, group in groups.items()} == {
         "all chains": 8,
         "none": 2,
@@ -89,7 +89,7 @@ def test_chains_are_grouped_by_the_depth_of_their_alignments(load: Any):
         "none, up to 100 residues": 2,
         "1 row and more, up to 100 residues": 6,
     }
-    assert "none" not in load("accuracy_tables").summarise([measured(load, 3)])
+    assert "none" not in load("accuracy_tables").summarize([measured(load, 3)])
 
 
 def test_means_are_over_chains_that_have_a_figure_and_their_number_is_given(load: Any):
@@ -107,7 +107,7 @@ def test_the_input_is_compared_on_the_same_chains_or_not_at_all(load: Any):
         measured(load, 0, precision_l5=0.2, base_rate=0.1),
         measured(load, 9, precision_l5=0.6, precision_l5_input=0.5, base_rate=0.1),
     ]
-    groups = load("accuracy_tables").summarise(chains)
+    groups = load("accuracy_tables").summarize(chains)
     assert "precision_l5_input" not in groups["all chains"]
     assert groups["1 row and more"]["precision_l5_input"] == 0.5
     text = load("accuracy_tables").tables(groups)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 import fastfold
+from fastfold import kernels, parallelize
 from fastfold.data.targets import Chain, Target
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.data.training.sampling import Filtered
+from fastfold.parallel.data_parallel.large_batch import Lamb
 from fastfold.products.design import hallucination
 from fastfold.products.ensemble.members import Member
-from fastfold.utils.lazy import old_attributes, old_methods
+from fastfold.utils.lazy import old_attributes, old_functions, old_keywords, old_methods
 from tests.helpers.results import helix_prediction
 
 
@@ -34,6 +38,39 @@ def test_an_old_attribute_is_the_new_one() -> None:
 def test_an_old_method_calls_the_function_with_the_object() -> None:
     with pytest.warns(DeprecationWarning, match=r"Box\.show is the function json\.dumps now"):
         assert Box().show(indent=1) == "{}"  # type: ignore[attr-defined]
+
+
+@old_keywords({"number": "count"})
+def _repeat(letter: str, *, count: int) -> str:
+    return letter * count
+
+
+def test_an_old_keyword_is_the_new_one() -> None:
+    with pytest.warns(DeprecationWarning, match=r"_repeat\(number=\) is _repeat\(count=\) now") as warned:
+        assert _repeat("a", number=2) == "aa"  # type: ignore[call-arg]
+    assert warned[0].filename == __file__
+    assert _repeat("a", count=3) == "aaa"
+    with pytest.raises(TypeError, match="count= or its old name number=, not both"):
+        _repeat("a", count=2, number=2)  # type: ignore[call-arg]
+
+
+def test_an_old_function_is_the_new_one_of_its_package() -> None:
+    get = old_functions("json", {"write": "dumps"})
+    with pytest.warns(DeprecationWarning, match=r"json\.write is json\.dumps now"):
+        assert get("write") is json.dumps
+    with pytest.raises(AttributeError, match="module 'json' has no attribute 'read'"):
+        get("read")
+
+
+def test_american_spellings_are_new_names() -> None:
+    with pytest.warns(DeprecationWarning, match=r"kernels\.normalized_linear now"):
+        assert kernels.normalised_linear is kernels.normalized_linear
+    lamb = Lamb({"w": torch.nn.Parameter(torch.ones(2))})
+    with pytest.warns(DeprecationWarning, match=r"Lamb\.initialize now"):
+        lamb.initialise()  # type: ignore[attr-defined]
+    assert len(lamb.state) == 1
+    with pytest.warns(DeprecationWarning, match=r"parallelize\(initialize=\) now"):
+        parallelize(torch.nn.Linear(2, 2), {}, initialise=None)  # type: ignore[call-arg]
 
 
 def test_attributes_of_version_0_1_have_their_values() -> None:

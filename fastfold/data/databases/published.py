@@ -34,7 +34,7 @@ class PublishedDatabase:
     kind: Kind  #: Form in which it is published
     download_gb: float  #: Approximate size of the download, as AlphaFold's README states it
     unpacked_gb: float  #: Approximate size on the disk, from there too
-    licence: str  #: Licence or terms
+    license: str  #: Licence or terms
     use: str  #: Use in a fold
     product: str  #: The FASTA file, or the common beginning of the names of an HH-suite database's files
     urls: tuple[str, ...]  #: Addresses. Several files of FASTA are joined to one.
@@ -65,7 +65,7 @@ pdb_mmcif    rsync    43     43    CC0 1.0                       structures of t
 
 def _databases() -> Iterator[PublishedDatabase]:
     lines = [re.split(r" {2,}", line.strip()) for line in _TABLE.strip().splitlines()]
-    for (name, kind, download, unpacked, licence, use), (product, *urls) in zip(
+    for (name, kind, download, unpacked, license, use), (product, *urls) in zip(
         lines[::2], lines[1::2], strict=True
     ):
         yield PublishedDatabase(
@@ -73,7 +73,7 @@ def _databases() -> Iterator[PublishedDatabase]:
             kind=cast(Kind, kind),
             download_gb=float(download),
             unpacked_gb=float(unpacked),
-            licence=licence,
+            license=license,
             use=use,
             product=product,
             urls=tuple(urls),

@@ -70,7 +70,7 @@ def training_sample(
 ) -> dict[str, np.ndarray]:
     """Compute features and labels of one chain of ``N`` residues for a monomer network.
 
-    ``analyse`` returns the coevolution of a numbered subset of the first alignment's rows, by default
+    ``analyze`` returns the coevolution of a numbered subset of the first alignment's rows, by default
     :func:`fastfold.data.features.coevolution.analyze_subset`.
 
     Returns:

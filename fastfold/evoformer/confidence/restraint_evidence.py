@@ -54,8 +54,8 @@ def limit_probabilities(
     middles = bin_edges[0] - width / 2 + width * torch.arange(len(bin_edges) + 1, device=bin_edges.device)
     inside = (middles >= pairs.low[:, None]) & (middles <= pairs.high[:, None])
     # A range that is narrower than a bin, or beyond all bins, has the probability of the nearest one.
-    centre = (pairs.low + pairs.high.clamp(max=float(middles[-1]))) / 2
-    nearest = torch.nn.functional.one_hot((middles - centre[:, None]).abs().argmin(-1), len(middles))
+    center = (pairs.low + pairs.high.clamp(max=float(middles[-1]))) / 2
+    nearest = torch.nn.functional.one_hot((middles - center[:, None]).abs().argmin(-1), len(middles))
     inside = torch.where(inside.any(-1, keepdim=True), inside, nearest > 0).to(middles)
     probability = middles.new_zeros(len(inside))
     totals = middles.new_zeros(_SEPARATIONS + 1, len(middles) + 1)

@@ -20,18 +20,18 @@ def plddt(logits: Tensor) -> Tensor:
         tensor([50., 50., 50.])
     """
     bins = logits.shape[-1]
-    centres = (torch.arange(bins, device=logits.device, dtype=torch.float32) + 0.5) / bins
-    return 100.0 * (torch.softmax(logits.float(), -1) * centres).sum(-1)
+    centers = (torch.arange(bins, device=logits.device, dtype=torch.float32) + 0.5) / bins
+    return 100.0 * (torch.softmax(logits.float(), -1) * centers).sum(-1)
 
 
-def bin_centres(breaks: Tensor) -> Tensor:
+def bin_centers(breaks: Tensor) -> Tensor:
     """Return the centres ``[bins]`` of error bins with edges ``breaks [bins - 1]``, both in Å.
 
     The last bin is as wide as the others.
     """
     step = breaks[1] - breaks[0]
-    centres = breaks + step / 2
-    return torch.cat([centres, centres[-1:] + step])
+    centers = breaks + step / 2
+    return torch.cat([centers, centers[-1:] + step])
 
 
 def predicted_aligned_error(logits: Tensor | LazyRows, breaks: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,11 +46,11 @@ def predicted_aligned_error(logits: Tensor | LazyRows, breaks: Tensor) -> tuple[
         >>> errors.shape, round(largest.item(), 2)
         (torch.Size([4, 4]), 31.75)
     """
-    centres = bin_centres(breaks.float())
-    error = torch.empty(logits.shape[:-1], dtype=centres.dtype, device=centres.device)
+    centers = bin_centers(breaks.float())
+    error = torch.empty(logits.shape[:-1], dtype=centers.dtype, device=centers.device)
     for rows, part in row_blocks(logits):
-        error[..., rows, :] = torch.softmax(part.float(), -1) @ centres
-    return error, centres[-1]
+        error[..., rows, :] = torch.softmax(part.float(), -1) @ centers
+    return error, centers[-1]
 
 
 def predicted_tm_score(
@@ -82,8 +82,8 @@ def predicted_tm_score(
     """
     if residue_weights is None:
         residue_weights = torch.ones(logits.shape[-2], device=breaks.device)
-    centres = bin_centres(breaks.float())
-    tm_of_bin = tm_score_of_bins(centres, float(residue_weights.sum()))
+    centers = bin_centers(breaks.float())
+    tm_of_bin = tm_score_of_bins(centers, float(residue_weights.sum()))
     per_alignment = torch.empty_like(residue_weights, dtype=tm_of_bin.dtype)
     for rows, part in row_blocks(logits):
         expected = torch.softmax(part.float(), -1) @ tm_of_bin
@@ -96,13 +96,13 @@ def predicted_tm_score(
     return per_alignment[best]
 
 
-def tm_score_of_bins(centres: Tensor, residues: float) -> Tensor:
-    """Return the TM-score term ``[bins]`` of an aligned error in each bin with ``centres [bins]`` in Å.
+def tm_score_of_bins(centers: Tensor, residues: float) -> Tensor:
+    """Return the TM-score term ``[bins]`` of an aligned error in each bin with ``centers [bins]`` in Å.
 
     ``residues`` is the length from which d0 of the TM-score is computed; lengths below 19 count as 19.
     """
     d0 = 1.24 * (max(residues, 19.0) - 15.0) ** (1.0 / 3.0) - 1.8
-    return 1.0 / (1.0 + (centres / d0).square())
+    return 1.0 / (1.0 + (centers / d0).square())
 
 
 def row_blocks(logits: Tensor | LazyRows) -> Iterator[tuple[slice, Tensor]]:
@@ -162,9 +162,9 @@ def chain_confidence(
     chains, chain_of = torch.unique(asym_id, return_inverse=True)
     member = torch.nn.functional.one_hot(chain_of, len(chains)).float()
     sizes = member.sum(0)
-    centres = bin_centres(breaks.float())
-    of_complex = tm_score_of_bins(centres, len(asym_id))
-    of_chain = [tm_score_of_bins(centres, float(size)) for size in sizes]
+    centers = bin_centers(breaks.float())
+    of_complex = tm_score_of_bins(centers, len(asym_id))
+    of_chain = [tm_score_of_bins(centers, float(size)) for size in sizes]
     touching = None
     if contact_threshold is not None and distogram is not None and bin_edges is not None:
         touching = _touching(distogram, bin_edges, member, contact_threshold)

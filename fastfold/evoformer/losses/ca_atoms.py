@@ -137,5 +137,5 @@ def _distances(points: Tensor, epsilon: float) -> Tensor:
 
 def _log_square_radius(points: Tensor, mask: Tensor) -> Tensor:
     count = mask.sum(-1).clamp(min=1)
-    centre = (points * mask[..., None]).sum(-2, keepdim=True) / count[..., None, None]
-    return (((points - centre).square().sum(-1) * mask).sum(-1) / count + 1e-6).log()
+    center = (points * mask[..., None]).sum(-2, keepdim=True) / count[..., None, None]
+    return (((points - center).square().sum(-1) * mask).sum(-1) / count + 1e-6).log()

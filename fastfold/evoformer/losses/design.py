@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastfold.evoformer.confidence.scores import bin_centres, tm_score_of_bins
+from fastfold.evoformer.confidence.scores import bin_centers, tm_score_of_bins
 from fastfold.evoformer.losses.clashes import between_residue_clashes
 from fastfold.evoformer.losses.masked import PairLogits, masked_mean, over_bins, pair_logits
 from fastfold.protein import residue_constants as rc
@@ -21,7 +21,7 @@ from fastfold.protein.metrics.tm_score import superpose
 from fastfold.protein.rigid import Rigid
 
 _N, _CA, _C = (rc.atom_order[name] for name in ("N", "CA", "C"))
-_LAST_CENTRE = 31.0  #: Divisor of aligned errors in Å, as in ColabDesign
+_LAST_CENTER = 31.0  #: Divisor of aligned errors in Å, as in ColabDesign
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def _mean(x: Tensor, mask: Tensor) -> Tensor:
 def plddt_loss(outputs: Outputs, mask: Tensor) -> Tensor:
     """Return one minus the mean predicted lDDT of the residues in ``mask [N]``."""
     bins = outputs.lddt.shape[-1]
-    centres = (torch.arange(bins, device=mask.device, dtype=outputs.lddt.dtype) + 0.5) / bins
-    return _mean(1.0 - outputs.lddt.softmax(-1) @ centres, mask)
+    centers = (torch.arange(bins, device=mask.device, dtype=outputs.lddt.dtype) + 0.5) / bins
+    return _mean(1.0 - outputs.lddt.softmax(-1) @ centers, mask)
 
 
 def exp_res_loss(outputs: Outputs, mask: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def pae_loss(outputs: Outputs, pairs: Tensor) -> Tensor:
     breaks = outputs.error_breaks
 
     def expected(logits: Tensor) -> Tensor:
-        return logits.softmax(-1) @ bin_centres(breaks.to(logits.dtype)) / _LAST_CENTRE
+        return logits.softmax(-1) @ bin_centers(breaks.to(logits.dtype)) / _LAST_CENTER
 
     error = over_bins(expected, outputs.errors)
     return _mean((error + error.transpose(0, 1)) / 2, pairs)
@@ -112,7 +112,7 @@ def interface_ptm_loss(outputs: Outputs, chain: Tensor) -> Tensor:
     breaks = outputs.error_breaks
 
     def expected(logits: Tensor) -> Tensor:
-        return logits.softmax(-1) @ tm_score_of_bins(bin_centres(breaks.to(logits.dtype)), float(len(chain)))
+        return logits.softmax(-1) @ tm_score_of_bins(bin_centers(breaks.to(logits.dtype)), float(len(chain)))
 
     between = (chain[:, None] != chain[None]).to(outputs.positions.dtype)
     scores = over_bins(expected, outputs.errors) * between

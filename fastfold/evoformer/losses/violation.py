@@ -34,7 +34,7 @@ def find_violations(positions: Tensor, batch: dict[str, Tensor], config: ConfigD
     exists = batch["atom14_atom_exists"].to(positions.dtype)
     index, aatype = batch["residue_index"].long(), batch["aatype"]
     chain = batch.get("asym_id")
-    connected = _neighbours(index, chain)
+    connected = _neighbors(index, chain)
     bonds = _between_residue_bonds(positions, exists, connected, aatype, config.violation_tolerance_factor)
     clashes = between_residue_clashes(positions, exists, index, chain, aatype, config.clash_overlap_tolerance)
     within = _within_residues(positions, exists, aatype, config)
@@ -83,9 +83,7 @@ def violation_metrics(
     ca, ca_exists = positions[..., 1, :], exists[..., 1]
     distance = ((ca[..., :-1, :] - ca[..., 1:, :]).square().sum(-1) + 1e-6).sqrt()
     extreme = (distance - rc.ca_ca_distance > 1.5).to(positions.dtype)
-    mask = (
-        ca_exists[..., :-1] * ca_exists[..., 1:] * _neighbours(batch["residue_index"], batch.get("asym_id"))
-    )
+    mask = ca_exists[..., :-1] * ca_exists[..., 1:] * _neighbors(batch["residue_index"], batch.get("asym_id"))
     between, within = violations["between_residues"], violations["within_residues"]
     per_residue = {
         "violations_between_residue_bond": between["connections_per_residue_violation_mask"],
@@ -97,7 +95,7 @@ def violation_metrics(
     return {"violations_extreme_ca_ca_distance": masked_mean(mask, extreme, 1), **shares}
 
 
-def _neighbours(residue_index: Tensor, chain: Tensor | None) -> Tensor:
+def _neighbors(residue_index: Tensor, chain: Tensor | None) -> Tensor:
     """Return 1 for neighbours ``[*, N - 1]`` that are consecutive in one chain, 0 for others."""
     follows = residue_index[..., 1:] - residue_index[..., :-1] == 1
     if chain is not None:
@@ -110,7 +108,7 @@ def _length(v: Tensor) -> Tensor:
 
 
 def _between_residue_bonds(
-    positions: Tensor, exists: Tensor, neighbours: Tensor, aatype: Tensor, tolerance: float
+    positions: Tensor, exists: Tensor, neighbors: Tensor, aatype: Tensor, tolerance: float
 ) -> dict[str, Tensor]:
     n, ca, c = (positions[..., i, :] for i in range(3))
     has_n, has_ca, has_c = (exists[..., i] for i in range(3))
@@ -126,7 +124,7 @@ def _between_residue_bonds(
     def by_residue(values: tuple[float, ...]) -> Tensor:
         return values[0] * (1.0 - proline) + values[1] * proline
 
-    connected = has_c[..., :-1] * has_n[..., 1:] * neighbours.to(positions.dtype)
+    connected = has_c[..., :-1] * has_n[..., 1:] * neighbors.to(positions.dtype)
     terms: dict[str, tuple[Any, Any, Any, Tensor]] = {
         "bonds_c_n": (
             peptide_length,

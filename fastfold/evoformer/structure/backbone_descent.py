@@ -192,18 +192,18 @@ def _has_wrong_hand(affines: Tensor, shape: Tensor, bonded: Tensor) -> Tensor:
 class RadiusSpring:
     """Spring that keeps the radius of gyration, which grows with the distances of CA neighbours otherwise."""
 
-    def __init__(self, centre: Tensor, present: Tensor) -> None:
-        """Keep the radius of ``centre [N, 3]`` in Å, without padding where ``present [N]`` is False."""
-        self._share = present.to(centre) / present.sum()
-        self._radius = self._spread(centre)[1]
+    def __init__(self, center: Tensor, present: Tensor) -> None:
+        """Keep the radius of ``center [N, 3]`` in Å, without padding where ``present [N]`` is False."""
+        self._share = present.to(center) / present.sum()
+        self._radius = self._spread(center)[1]
 
-    def forces(self, centre: Tensor) -> Tensor:
+    def forces(self, center: Tensor) -> Tensor:
         """Return the gradient ``[N, 3]`` of the energy ``N * weight / 2 * (radius - start)²``."""
-        arm, radius = self._spread(centre)
+        arm, radius = self._spread(center)
         return RADIUS_WEIGHT * (radius - self._radius) / radius * arm
 
-    def _spread(self, centre: Tensor) -> tuple[Tensor, Tensor]:
-        arm = centre - (self._share[:, None] * centre).sum(0)
+    def _spread(self, center: Tensor) -> tuple[Tensor, Tensor]:
+        arm = center - (self._share[:, None] * center).sum(0)
         square = (self._share * arm.square().sum(-1)).sum()
         return arm, (square + _LEAST_RADIUS**2).sqrt()
 
@@ -219,30 +219,30 @@ def _descend(
     shape: Tensor,
 ) -> Tensor:
     """Move and turn residues by Adam, with one second moment for each move and one for each turn."""
-    quaternion, centre = affines[:, :4], affines[:, 4:]
-    mean = centre.new_zeros(2, len(centre), 3)
-    square = centre.new_zeros(2, len(centre), 1)
-    size = centre.new_tensor([1.0, _TURN])[:, None, None]
+    quaternion, center = affines[:, :4], affines[:, 4:]
+    mean = center.new_zeros(2, len(center), 3)
+    square = center.new_zeros(2, len(center), 1)
+    size = center.new_tensor([1.0, _TURN])[:, None, None]
     far = torch.zeros_like(shape)
     for step in range(steps):
         done = step / steps
         length = rate * (_LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
         rotation = rotations(quaternion)
         arm = arms(rotation, shape)
-        points = arm + centre[:, None]
+        points = arm + center[:, None]
         if step % _RELIST == 0:
             energy.list_overlaps(points)
         ramachandran = min(1.0, _RAMACHANDRAN_START + 2 * (1 - _RAMACHANDRAN_START) * done)
         gradient = energy.gradient(points, ramachandran)
         if step % _KEEP_FORCES == 0:
             far = pull(points)
-            far[:, _CA].add_(radius.forces(centre))  # the origin of the frame, so it turns nothing
+            far[:, _CA].add_(radius.forces(center))  # the origin of the frame, so it turns nothing
         gradient += far
         both = torch.stack([gradient.sum(1), torques(rotation, arm, gradient)])
         mean = torch.lerp(both, mean, _MEAN)
         square = torch.lerp(both.square().sum(-1, keepdim=True), square, _SQUARE)
         size_now = (square / (1 - _SQUARE ** (step + 1))).sqrt_().add_(1e-3)
         move, turn = (length / (1 - _MEAN ** (step + 1)) * size * mean / size_now).unbind(0)
-        centre = centre - move
+        center = center - move
         quaternion = update_quaternion(quaternion, -turn)
-    return torch.cat([quaternion, centre], -1)
+    return torch.cat([quaternion, center], -1)

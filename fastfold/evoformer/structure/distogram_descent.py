@@ -171,13 +171,13 @@ class _Fall:
         restraints: RestraintSprings | None = None,
     ) -> None:
         self._restraints = restraints
-        centre = affines[:, 4:]
+        center = affines[:, 4:]
         self._config, self._distances, self._sum_over_ranks = config, distances, sum_over_ranks
         self._overlap = config.overlap
         self._overlaps = Overlaps(distances.blocks, config.overlap_distance, len(affines))
-        self._shape = _rigid_points(aatype, centre)
+        self._shape = _rigid_points(aatype, center)
         points = placed(affines, self._shape)
-        self._bonds = _peptide_springs(residue_index, present, centre, config.bond)
+        self._bonds = _peptide_springs(residue_index, present, center, config.bond)
         self._local = _local_springs(points, residue_index, present, config.local, config.window)
 
     def repeated(self, copies: int) -> _Fall:
@@ -202,10 +202,10 @@ class _Fall:
 
     def energy(self, affines: Tensor) -> Tensor:
         """Return the energy of frames ``[N, 7]``, a scalar that is equal on all processes."""
-        config, centre = self._config, affines[:, 4:]
+        config, center = self._config, affines[:, 4:]
         points = placed(affines, self._shape)
         own = self._distances.total(points[:, _POINTS["CB"]])
-        own += self._distances.overlap(centre, config.overlap_distance, self._overlap)
+        own += self._distances.overlap(center, config.overlap_distance, self._overlap)
         flat = points.flatten(0, 1)
         total = self._sum_over_ranks(own) + self._bonds.total(flat) + self._local.total(flat)
         return total if self._restraints is None else total + self._restraints.total(flat)
@@ -213,20 +213,20 @@ class _Fall:
     def descend(self, affines: Tensor, steps: int, local_start: float) -> Tensor:
         """Move frames ``[N, 7]`` down the energy, with local springs that weaken from ``local_start`` to 1."""
         config = self._config
-        quaternion, centre = affines[:, :4], affines[:, 4:]
-        turning, moving = torch.zeros_like(centre), torch.zeros_like(centre)
+        quaternion, center = affines[:, :4], affines[:, 4:]
+        turning, moving = torch.zeros_like(center), torch.zeros_like(center)
         for step in range(steps):
             done = step / steps
             rate = config.rate * (0.02 + 0.5 * (1 + math.cos(math.pi * done)))
             rotation = rotations(quaternion)
             arm = arms(rotation, self._shape)
-            gradient = self._forces(arm + centre[:, None], local_start + (1 - local_start) * done)
+            gradient = self._forces(arm + center[:, None], local_start + (1 - local_start) * done)
             torque = torques(rotation, arm, gradient)
             moving = config.momentum * moving + _limited(gradient.sum(1), config.largest_force)
             turning = config.momentum * turning + _limited(torque, config.largest_force)
-            centre = centre - rate * moving
+            center = center - rate * moving
             quaternion = update_quaternion(quaternion, -_TURN * rate * turning)
-        return torch.cat([quaternion, centre], -1)
+        return torch.cat([quaternion, center], -1)
 
     def _forces(self, points: Tensor, local: float) -> Tensor:
         """Return the gradient ``[N, 4, 3]`` of the energy, with ``local`` times the local springs."""

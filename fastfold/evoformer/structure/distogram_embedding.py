@@ -80,11 +80,11 @@ def turned(affines: Tensor, points: Tensor) -> Tensor:
     weight = ((near >= 0) & (near < length)).to(target)[..., None]
     near = near.clamp(0, length - 1).to(target.device)
 
-    def centred(x: Tensor) -> Tensor:
+    def centered(x: Tensor) -> Tensor:
         around = x[near]
         return (around - (around * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)) * weight
 
-    covariance = centred(target).transpose(1, 2) @ centred(source)
+    covariance = centered(target).transpose(1, 2) @ centered(source)
     rotation = best_rotation(covariance).to(affines) @ quaternion_to_rotation(affines[:, :4])
     return torch.cat([rotation_to_quaternion(rotation), points], -1)
 

@@ -328,8 +328,8 @@ def strand_twist(ca: Tensor, residue_index: Tensor) -> Tensor:
     reach = torch.arange(_REACH, len(ca) - _REACH, device=ca.device)
     whole = residue_index[reach + _REACH] - residue_index[reach - _REACH] == 2 * _REACH
     extended = whole & (torch.linalg.vector_norm(ca[reach + 2] - ca[reach - 2], dim=-1) > _EXTENDED)
-    centred = ca - ca.mean(0)
-    padded = torch.cat([centred[:1].expand(_SMOOTH, 3), centred, centred[-1:].expand(_SMOOTH, 3)])
+    centered = ca - ca.mean(0)
+    padded = torch.cat([centered[:1].expand(_SMOOTH, 3), centered, centered[-1:].expand(_SMOOTH, 3)])
     smooth = padded.unfold(0, 2 * _SMOOTH + 1, 1).mean(-1)
     reach = reach[extended]
     point = smooth[reach]

@@ -21,7 +21,7 @@ from fastfold.errors import ConfigError, NetworkError, WeightsError, WriteError,
 from fastfold.evoformer.weights.checkpoint import weights_info
 from fastfold.evoformer.weights.published import (
     ARCHIVE,
-    LICENCE,
+    LICENSE,
     SOURCE,
     SUMS,
     by_hand,
@@ -159,7 +159,7 @@ def download_weights(
         if present:
             say(f"already present and verified: {', '.join(present)}")
         if missing := [name for name in files if name not in present]:
-            write_atomic(folder / "LICENSE", LICENCE + "\n")
+            write_atomic(folder / "LICENSE", LICENSE + "\n")
             try:
                 with open_pieces(mirror, missing, say) as pieces:
                     if isinstance(pieces, list):

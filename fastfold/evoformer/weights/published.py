@@ -21,7 +21,7 @@ from fastfold.utils.machine import user_cache
 ARCHIVE = "alphafold_params_2022-12-06.tar"  #: Name of the published archive: the parameters of AlphaFold 2.3
 SOURCE = "https://storage.googleapis.com/alphafold"  #: DeepMind's address of the archive's folder
 FILE_MEGABYTES = 373  #: Size of each file: 93 million parameters in float32
-LICENCE = """\
+LICENSE = """\
 AlphaFold parameters, copyright DeepMind Technologies Limited, under the Creative Commons licence CC BY 4.0
 (https://creativecommons.org/licenses/by/4.0/). Whoever uses them in published work cites Jumper et al., Nature 596,
 583

@@ -28,7 +28,7 @@ class Molstar:
 
     script: str
     style: str
-    licence: str
+    license: str
     version: str
 
 
@@ -48,8 +48,8 @@ def load_molstar() -> Molstar | None:
             raise ValueError(
                 f"{name} of the package {PACKAGE} has an unknown SHA-256: expected {expected}, found {digest}"
             )
-    script, style, licence, version = (contents[name].decode("utf-8") for name in names)
-    return Molstar(script, style, licence, version.strip())
+    script, style, license, version = (contents[name].decode("utf-8") for name in names)
+    return Molstar(script, style, license, version.strip())
 
 
 _packed: dict[str, str] = {}

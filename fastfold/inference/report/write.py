@@ -243,7 +243,7 @@ def _page(
         "package": PACKAGE,
         "refused": refused,
         "about": about,
-        "licence": "" if molstar is None else molstar.licence,
+        "licence": "" if molstar is None else molstar.license,
         "meta": json_element(meta),
         "loader": loader,
         "program": place,

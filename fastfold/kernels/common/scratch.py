@@ -171,22 +171,22 @@ def at_positions(x: Tensor, block: slice) -> Tensor:
     return x[positions.div(columns, rounding_mode="floor"), positions % columns]
 
 
-def normalise(
+def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise a block of an exact dtype; return mean and reciprocal standard deviation, too."""
     return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def normalise_to(dtype: torch.dtype, x: Tensor, norm: tuple[Tensor, Tensor], eps: float) -> Tensor:
+def normalize_to(dtype: torch.dtype, x: Tensor, norm: tuple[Tensor, Tensor], eps: float) -> Tensor:
     """Normalise a block of any dtype by scale and shift in an exact dtype; round the result once, to ``dtype``."""
     # PyTorch's kernel for bfloat16 data and a norm in float32 computes in float32, and copies nothing.
     if x.dtype == dtype and (dtype == norm[0].dtype or (dtype == torch.bfloat16 and x.device.type == "cpu")):
         return torch.native_layer_norm(x, x.shape[-1:], *norm, eps)[0]
-    return normalise(x.to(norm[0].dtype), *norm, eps)[0].to(dtype)
+    return normalize(x.to(norm[0].dtype), *norm, eps)[0].to(dtype)
 
 
-def normalise_backward(
+def normalize_backward(
     grad: Tensor,
     x: Tensor,
     statistics: Sequence[Tensor],
@@ -195,7 +195,7 @@ def normalise_backward(
     grad_weight: Tensor | None,
     grad_bias: Tensor | None,
 ) -> Tensor:
-    """Return the gradient of :func:`normalise` for ``x``; add the parameters' gradients to totals that are not None."""
+    """Return the gradient of :func:`normalize` for ``x``; add the parameters' gradients to totals that are not None."""
     wanted = [True, grad_weight is not None, grad_bias is not None]
     # In bfloat16, PyTorch's kernel would sum the parameters' gradients in this dtype, and take longer.
     exact = accumulation_dtype(x)

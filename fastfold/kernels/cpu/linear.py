@@ -31,7 +31,7 @@ from fastfold.kernels.common.scratch import (
     accumulation_dtype,
     block_positions,
     finish,
-    normalise,
+    normalize,
     position_blocks,
 )
 from fastfold.kernels.cpu.products import (
@@ -455,7 +455,7 @@ def estimate(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return onednn_linear(x.to(torch.bfloat16), weight.to(torch.bfloat16), bias).to(x.dtype)
 
 
-def centred(
+def centered(
     x: Tensor, norm: Norm, eps: float, weight: Tensor, bias: Tensor | None
 ) -> tuple[Norm, Tensor | None]:
     """Move the mean of the positions ``x [*, c]``, normalised by ``norm``, from the data of a product into its bias.
@@ -467,6 +467,6 @@ def centred(
     """
     if reduced(weight) is None:
         return norm, bias
-    mean = mean_of(normalise(sample(x).to(weight.dtype), *norm, eps)[0])
+    mean = mean_of(normalize(sample(x).to(weight.dtype), *norm, eps)[0])
     moved = torch.mv(weight, mean)
     return (norm[0], norm[1] - mean), moved if bias is None else bias + moved

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.scratch import Scratch, normalise_to, position_blocks, without_autocast
+from fastfold.kernels.common.scratch import Scratch, normalize_to, position_blocks, without_autocast
 from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
-    centred,
+    centered,
     product_dtype,
     requested_products,
 )
@@ -19,7 +19,7 @@ from fastfold.kernels.ops.layer_norm.op import layer_norm
 EPS = 1e-5
 
 
-def normalised_linear(
+def normalized_linear(
     x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
     """Compute ``LN(x) Wᵀ + b``; without gradients on a CPU in the precision of the operators' products.
@@ -36,8 +36,8 @@ def normalised_linear(
 
     Example:
         >>> import torch
-        >>> from fastfold.kernels import normalised_linear
-        >>> normalised_linear(torch.randn(5, 8), torch.ones(8), torch.zeros(8), torch.randn(3, 8), torch.zeros(3)).shape
+        >>> from fastfold.kernels import normalized_linear
+        >>> normalized_linear(torch.randn(5, 8), torch.ones(8), torch.zeros(8), torch.randn(3, 8), torch.zeros(3)).shape
         torch.Size([5, 3])
     """
     if torch.is_grad_enabled() or not keeps_bfloat16(x):
@@ -61,13 +61,13 @@ def keeps_bfloat16(x: Tensor) -> bool:
 @without_autocast
 def _forward(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     weight, bias = weight.to(x.dtype), bias.to(x.dtype)  # under autocast, parameters are in float32
-    norm, moved = centred(x, (norm_weight.float(), norm_bias.float()), EPS, weight, bias)
+    norm, moved = centered(x, (norm_weight.float(), norm_bias.float()), EPS, weight, bias)
     positions = x.shape[:-1].numel()
     product = PreparedLinear(weight, moved, positions=positions)
     out = x.new_empty(*x.shape[:-1], len(weight), dtype=product_dtype(x))
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
-        b_out.copy_(product(normalise_to(scratch.dtype, b_x, norm, EPS), "product", scratch))
+        b_out.copy_(product(normalize_to(scratch.dtype, b_x, norm, EPS), "product", scratch))
 
     blocks = position_blocks(forward_positions(x.shape[-1], positions, out.dtype), x, out)
     for_blocks(block, blocks, Scratch().of(out))

@@ -133,7 +133,7 @@ def _along_one(call: Call, dim: int) -> Cut | None:
 
 
 @rule("layer_norm", "native_layer_norm", "rms_norm")
-def _normalised(call: Call, dim: int) -> Cut | None:
+def _normalized(call: Call, dim: int) -> Cut | None:
     free = len(call.shape("input")) - len(call["normalized_shape"])
     return Cut({("input",): dim}) if dim < free else None
 

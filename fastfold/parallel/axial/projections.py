@@ -38,7 +38,7 @@ class _Shared:
         return tensors
 
 
-def _normalise(x: Tensor, norm: tuple[Tensor, Tensor], shared: _Shared) -> Tensor:
+def _normalize(x: Tensor, norm: tuple[Tensor, Tensor], shared: _Shared) -> Tensor:
     normed: Tensor = torch.ops.fastfold.layer_norm(x, *norm, _EPS, shared.backend)
     return normed
 
@@ -57,7 +57,7 @@ class _First(Function):
     @without_autocast
     def forward(ctx: Any, x: Tensor, shared: _Shared, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         *norm, weight, bias = parameters
-        shared.normed = _normalise(x, (norm[0], norm[1]), shared)
+        shared.normed = _normalize(x, (norm[0], norm[1]), shared)
         ctx.shared = shared
         ctx.save_for_backward(x, *parameters)
         # The link orders both: the second projection is computed after this one, and its gradient before this one's.
@@ -69,7 +69,7 @@ class _First(Function):
         x, *norm, weight, _ = ctx.saved_tensors
         normed, total = ctx.shared.take()
         if normed is None:
-            normed = _normalise(x, (norm[0], norm[1]), ctx.shared)
+            normed = _normalize(x, (norm[0], norm[1]), ctx.shared)
         of_weight, of_bias = _of_parameters(grad, normed, weight)
         flat, factor = grad.flatten(0, -2), weight.to(grad.dtype)
         of_normed = flat @ factor if total is None else total.addmm_(flat, factor)
@@ -95,7 +95,7 @@ class _Second(Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *norm, weight, _ = ctx.saved_tensors
-        normed = ctx.shared.normed = _normalise(x, (norm[0], norm[1]), ctx.shared)
+        normed = ctx.shared.normed = _normalize(x, (norm[0], norm[1]), ctx.shared)
         ctx.shared.grad = grad.flatten(0, -2) @ weight.to(grad.dtype)
         of_parameters = _of_parameters(grad, normed, weight)
         # The first projection computes the other gradients of tensor and norm, for both.

@@ -54,7 +54,7 @@ def is_kept(gradient: Tensor | None, kept: tuple[TensorWeakRef, int] | None) -> 
 class ReducedGradients(ABC):
     """Gradients of an optimizer's parameters after their sum over the ranks; base of all ZeRO stages.
 
-    Norms are those of tensors laid out like :attr:`optimised`.
+    Norms are those of tensors laid out like :attr:`optimized`.
     """
 
     stage: int  #: ZeRO stage from 0 to 3
@@ -73,13 +73,13 @@ class ReducedGradients(ABC):
         return frozenset()
 
     @property
-    def optimised(self) -> dict[str, nn.Parameter]:
+    def optimized(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank's optimizer updates, by name."""
         return self.parameters
 
     @property
     def norms(self) -> ShardNorms:
-        """Norms of tensors laid out like :attr:`optimised`."""
+        """Norms of tensors laid out like :attr:`optimized`."""
         return self._norms
 
     @abstractmethod
@@ -92,7 +92,7 @@ class ReducedGradients(ABC):
 
     @abstractmethod
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert tensors in the shapes of this rank's parameters to the layout of :attr:`optimised`."""
+        """Convert tensors in the shapes of this rank's parameters to the layout of :attr:`optimized`."""
 
     @abstractmethod
     def take_sample(self) -> list[Tensor]:
@@ -147,11 +147,11 @@ class ReducedGradients(ABC):
         """
         self._finish(buffers)
         if self.agreement is not None:
-            self.agreement.check({name: p.grad for name, p in self.optimised.items()})
+            self.agreement.check({name: p.grad for name, p in self.optimized.items()})
         self.accept_gradients()
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert tensors laid out like :attr:`optimised` to this rank's parameters' shapes (a collective)."""
+        """Convert tensors laid out like :attr:`optimized` to this rank's parameters' shapes (a collective)."""
         tensors = {name: x for part in self.wholes(values) for name, x in part.items()}
         return {name: tensors[name] for name in self.names if name in tensors}
 
@@ -165,7 +165,7 @@ class ReducedGradients(ABC):
         if self._kinds[name][2].type == "meta" and kind != self._kinds[name]:
             raise ConfigError(
                 f"{name} had no data (device meta) when parallelize() applied the plan, so ranks share nothing of it; "
-                "call to_empty() and initialise the model first, and parallelize() after that, or give initialise="
+                "call to_empty() and initialise the model first, and parallelize() after that, or give initialize="
             )
         if parameter is not self.parameters[name] or kind != self._kinds[name]:
             raise ConfigError(
@@ -190,12 +190,12 @@ class ReducedGradients(ABC):
         """
         if self._finished is None:
             return
-        removed = [n for n, p in self.optimised.items() if self.parameters[n].grad is None is not p.grad]
+        removed = [n for n, p in self.optimized.items() if self.parameters[n].grad is None is not p.grad]
         for name in removed:
-            self.optimised[name].grad = None
+            self.optimized[name].grad = None
         new = self.set_by_user()
         if new:
-            reduced = {name: p.grad for name, p in self.optimised.items() if name not in new}
+            reduced = {name: p.grad for name, p in self.optimized.items() if name not in new}
             self._clear()
             for name, gradient in new.items():
                 self.parameters[name].grad = gradient
@@ -205,19 +205,19 @@ class ReducedGradients(ABC):
                     buffer.mul_(share)
             self.finish(buffers)
             for name, of_backward in reduced.items():
-                self.optimised[name].grad = of_backward
+                self.optimized[name].grad = of_backward
         if new or removed:
             self.accept_gradients()
 
     def _check_kept(self, kept: Kept) -> None:
         """Refuse gradients that were changed by a function that sees only a part of them."""
-        for name, parameter in self.optimised.items():
+        for name, parameter in self.optimized.items():
             if not is_kept(parameter.grad, kept.get(name)):
                 raise ConfigError(changed_message(name))
 
     def gradient_square(self) -> Tensor:
         """Return the squared norm of the whole model's reduced gradient (a collective)."""
-        return self.norms.total({name: p.grad for name, p in self.optimised.items()})
+        return self.norms.total({name: p.grad for name, p in self.optimized.items()})
 
     @property
     def is_reduced(self) -> bool:
@@ -225,8 +225,8 @@ class ReducedGradients(ABC):
         return self._finished is not None
 
     def accept_gradients(self) -> None:
-        """Accept the present gradients of :attr:`optimised` as those of the step."""
-        self._finished = keep_gradients(self.optimised)
+        """Accept the present gradients of :attr:`optimized` as those of the step."""
+        self._finished = keep_gradients(self.optimized)
 
     def forget_gradients(self) -> None:
         """Clear the gradients of the parameters and of this rank's shards of them."""
@@ -234,7 +234,7 @@ class ReducedGradients(ABC):
         self._aside = {}
 
     def _clear(self) -> None:
-        for parameter in (*self.parameters.values(), *self.optimised.values()):
+        for parameter in (*self.parameters.values(), *self.optimized.values()):
             parameter.grad = None
         self._finished = None
 
@@ -242,7 +242,7 @@ class ReducedGradients(ABC):
         """Store reduced gradients before another backward pass; :meth:`add_set_aside` adds them."""
         if self._finished is None:
             return
-        kept = {n: p.grad for n, p in self.optimised.items() if self.parameters[n].grad is not None}
+        kept = {n: p.grad for n, p in self.optimized.items() if self.parameters[n].grad is not None}
         self._clear()
         self._aside = {name: gradient for name, gradient in kept.items() if gradient is not None}
 
@@ -251,7 +251,7 @@ class ReducedGradients(ABC):
         if self._aside:
             with torch.no_grad():
                 for name, gradient in self._aside.items():
-                    parameter = self.optimised[name]
+                    parameter = self.optimized[name]
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             self._aside = {}
             self.accept_gradients()

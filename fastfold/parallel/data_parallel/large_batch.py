@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local
+from fastfold.utils.lazy import old_attributes
 
 
+@old_attributes({"initialise": "initialize"})
 class LayerwiseOptimizer(Optimizer):
     """Optimizer that scales each layer's update by norms.
 
@@ -40,7 +42,7 @@ class LayerwiseOptimizer(Optimizer):
         self.norms = ShardNorms({})
         """Norms over the ranks; a plan replaces these norms of one rank."""
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Create the state of every parameter, as the first step would."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -72,7 +74,7 @@ class LayerwiseOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.initialise()
+        self.initialize()
         for group in self.param_groups:
             present = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not present:
@@ -211,19 +213,19 @@ class Lars(LayerwiseOptimizer):
         local(parameter).sub_(velocity)
 
 
-def initialise_state(optimizer: Optimizer) -> None:
+def initialize_state(optimizer: Optimizer) -> None:
     """Create an optimizer's state before its first step, so that all checkpoints hold the same tensors.
 
     Args:
-        optimizer: An optimizer with a method ``initialise``, such as :class:`LayerwiseOptimizer`; Adam or AdamW; or
+        optimizer: An optimizer with a method ``initialize``, such as :class:`LayerwiseOptimizer`; Adam or AdamW; or
             SGD without momentum.
 
     Raises:
         ConfigError: Another kind of optimizer.
     """
-    initialise = getattr(optimizer, "initialise", None)
-    if initialise is not None:
-        initialise()
+    initialize = getattr(optimizer, "initialize", None)
+    if initialize is not None:
+        initialize()
     elif isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if not optimizer.state[parameter]:

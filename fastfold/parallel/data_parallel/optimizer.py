@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
-from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
+from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialize_state
 from fastfold.parallel.data_parallel.param_groups import ParamGroup, named_groups, restore_groups
 from fastfold.parallel.data_parallel.sharded_norm import local, whole
+from fastfold.utils.lazy import old_attributes
 
 State = dict[str, dict[str, Tensor]]  #: Tensors of each parameter's state, by names and keys
 
@@ -41,6 +42,7 @@ def is_stepping(parameter: nn.Parameter) -> bool:
     return id(parameter) in _stepping.get()
 
 
+@old_attributes({"initialise": "initialize"})
 class ParallelOptimizer(Optimizer):
     """Optimizer from :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules accept it.
 
@@ -144,7 +146,7 @@ class ParallelOptimizer(Optimizer):
     @contextmanager
     def _own_step(self) -> Iterator[None]:
         """Allow optimizers to step this optimizer's parameters, also those that the inner one is made of."""
-        token = _stepping.set(frozenset(map(id, self._stage.optimised.values())))
+        token = _stepping.set(frozenset(map(id, self._stage.optimized.values())))
         try:
             yield
         finally:
@@ -162,13 +164,13 @@ class ParallelOptimizer(Optimizer):
         self.inner.zero_grad(set_to_none=True)
         self._stage.forget_gradients()
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Create the state before the first step, so that all checkpoints hold the same tensors.
 
         Raises:
             ConfigError: The optimizer's first state is not known.
         """
-        initialise_state(self.inner)
+        initialize_state(self.inner)
 
     def state_dict(self) -> OptimizerState:  # type: ignore[override]
         """Return state and parameter groups by the plain model's names and keys (a collective).
@@ -193,7 +195,7 @@ class ParallelOptimizer(Optimizer):
 
     @property
     def _names(self) -> dict[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self._stage.optimised.items()}
+        return {parameter: name for name, parameter in self._stage.optimized.items()}
 
     def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
         """Convert this rank's state to one by the plain model's names."""
@@ -238,11 +240,11 @@ class ParallelOptimizer(Optimizer):
             raise ConfigError(
                 f"the optimizer's state has {unknown[0]}, which is not a parameter of the model"
             )
-        self.initialise()
+        self.initialize()
         for key in self._keys():
             wanted = self._values(key)
             # Another rank may hold the parameters with this key.
-            everywhere = len(wanted) == len(self._stage.optimised)
+            everywhere = len(wanted) == len(self._stage.optimized)
             missing = [n for n, of_one in state.items() if key not in of_one and (everywhere or n in wanted)]
             if missing:
                 raise ConfigError(
@@ -258,7 +260,7 @@ class ParallelOptimizer(Optimizer):
 
     def _keys(self) -> list[str]:
         keys: dict[str, None] = {}
-        for parameter in self._stage.optimised.values():
+        for parameter in self._stage.optimized.values():
             keys |= dict.fromkeys(key for key, x in self.inner.state[parameter].items() if x is not None)
         return list(keys)
 
@@ -268,7 +270,7 @@ class ParallelOptimizer(Optimizer):
 
     def _values(self, key: str) -> dict[str, Tensor]:
         """Return the values of a state's key, by name, of the parameters that have it."""
-        states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimised.items()}
+        states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimized.items()}
         return {name: x for name, x in states.items() if x is not None}
 
 
@@ -280,7 +282,7 @@ def clip_norm(gradients: ReducedGradients, max_norm: float) -> float:
     norm = float(gradients.gradient_square().sqrt())
     scale = max_norm / (norm + _NORM_EPS)
     if scale < 1:
-        for parameter in gradients.optimised.values():
+        for parameter in gradients.optimized.values():
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
         gradients.accept_gradients()
@@ -322,7 +324,7 @@ def step_if(optimizer: Optimizer, ok: Tensor) -> Callable[[], None]:
     optimizer.step()
     if {id(x) for x in _states(optimizer, parameters)} != {id(x) for x in states}:
         raise ConfigError(
-            f"{type(optimizer).__name__} made new states in a step that may be cancelled; call initialise() of "
+            f"{type(optimizer).__name__} made new states in a step that may be cancelled; call initialize() of "
             "the optimizer before the first step, or step() without ok"
         )
     keep_unless(ok, values, kept)

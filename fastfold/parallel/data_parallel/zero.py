@@ -86,13 +86,13 @@ class Replicated(ReducedGradients):
         return frozenset(id(one.parameter) for one in self.shared if not one.is_owner)
 
     @property
-    def optimised(self) -> dict[str, nn.Parameter]:
+    def optimized(self) -> dict[str, nn.Parameter]:
         """Parameters that this rank's optimizer updates; from stage 1 on pieces ``[n]``, some of them empty."""
         return self._pieces
 
     @cached_property
     def norms(self) -> ShardNorms:
-        """Norms of tensors laid out like :attr:`optimised`."""
+        """Norms of tensors laid out like :attr:`optimized`."""
         return self._norms_over(self.every.groups) if self.stage else self._norms
 
     @cached_property

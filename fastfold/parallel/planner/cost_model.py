@@ -7,7 +7,7 @@
 - A collective takes as long as its bytes on its slowest link, plus its latency for each doubling of the group. A ring
   leaves a machine on as many network ports as the group has GPUs in that machine.
 - A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
-- The exchanges of gradients and of ZeRO's shards overlap with the share ``Assumptions.hidden_synchronisation`` of the
+- The exchanges of gradients and of ZeRO's shards overlap with the share ``Assumptions.hidden_synchronization`` of the
   computation: those of each pass with that pass, those of a step with its last pass. Collectives inside the model
   overlap by ``Assumptions.hidden_share``.
 - Several ranks wait for the slowest of them (``Assumptions.imbalance``).
@@ -47,7 +47,7 @@ class Cost:
     communication: float  #: Seconds of waiting for collectives inside the model
     waiting: float  #: Seconds in which a pipeline stage is idle, or waits for copies from the host
     imbalance: float  #: Seconds in which ranks wait for the slowest one
-    synchronisation: float  #: Seconds for gradients and ZeRO's shards
+    synchronization: float  #: Seconds for gradients and ZeRO's shards
     memory: Mapping[str, float]  #: Bytes per GPU by their use
     flops: float  #: Floating-point operations of this step on all GPUs together, recomputation included
     #: Operations without recomputation: those of the forward passes, and twice those of the one with gradients
@@ -58,7 +58,7 @@ class Cost:
     @property
     def seconds(self) -> float:
         """Time of the step in seconds."""
-        return self.compute + self.communication + self.waiting + self.imbalance + self.synchronisation
+        return self.compute + self.communication + self.waiting + self.imbalance + self.synchronization
 
     @property
     def total_memory(self) -> float:
@@ -68,7 +68,7 @@ class Cost:
     @property
     def communication_share(self) -> float:
         """Share of the time in which a GPU waits for messages."""
-        return (self.communication + self.synchronisation) / self.seconds
+        return (self.communication + self.synchronization) / self.seconds
 
 
 def compute_seconds(part: Part, rates: Rates) -> float:
@@ -173,9 +173,9 @@ def step_cost(
         communication=count * communication + tied,
         waiting=(turns - count) * (compute + communication) + copying,
         imbalance=(imbalance(plan.ranks, rates) - 1) * turns * (compute + communication),
-        synchronisation=0.0
+        synchronization=0.0
         if workload.frozen
-        else _exposed_synchronisation(workload, plan, rates, parameters, count, compute),
+        else _exposed_synchronization(workload, plan, rates, parameters, count, compute),
         memory=memory,
         flops=flops * together,
         model_flops=model_flops * together,
@@ -326,19 +326,19 @@ def _expected_exchanges(zero: int, dp: int, dp_shard: int = 0) -> tuple[_Message
     return (), tuple(Communication(op, "dp", dp, sent) for op, sent in ops), elements
 
 
-def _exposed_synchronisation(
+def _exposed_synchronization(
     workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int, count: int, compute: float
 ) -> float:
     """Compute the seconds of exchanges that do not overlap with passes of ``compute`` seconds each.
 
     Exchanges of a pass overlap with that pass, and those of a step with its last pass.
     """
-    of_pass, of_step = synchronisation_seconds(workload, plan, rates, parameters)
-    hidden = rates.assumptions.hidden_synchronisation * compute
+    of_pass, of_step = synchronization_seconds(workload, plan, rates, parameters)
+    hidden = rates.assumptions.hidden_synchronization * compute
     return count * max(0.0, of_pass - hidden) + max(0.0, of_step - max(0.0, hidden - of_pass))
 
 
-def synchronisation_seconds(
+def synchronization_seconds(
     workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int
 ) -> tuple[float, float]:
     """Compute the seconds that a rank exchanges gradients and ZeRO's shards, in each pass and once a step.

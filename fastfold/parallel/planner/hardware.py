@@ -39,7 +39,7 @@ class Assumptions:
     additive: float
     score_instructions: float  #: Instructions of a softmax for each score
     #: Share of the computation that overlaps with messages of gradients and parameters
-    hidden_synchronisation: float
+    hidden_synchronization: float
     sources: Mapping[str, str] = field(compare=False, repr=False)  #: Source of each constant, by its name
     graphed: bool = False  #: True if each block's kernels are launched as one CUDA graph
 

@@ -17,7 +17,7 @@ from fastfold.memory import parse_bytes
 from fastfold.parallel.planner.hardware import TRAINING, rates
 from fastfold.parallel.planner.search import assumptions_text, seconds_text
 from fastfold.products.design.config import DesignConfig
-from fastfold.products.design.optimise import schedule
+from fastfold.products.design.optimize import schedule
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import GIB
 

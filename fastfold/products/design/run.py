@@ -21,7 +21,7 @@ from fastfold.inference.report.interfaces import parse_condition
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, fold_all, open_log
 from fastfold.products.design.config import DesignConfig, parse_contacts
-from fastfold.products.design.optimise import (
+from fastfold.products.design.optimize import (
     check_start,
 )
 from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
@@ -45,7 +45,7 @@ from fastfold.products.design.results.table import (
 )
 from fastfold.products.design.saved import design_identity
 from fastfold.products.design.tasks.task import DesignTask
-from fastfold.products.design.trajectory import Optimiser
+from fastfold.products.design.trajectory import SequenceOptimizer
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.device import choose_device
 from fastfold.utils.hashing import input_hash
@@ -187,11 +187,11 @@ class _DesignRun:
         self, tasks: Sequence[tuple[int, DesignTask]], networks: Sequence[Network], folding: Sequence[Network]
     ) -> list[Design]:
         """Return the designs of seeds and tasks, each with the other program's sequences, and fold them together."""
-        optimiser = self._optimiser(networks, tasks[0][1], f"{len(tasks):,} designs")
-        designs = [design for seed, one in tasks for design in self._trajectory(optimiser, one, seed)]
+        optimizer = self._optimizer(networks, tasks[0][1], f"{len(tasks):,} designs")
+        designs = [design for seed, one in tasks for design in self._trajectory(optimizer, one, seed)]
         if self.distributed is not None:
             self.distributed.rest()
-        optimiser.leave()
+        optimizer.leave()
         folded = [design for design in designs if not design.is_given_up]
         self._fold(folded, self.request.output / SEQUENCES, folding)
         rows = self._rows(designs, folding)
@@ -208,7 +208,7 @@ class _DesignRun:
         until: int,
     ) -> list[Design]:
         """Return the designs that this process made until the folder has enough accepted ones."""
-        optimiser = self._optimiser(
+        optimizer = self._optimizer(
             networks, tasks(self.request.seeds[0]), f"designs until {until:,} are accepted"
         )
         verdict = [
@@ -224,13 +224,13 @@ class _DesignRun:
                 break
             task = tasks(seed)
             name = f"{task.name}_seed_{seed:03d}"
-            identity = f"{design_identity(task, self.request.config, optimiser.digests)}-{seed}"
+            identity = f"{design_identity(task, self.request.config, optimizer.digests)}-{seed}"
             with campaign.claimed(name) as is_own:
                 if not is_own or campaign.find(name, identity) is not None:
                     continue
-                made = self._trajectory(optimiser, task, seed)
+                made = self._trajectory(optimizer, task, seed)
                 folded = [design for design in made if not design.is_given_up]
-                optimiser.leave()
+                optimizer.leave()
                 self._fold(folded, self.request.output / TRAJECTORIES / f"{name}.fasta", folding)
                 rows = self._rows(made, folding)
                 campaign.add(Trajectory(name, identity, settings, _stage_given_up(made[0]), rows))
@@ -255,9 +255,9 @@ class _DesignRun:
         self.log.append(f"{len(designs)} designed")
         return designs
 
-    def _trajectory(self, optimiser: Optimiser, task: DesignTask, seed: int) -> list[Design]:
+    def _trajectory(self, optimizer: SequenceOptimizer, task: DesignTask, seed: int) -> list[Design]:
         """Return the design of a seed, and the other program's sequences for it."""
-        design = optimiser.design(task, seed, self.request.output / TRAJECTORIES)
+        design = optimizer.design(task, seed, self.request.output / TRAJECTORIES)
         if self.request.redesign is None or design.is_given_up:
             return [design]
         limits = self.request.config.limits
@@ -313,9 +313,9 @@ class _DesignRun:
         if self.filters or self.request.condition is not None:
             self.say(f"{_accepted(rows)} of {len(rows)} designs pass the filters")
 
-    def _optimiser(self, networks: Sequence[Network], first: DesignTask, what: str) -> Optimiser:
+    def _optimizer(self, networks: Sequence[Network], first: DesignTask, what: str) -> SequenceOptimizer:
         """Load the networks, check that they can design the first task, and open the folders and the log."""
-        optimiser = Optimiser(
+        optimizer = SequenceOptimizer(
             networks,
             self.request.config,
             self.request.infer,
@@ -324,11 +324,11 @@ class _DesignRun:
             overwrite=self.request.overwrite,
             say=self.say,
         )
-        optimiser.evaluator(first)
+        optimizer.evaluator(first)
         prepare_output_directory(prepare_output_directory(self.request.output) / TRAJECTORIES)
         together = "" if self.distributed is None else f", {self.distributed.ranks} processes"
         open_log(self.log, self.request.output, f"{what} on {self.device}{together}")
-        return optimiser
+        return optimizer
 
 
 def _stage_given_up(design: Design) -> str:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from fastfold._version import __version__
 from fastfold.errors import ConfigError, OutputError
 from fastfold.products.design.config import DesignConfig
-from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein.io.pdb_writer import pdb_chain_ids
 from fastfold.protein.labels import AuthorNames

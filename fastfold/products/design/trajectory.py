@@ -20,7 +20,7 @@ from fastfold.inference.output.plots import trajectory_png
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.joint import SharedEvaluator, plan_design, planned_evaluator, recycled_bytes
-from fastfold.products.design.optimise import DesignState, final_parameters, first_state, optimise, schedule
+from fastfold.products.design.optimize import DesignState, final_parameters, first_state, optimize, schedule
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.saved import design_identity, film_pdb, load_state, save_state
 from fastfold.products.design.tasks.task import DesignTask
@@ -31,7 +31,7 @@ _SAVE_STEPS, _SAVE_SECONDS = 10, 60.0
 """Steps after which the state of a design is saved and shown; earlier if they take longer."""
 
 
-class Optimiser:
+class SequenceOptimizer:
     """Networks of a run on its device, which optimise a design after the other.
 
     Args:
@@ -112,7 +112,7 @@ class Optimiser:
                 saved_at = time.monotonic()
 
         try:
-            optimise(evaluator, self.config, seed, state, keep)
+            optimize(evaluator, self.config, seed, state, keep)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

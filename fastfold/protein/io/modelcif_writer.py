@@ -83,7 +83,7 @@ def to_modelcif(
     asym_units = _asym_units(protein, names)
     # Declared here, because a chain without any atom is in the entry and not in the assembly.
     system.asym_units.extend(asym_units)
-    modelled = [
+    modeled = [
         unit
         for unit, chain in zip(asym_units, protein.chains, strict=True)
         if (protein.atom_mask[chain] > 0.5).any()
@@ -98,7 +98,7 @@ def to_modelcif(
     if plddt is None:
         Model.model_type, Model.other_details = "Other", "refined structure"
 
-    model = Model(assembly=modelcif.Assembly(modelled, name="Modelled chains"), name=_plain(model_name))
+    model = Model(assembly=modelcif.Assembly(modeled, name="Modelled chains"), name=_plain(model_name))
     model.not_modeled_residue_ranges.extend(_not_modeled(protein, asym_units))
     software = modelcif.Software(
         name="FastFold",

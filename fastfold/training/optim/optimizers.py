@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.data_parallel.large_batch import Lamb, Lars, initialise_state
+from fastfold.parallel.data_parallel.large_batch import Lamb, Lars, initialize_state
 from fastfold.training.config import OptimConfig
 
 _MOST_ELEMENTS = 1 << 24  # of a batch: 64 MiB of float32
@@ -114,9 +114,9 @@ class MuonWithAdam(Optimizer):
         self.param_groups = self.muon.param_groups + self.adam.param_groups
         self.muon.state = self.adam.state = self.state
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Create the state of every parameter, as before the first step."""
-        initialise_state(self.adam)
+        initialize_state(self.adam)
         for group in self.muon.param_groups:
             for parameter in group["params"]:
                 if not self.state[parameter]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fastfold.evoformer.embedders.input import InputEmbedder, distogram_bins, extra_msa_features
 from fastfold.evoformer.embedders.relative_position import ChainRelativePosition, RelativePosition
 from fastfold.protein import residue_constants as rc
-from tests.helpers.definitions import close, linear, norm, random, randomised
+from tests.helpers.definitions import close, linear, norm, random, randomized
 from tests.helpers.networks import oracle_config
 
 N, SEQUENCES = 11, 4
@@ -103,7 +103,7 @@ def _embedded(
 
 
 def test_relative_position_is_the_clipped_offset() -> None:
-    layer, features = randomised(RelativePosition(_trunk("synthetic_monomer"))), _features(22)
+    layer, features = randomized(RelativePosition(_trunk("synthetic_monomer"))), _features(22)
     found = layer(features, ALL)
     close(found, _relative(layer, features))
     close(layer(features, slice(3, 8)), found[3:8])
@@ -113,7 +113,7 @@ def test_relative_position_is_the_clipped_offset() -> None:
 
 
 def test_relative_position_tells_chains_and_copies_apart() -> None:
-    layer, features = randomised(ChainRelativePosition(_trunk("synthetic_multimer"))), _features(21)
+    layer, features = randomized(ChainRelativePosition(_trunk("synthetic_multimer"))), _features(21)
     found = layer(features, ALL)
     close(found, _relative_of_chains(layer, features))
     close(layer(features, slice(3, 8)), found[3:8])
@@ -123,7 +123,7 @@ def test_relative_position_tells_chains_and_copies_apart() -> None:
 def test_embedding_and_recycling(name: str) -> None:
     config, multimer = _trunk(name), name == "synthetic_multimer"
     c_target = 21 if multimer else 22
-    layer = randomised(InputEmbedder(config, c_target=c_target, multimer=multimer))
+    layer = randomized(InputEmbedder(config, c_target=c_target, multimer=multimer))
     features, previous = _features(c_target), _previous(config)
     found = layer(features, previous)
     for a, b in zip(found, _embedded(layer, features, previous), strict=True):
@@ -132,7 +132,7 @@ def test_embedding_and_recycling(name: str) -> None:
 
 def test_a_part_of_the_rows_is_that_part_of_the_whole() -> None:
     config = _trunk("synthetic_monomer")
-    layer = randomised(InputEmbedder(config, c_target=22, multimer=False))
+    layer = randomized(InputEmbedder(config, c_target=22, multimer=False))
     features, previous = _features(22), _previous(config)
     msa, pair = layer(features, previous)
     part = previous | {"prev_pair": previous["prev_pair"][4:9]}

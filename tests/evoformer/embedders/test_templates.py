@@ -18,7 +18,7 @@ from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTor
 from fastfold.evoformer.evoformer import TemplatePairBlock
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles, chi_angles
-from tests.helpers.definitions import close, linear, norm, random, randomised
+from tests.helpers.definitions import close, linear, norm, random, randomized
 from tests.helpers.networks import oracle_config
 
 N, TEMPLATES, C_Z = 7, 3, 24
@@ -57,7 +57,7 @@ def _pair_mask() -> Tensor:
 
 def _embedder(name: str) -> nn.Module:
     kind = TemplateEmbedder if name == MONOMER else MultimerTemplateEmbedder
-    return randomised(kind(_config(name), C_Z, zero_init=False))
+    return randomized(kind(_config(name), C_Z, zero_init=False))
 
 
 def _square(mask: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def test_some_rows_with_the_stack_left_out(name: str) -> None:
 def test_the_order_of_a_block(attention_first: bool) -> None:
     """Algorithm 16 has attention first; the multimer network has multiplication first."""
     config = _config(MONOMER).template_pair_stack
-    block = randomised(TemplatePairBlock(config, 16, attention_first=attention_first, zero_init=False))
+    block = randomized(TemplatePairBlock(config, 16, attention_first=attention_first, zero_init=False))
     attention = [block.triangle_attention_starting, block.triangle_attention_ending]
     multiplication = [block.triangle_multiplication_outgoing, block.triangle_multiplication_incoming]
     expected = pair = random(N, N, 16)
@@ -230,7 +230,7 @@ def test_the_order_of_a_block(attention_first: bool) -> None:
 
 def test_torsion_angles_become_rows() -> None:
     """Algorithm 2, lines 7-8."""
-    layer, features = randomised(TemplateTorsionEmbedder(12, placeholder_for_undefined=True)), _features()
+    layer, features = randomized(TemplateTorsionEmbedder(12, placeholder_for_undefined=True)), _features()
     aatype, positions = features["template_aatype"], features["template_all_atom_positions"]
     masks = features["template_all_atom_masks"]
     angles = atom37_to_torsion_angles(aatype, positions, masks, placeholder_for_undefined=True)
@@ -247,7 +247,7 @@ def test_torsion_angles_become_rows() -> None:
 
 def test_side_chain_angles_become_rows() -> None:
     """AlphaFold-Multimer, section 7.2."""
-    layer, features = randomised(MultimerTemplateTorsionEmbedder(12)), _features()
+    layer, features = randomized(MultimerTemplateTorsionEmbedder(12)), _features()
     aatype, positions = features["template_aatype"], features["template_all_atom_positions"]
     chi, present = chi_angles(aatype, positions, features["template_all_atom_mask"])
     parts = [F.one_hot(aatype, 22).double(), chi.sin() * present, chi.cos() * present, present]

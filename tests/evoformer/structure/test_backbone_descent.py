@@ -176,8 +176,8 @@ def test_the_radius_of_the_start_is_kept():
 
 def test_a_fold_without_known_distances_keeps_its_radius(monkeypatch: pytest.MonkeyPatch):
     def radius(frames: Tensor) -> float:
-        centre = frames[:, 4:]
-        return float((centre - centre.mean(0)).square().sum(-1).mean().sqrt())
+        center = frames[:, 4:]
+        return float((center - center.mean(0)).square().sum(-1).mean().sqrt())
 
     start = helix(LENGTH)
     start[:, 4:] *= 1.2

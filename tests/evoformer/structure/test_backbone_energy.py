@@ -32,9 +32,9 @@ def chain() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     aatype = torch.as_tensor(rc.sequence_to_aatype(SEQUENCE)).long()
     length = len(aatype)
     walk = 3.0 * torch.nn.functional.normalize(torch.randn(length, 3).double(), dim=-1)
-    centre = 0.8 * walk.cumsum(0)
+    center = 0.8 * walk.cumsum(0)
     quaternion = torch.nn.functional.normalize(torch.randn(length, 4).double(), dim=-1)
-    points = placed(torch.cat([quaternion, centre], -1), backbone_points(aatype, centre))
+    points = placed(torch.cat([quaternion, center], -1), backbone_points(aatype, center))
     index = torch.arange(length) + 5 * (torch.arange(length) >= BREAK)
     return points, aatype, index, torch.arange(length) < length - LAST
 

@@ -62,9 +62,9 @@ def beta(affines: Tensor) -> Tensor:
 
 def certain(points: Tensor) -> Tensor:
     """Return logits ``[N, N, 64]`` that are nearly sure of the distances between points."""
-    centres = 2.3125 - 0.15625 + 0.3125 * torch.arange(64)
-    distance = torch.cdist(points, points).clamp(max=float(centres[-1]))
-    return -((distance[..., None] - centres) / 0.8).square()
+    centers = 2.3125 - 0.15625 + 0.3125 * torch.arange(64)
+    distance = torch.cdist(points, points).clamp(max=float(centers[-1]))
+    return -((distance[..., None] - centers) / 0.8).square()
 
 
 def run(affines: Tensor, logits: Tensor, **arguments: object) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
-from tests.helpers.definitions import close, linear, random, randomised
+from tests.helpers.definitions import close, linear, random, randomized
 from tests.helpers.networks import oracle_config
 
 N, C_S, C_Z = 8, 20, 12
@@ -18,7 +18,7 @@ N, C_S, C_Z = 8, 20, 12
 
 def _layer(multimer: bool = False) -> InvariantPointAttention:
     config = oracle_config().model.heads.structure_module
-    return randomised(InvariantPointAttention(config, C_S, C_Z, multimer=multimer, zero_init=False))
+    return randomized(InvariantPointAttention(config, C_S, C_Z, multimer=multimer, zero_init=False))
 
 
 def _frames(*shape: int, seed: int = 5) -> Rigid:

@@ -160,8 +160,8 @@ def test_every_part_of_the_plot_of_confidence_is_in_its_place(figures: list[Any]
     assert borders(right) == borders(right, vertical=False) == [18.5]
     assert (right.get_ylabel(), right.get_xlabel()) == ("aligned residue", "scored residue")
     assert bar.get_ylabel() == "aligned error (Å)"
-    colours = [text.get_color() for text in left.texts]
-    assert colours == list(plots.CHAIN_COLORS[:2])
+    colors = [text.get_color() for text in left.texts]
+    assert colors == list(plots.CHAIN_COLORS[:2])
     # Panels of three and two parts with margins in inches; lines of text and names of chains are above.
     boxes = [axis.get_position(original=True) for axis in (left, right)]
     assert list(left.get_gridspec().get_width_ratios()) == [3, 2]
@@ -196,8 +196,8 @@ def test_large_aligned_errors_are_thinned_and_many_chains_have_no_names(figures:
     assert texts(figures[1].axes[0]) == {}
     assert len(borders(figures[1].axes[0])) == 26
     # Colours begin again after twelve chains.
-    colours = [text.get_color() for text in figures[0].axes[0].texts]
-    assert colours[12:24] == colours[:12] == list(plots.CHAIN_COLORS)
+    colors = [text.get_color() for text in figures[0].axes[0].texts]
+    assert colors[12:24] == colors[:12] == list(plots.CHAIN_COLORS)
 
 
 def test_coverage_is_stacked_from_the_most_similar_rows(figures: list[Any]) -> None:

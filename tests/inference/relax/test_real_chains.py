@@ -17,7 +17,7 @@ from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
 from tests.conftest import require_shared
 
-CENTRES = {
+CENTERS = {
     **{(letter, "CA"): ("N", "C", "CB") for letter in "ACDEFHIKLMNPQRSTVWY"},
     ("T", "CB"): ("CA", "OG1", "CG2"),
     ("I", "CB"): ("CA", "CG1", "CG2"),
@@ -48,7 +48,7 @@ def wrong_residues(protein: Protein) -> set[int]:
             rc.atom_types[slot]: protein.atom_positions[i, slot]
             for slot in np.flatnonzero(protein.atom_mask[i])
         }
-        for (residue, center), neighbors in CENTRES.items():
+        for (residue, center), neighbors in CENTERS.items():
             if residue == letter and {center, *neighbors} <= atoms.keys():
                 a, b, c = (atoms[name].astype(float) - atoms[center] for name in neighbors)
                 if np.dot(np.cross(a, b), c) <= 0:

@@ -179,9 +179,9 @@ def test_a_block_is_dragged_and_seen_in_the_structure_and_back(browser: Browser,
     assert "block: aligned on A 6 to 16, scored B 6 to 16" in said
     browser.wait("document.getElementById('view').dataset.painted")
     pictures.append(picture(browser, tmp_path))
-    for colour in ("#e08214", "#762a83"):
-        assert share(pictures[0], colour) < 0.0002
-        assert share(pictures[1], colour) > 0.001
+    for color in ("#e08214", "#762a83"):
+        assert share(pictures[0], color) < 0.0002
+        assert share(pictures[1], color) > 0.001
     browser.screenshot(tmp_path / "page.png")
 
     # The other way: a residue that is pointed at in the structure is marked in both charts.
@@ -214,9 +214,9 @@ def picture(browser: Browser, folder: Path) -> np.ndarray:
     return np.asarray(matplotlib.image.imread(browser.screenshot(folder / "view.png", "#view")))[..., :3]
 
 
-def share(image: np.ndarray, colour: str) -> float:
+def share(image: np.ndarray, color: str) -> float:
     """The share of the pixels that have a hue, in whatever light."""
-    wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)], float)
+    wanted = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)], float)
     length = np.linalg.norm(image, axis=-1)
     cosine = image @ (wanted / np.linalg.norm(wanted)) / np.maximum(length, 1e-6)
     return float(((cosine > 0.985) & (length > 0.25) & (length < 1.6)).mean())

@@ -319,7 +319,7 @@ def test_the_viewer_is_taken_from_its_package_with_its_licence() -> None:
     found = load_molstar()
     if found is None:
         pytest.skip("needs the package molstar-cli")
-    assert "Permission is hereby granted" in found.licence
+    assert "Permission is hereby granted" in found.license
     assert re.fullmatch(r"\d+\.\d+\.\d+", found.version)
     assert "molstar" in found.script[:200]
 

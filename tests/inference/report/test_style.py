@@ -33,8 +33,8 @@ def tokens(theme: str) -> dict[str, str]:
 def contrast(one: str, other: str) -> float:
     """Ratio of the luminances of two colours (WCAG 2.2)."""
 
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    def luminance(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -49,20 +49,20 @@ def test_the_ratio_is_that_of_the_guidelines() -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_can_be_read_in_both_themes(theme: str) -> None:
-    colours = tokens(theme)
-    ratios = {pair: contrast(*(colours[name] for name in pair)) for pair in TEXT}
+    colors = tokens(theme)
+    ratios = {pair: contrast(*(colors[name] for name in pair)) for pair in TEXT}
     assert {pair: round(x, 2) for pair, x in ratios.items() if x < 4.5} == {}
-    edges = {pair: contrast(*(colours[name] for name in pair)) for pair in PICTURES}
+    edges = {pair: contrast(*(colors[name] for name in pair)) for pair in PICTURES}
     assert {pair: round(x, 2) for pair, x in edges.items() if x < 3.0} == {}
 
 
-def text_colours(css: str) -> set[str]:
+def text_colors(css: str) -> set[str]:
     """Tokens of a style sheet that colour text."""
     return set(re.findall(r"(?<![-\w])color: var\(--([\w-]+)\)", css))
 
 
 def test_every_text_colour_of_the_sheet_is_among_the_pairs() -> None:
-    assert text_colours(CSS) <= {ink for ink, _ in TEXT}
+    assert text_colors(CSS) <= {ink for ink, _ in TEXT}
 
 
 def test_the_page_reads_fields_that_bands_of_plddt_have() -> None:

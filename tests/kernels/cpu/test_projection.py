@@ -9,7 +9,7 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu.linear import Products, reduced_products
-from fastfold.kernels.cpu.projection import keeps_bfloat16, normalised_linear
+from fastfold.kernels.cpu.projection import keeps_bfloat16, normalized_linear
 
 
 def _layer() -> tuple[Tensor, ...]:
@@ -37,12 +37,12 @@ def test_float32_data_are_projected_in_the_precision_of_products(
     monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: units)
     x, *layer = _layer()
     exact = _exact(x, *layer)
-    plain = normalised_linear(x, *layer)
+    plain = normalized_linear(x, *layer)
     normed = kernels.layer_norm(x, layer[0], layer[1])
     assert torch.equal(plain, torch.nn.functional.linear(normed, layer[2], layer[3]))
     with torch.no_grad(), reduced_products(products):
-        found = normalised_linear(x, *layer)
-        columns = normalised_linear(x.transpose(0, 1), *layer)
+        found = normalized_linear(x, *layer)
+        columns = normalized_linear(x.transpose(0, 1), *layer)
     if products == "int8" and not units:
         assert torch.equal(found, plain)
         return
@@ -51,7 +51,7 @@ def test_float32_data_are_projected_in_the_precision_of_products(
     assert 5e-4 < _error(found, exact) < 3e-3
     monkeypatch.setattr(linear, "SAMPLE", 0)
     with torch.no_grad(), reduced_products(products):
-        assert _error(found, exact) < 0.7 * _error(normalised_linear(x, *layer), exact)
+        assert _error(found, exact) < 0.7 * _error(normalized_linear(x, *layer), exact)
 
 
 def test_gradients_are_recorded_as_of_the_layers() -> None:
@@ -59,7 +59,7 @@ def test_gradients_are_recorded_as_of_the_layers() -> None:
     x.requires_grad_()
     with reduced_products("bf16"):
         assert keeps_bfloat16(x)
-        normalised_linear(x, *layer).sum().backward()
+        normalized_linear(x, *layer).sum().backward()
     assert x.grad is not None
     assert not keeps_bfloat16(x)
 
@@ -68,7 +68,7 @@ def test_bfloat16_data_are_rounded_between_the_steps_alone() -> None:
     x, *layer = _layer()
     narrow = [x.bfloat16(), *layer[:2], *(t.bfloat16() for t in layer[2:])]
     with torch.no_grad():
-        found = normalised_linear(*narrow)
+        found = normalized_linear(*narrow)
     assert found.dtype == torch.bfloat16
     assert 5e-4 < _error(found, _exact(*narrow)) < 6e-3
 
@@ -77,6 +77,6 @@ def test_parameters_in_float32_serve_bfloat16_data() -> None:
     """As under autocast."""
     x, *layer = _layer()
     with torch.no_grad():
-        found = normalised_linear(x.bfloat16(), *layer)
+        found = normalized_linear(x.bfloat16(), *layer)
     assert found.dtype == torch.bfloat16
     assert 5e-4 < _error(found, _exact(x.bfloat16(), *layer)) < 6e-3

@@ -98,7 +98,7 @@ def test_what_lies_beside_the_inputs_is_not_read(monkeypatch: pytest.MonkeyPatch
 
 def test_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=4, BJ=4, BA=4, BE=4, BS=16, BK=16)
-    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
+    monkeypatch.setattr("fastfold.kernels.common.normalized_rows.WEIGHT_PROGRAMS", 2)
     inputs = _inputs(3, 9, 9)
     check_against_definition(_on("triton"), reference.outer_product_mean, inputs, torch.float32, MASKS)
 

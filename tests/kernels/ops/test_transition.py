@@ -100,7 +100,7 @@ def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that own several blocks add up what each of them gives."""
     force_blocks(monkeypatch, BM=16, BH=64, BK=WHOLE)
     monkeypatch.setattr("fastfold.kernels.ops.transition.triton_bwd.PROGRAMS", 3)
-    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
+    monkeypatch.setattr("fastfold.kernels.common.normalized_rows.WEIGHT_PROGRAMS", 2)
     check_against_definition(_on("triton"), reference.transition, _inputs(120, 12), torch.float32)
 
 

@@ -192,7 +192,7 @@ def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=16, BH=64, BO=64)
     for module in ("triton_update", "triton_factors"):
         monkeypatch.setattr(f"fastfold.kernels.ops.triangle_multiplication.{module}.PROGRAMS", 2)
-    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
+    monkeypatch.setattr("fastfold.kernels.common.normalized_rows.WEIGHT_PROGRAMS", 2)
     check_against_definition(
         _on("triton", outgoing=True), _definition(True), _inputs(9), torch.float32, {"mask"}
     )

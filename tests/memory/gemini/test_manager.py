@@ -349,7 +349,7 @@ def test_wrong_use_is_named():
     ):
         Gemini(build(), None, 5000)
     with pytest.raises(TypeError, match="colour"):
-        Gemini(build(), colour="red")
+        Gemini(build(), color="red")
     assert manager.optimizer is optimizer
 
 

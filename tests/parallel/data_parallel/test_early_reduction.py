@@ -94,7 +94,7 @@ def _started_early(zero: int) -> tuple[int, int, float, float]:
             counts.append(len(log.entries))
             parallel.reduce_gradients()
         seen.append(counts)
-        mine = {name: p.grad for name, p in parallel.gradients.optimised.items() if p.grad is not None}
+        mine = {name: p.grad for name, p in parallel.gradients.optimized.items() if p.grad is not None}
         whole = parallel.plain(parallel.gradients.whole(copy.copy(mine)))
         worst.append(largest_differences(whole, _expected(2, [0, 1])))
         parallel.gradients.forget_gradients()

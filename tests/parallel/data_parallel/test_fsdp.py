@@ -79,7 +79,7 @@ def test_gradients_are_sums_that_come_and_go_by_shards(alone: bool, world: Any) 
         False,
     ]
     assert sharded.names == list(expected)
-    assert all(isinstance(p, DTensor) != alone for p in sharded.optimised.values())
+    assert all(isinstance(p, DTensor) != alone for p in sharded.optimized.values())
     buffers = _gradient(sharded, net)
     assert all(p.grad is None for p in net.parameters())
     assert not any(isinstance(buffer, DTensor) for buffer in buffers)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.data_parallel.large_batch import Lamb, initialise_state
+from fastfold.parallel.data_parallel.large_batch import Lamb, initialize_state
 from fastfold.parallel.data_parallel.optimizer import keep_unless, step_if
 
 OPTIMIZERS = {
@@ -30,7 +30,7 @@ def test_steps_count_as_the_scalar_says(name: str) -> None:
     plain = nn.Parameter(guarded.detach().clone())
     optimizers = [OPTIMIZERS[name](p) for p in (guarded, plain)]
     for optimizer in optimizers:
-        initialise_state(optimizer)
+        initialize_state(optimizer)
     for ok in (True, False, True, False, False, True):
         gradient = torch.randn(5, generator=generator)
         guarded.grad = gradient if ok else gradient * torch.nan

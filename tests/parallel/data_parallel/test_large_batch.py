@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
-from fastfold.parallel.data_parallel.large_batch import Lamb, Lars, initialise_state
+from fastfold.parallel.data_parallel.large_batch import Lamb, Lars, initialize_state
 from fastfold.training.optim.optimizers import AlphaFoldSchedule
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import OPTIMIZERS, make_parallel, make_tokens, parallel_loss, three_steps
@@ -95,7 +95,7 @@ def test_values_without_meaning_are_refused() -> None:
             make(_layers())
     named = _layers()
     with pytest.raises(ConfigError, match="RMSprop is not known"):
-        initialise_state(torch.optim.RMSprop(named.values()))
+        initialize_state(torch.optim.RMSprop(named.values()))
 
 
 PLANS = {
@@ -114,9 +114,9 @@ PLANS = {
 def _norms(plan: ParallelPlan) -> tuple[dict[str, float], dict[str, float]]:
     """Norms of all layers as the optimizer adds them up, and those of the whole tensors."""
     parallel = make_parallel(plan, tied=False)
-    optimised = parallel.gradients.optimised
-    squares = parallel.gradients.norms.squares(optimised)
-    found = dict(zip(optimised, squares.sqrt().tolist(), strict=True))
+    optimized = parallel.gradients.optimized
+    squares = parallel.gradients.norms.squares(optimized)
+    found = dict(zip(optimized, squares.sqrt().tolist(), strict=True))
     return found, {name: float(x.norm()) for name, x in parallel.state_dict().items()}
 
 

@@ -39,7 +39,7 @@ def _made(model: nn.Module, make: object = _adam, stage: int = 0) -> ParallelOpt
     held = Replicated(dict(model.named_parameters()), mesh, {}, stage)
     shapes = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
     full_state = FullStateDict(model, mesh, {}, shapes, {})
-    inner = make(held.optimised)  # type: ignore[operator]
+    inner = make(held.optimized)  # type: ignore[operator]
     return ParallelOptimizer(inner, model, held, full_state, BackwardReduction(held, 1.0))
 
 
@@ -96,7 +96,7 @@ def test_an_empty_state_is_that_of_a_start() -> None:
     optimizer.load_state_dict({})
     optimizer.load_state_dict(optimizer.state_dict())
     assert not any(optimizer.inner.state.values())
-    optimizer.initialise()
+    optimizer.initialize()
     assert {key for state in optimizer.state_dict()["state"].values() for key in state} == {
         "step",
         "exp_avg",

@@ -190,7 +190,7 @@ def _through_a_checkpoint(plans: list[dict[str, int]], folder: str) -> list[tupl
     made = [make_parallel(plan, tied=False).optimizer(_by_dimension) for plan in plans]
     found = []
     for number, (writer, reader) in enumerate(zip(made, [*made[1:], made[0]], strict=True)):
-        writer.initialise(), reader.initialise()
+        writer.initialize(), reader.initialize()
         saved = {"optimizer": writer.sharded_state_dict()}
         dcp.save(saved, checkpoint_id=f"{folder}/{number}")
         for group in reader.param_groups:

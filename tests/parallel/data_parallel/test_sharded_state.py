@@ -64,7 +64,7 @@ class _Watched:
 def _trained(plan: ParallelPlan, steps: int) -> tuple[Parallel, ParallelOptimizer]:
     parallel = make_parallel(plan, tied=False)
     optimizer = parallel.optimizer(OPTIMIZERS["adam"])
-    optimizer.initialise()
+    optimizer.initialize()
     for step in range(steps):
         if plan.pp == 1:
             parallel_loss(parallel, make_tokens(step)).backward()

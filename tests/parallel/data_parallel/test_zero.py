@@ -25,8 +25,8 @@ def _kept() -> list[tuple[int, int, int, float]]:
             parallel.reduce_gradients()
             optimizer.step()
         own = list(parallel.module.parameters())
-        states = [optimizer.inner.state[p]["exp_avg"] for p in parallel.gradients.optimised.values()]
-        held = own if zero in (0, 3) else [*own, *parallel.gradients.optimised.values()]
+        states = [optimizer.inner.state[p]["exp_avg"] for p in parallel.gradients.optimized.values()]
+        held = own if zero in (0, 3) else [*own, *parallel.gradients.optimized.values()]
         gradients = [p.grad for p in held if not isinstance(p.grad, (AbsentTensor, type(None)))]
         found.append(
             (

@@ -434,7 +434,7 @@ def test_of_plans_that_take_the_same_time_the_simplest_is_chosen(monkeypatch: py
         found = step_cost(workload, plan, speeds, checkpointing=checkpointing)
         zero = plan.zero + 4 * (plan.dp_shard > 0)
         return replace(
-            found, compute=times[zero, checkpointing], communication=0.0, imbalance=0.0, synchronisation=0.0
+            found, compute=times[zero, checkpointing], communication=0.0, imbalance=0.0, synchronization=0.0
         )
 
     monkeypatch.setattr("fastfold.parallel.planner.auto.step_cost", cost)

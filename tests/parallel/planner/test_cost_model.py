@@ -313,7 +313,7 @@ def test_a_pipeline_waits_for_all_its_stages_but_one() -> None:
     workload, speeds = _workload(samples=24), _rates(latency_seconds=0.0, link_share=1e6)
     cost = step_cost(workload, ParallelPlan(dp=2, pp=3), speeds)
     # 12 micro-batches through 3 stages: 14 turns.
-    assert cost.waiting / (cost.seconds - cost.synchronisation) == pytest.approx(2 / 14, rel=0.02)
+    assert cost.waiting / (cost.seconds - cost.synchronization) == pytest.approx(2 / 14, rel=0.02)
     assert step_cost(workload, ParallelPlan(dp=6), speeds).waiting == 0
 
 
@@ -402,7 +402,7 @@ def test_a_trace_leaves_no_process_group_behind_and_refuses_to_run_beside_one() 
 
 def test_exchanges_of_a_step_overlap_with_its_last_pass_alone() -> None:
     """Of eight passes whose gradients add up; ZeRO 3 exchanges in every pass."""
-    speeds = _rates(latency_seconds=0.0, hidden_synchronisation=0.5, link_share=1e-6)
+    speeds = _rates(latency_seconds=0.0, hidden_synchronization=0.5, link_share=1e-6)
     for zero, times in ((0, 1), (3, 8)):
         one, eight = (
             step_cost(_workload(samples=8 * n), ParallelPlan(dp=8, zero=zero), speeds, checkpointing=False)
@@ -410,9 +410,9 @@ def test_exchanges_of_a_step_overlap_with_its_last_pass_alone() -> None:
         )
         # A pass computes the same, whatever follows; the optimizer's step is once in both.
         of_pass = (eight.compute - one.compute) / 7
-        whole = one.synchronisation + 0.5 * of_pass
-        assert one.synchronisation > 0
-        assert eight.synchronisation == pytest.approx(times * whole - 0.5 * of_pass * times, rel=1e-6)
+        whole = one.synchronization + 0.5 * of_pass
+        assert one.synchronization > 0
+        assert eight.synchronization == pytest.approx(times * whole - 0.5 * of_pass * times, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -423,9 +423,9 @@ def test_a_step_is_hidden_by_what_its_last_pass_leaves(
     of_pass: float, of_step: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of a pass of three seconds hides exchanges: first its own, then those of the step."""
-    monkeypatch.setattr(cost_model, "synchronisation_seconds", lambda *_: (of_pass, of_step))
-    exposed = cost_model._exposed_synchronisation(
-        _workload(), ParallelPlan(dp=8), _rates(hidden_synchronisation=0.5), 1000, 4, 3.0
+    monkeypatch.setattr(cost_model, "synchronization_seconds", lambda *_: (of_pass, of_step))
+    exposed = cost_model._exposed_synchronization(
+        _workload(), ParallelPlan(dp=8), _rates(hidden_synchronization=0.5), 1000, 4, 3.0
     )
     assert exposed == seconds
 
@@ -441,9 +441,9 @@ def test_an_optimizer_reads_and_writes_parameters_and_moments_once(zero: int, sh
 
 
 def test_exchanged_bytes_have_the_size_of_parameters() -> None:
-    speeds = _rates(latency_seconds=0.0, hidden_synchronisation=0.0)
+    speeds = _rates(latency_seconds=0.0, hidden_synchronization=0.0)
     half, whole = (
-        step_cost(_workload(parameter_bytes=size), ParallelPlan(dp=8), speeds).synchronisation
+        step_cost(_workload(parameter_bytes=size), ParallelPlan(dp=8), speeds).synchronization
         for size in (2, 4)
     )
     assert half == pytest.approx(whole / 2)

@@ -28,7 +28,7 @@ SPEEDS = rates(
         kernel_seconds=2e-3,
         latency_seconds=1e-2,
         hidden_share=0.25,
-        hidden_synchronisation=0.0,
+        hidden_synchronization=0.0,
         imbalance=1.5,
         additive=0.125,
     ),
@@ -103,9 +103,9 @@ def test_seconds_are_those_of_passes_messages_and_stages(dp: int, dap: int, pp: 
     turns = count + pp - 1
     late = 0.5 if plan.ranks > 1 else 0.0
     assert found.imbalance == pytest.approx(late * turns * (compute + communication))
-    total = found.compute + found.communication + found.waiting + found.imbalance + found.synchronisation
+    total = found.compute + found.communication + found.waiting + found.imbalance + found.synchronization
     assert found.seconds == pytest.approx(total)
-    assert found.communication_share == pytest.approx((found.communication + found.synchronisation) / total)
+    assert found.communication_share == pytest.approx((found.communication + found.synchronization) / total)
     speed = SPEEDS.matrix["float32"]
     operations = count * dp * dap * speed
     kernel = 2e-3
@@ -149,7 +149,7 @@ def test_bytes_are_those_of_stages_and_shards(plan: ParallelPlan, alike: int, su
     frozen = _cost(plan, frozen=True)
     assert set(frozen.memory) == {"parameters", "activations", "working"}
     assert frozen.memory["parameters"] == 4 * parameters
-    assert frozen.synchronisation == 0.0
+    assert frozen.synchronization == 0.0
     assert frozen.compute < _cost(plan).compute
 
 
@@ -247,21 +247,21 @@ def test_no_layout_is_faster_than_evenly_split_operators() -> None:
 def test_exchanges_of_replicas_are_those_of_their_parameters(zero: int) -> None:
     speeds: Rates = replace(SPEEDS, assumptions=replace(SPEEDS.assumptions, latency_seconds=0.0))
     plan = ParallelPlan(dp=8, zero=zero)
-    of_pass, of_step = cost_model.synchronisation_seconds(_workload(), plan, speeds, 10**9)
+    of_pass, of_step = cost_model.synchronization_seconds(_workload(), plan, speeds, 10**9)
     # Each rank sends its share to the seven others, and again; one number more is small.
     assert of_pass + of_step == pytest.approx(2 * 7 / 8 * 4e9 / speeds.link, rel=2e-4)
-    assert cost_model.synchronisation_seconds(_workload(), ParallelPlan(pp=3), speeds, 10**9) == (0.0, 0.0)
+    assert cost_model.synchronization_seconds(_workload(), ParallelPlan(pp=3), speeds, 10**9) == (0.0, 0.0)
 
 
 def test_parameters_of_zero_3_are_gathered_for_every_pass() -> None:
     speeds: Rates = replace(SPEEDS, assumptions=replace(SPEEDS.assumptions, latency_seconds=0.0))
     one = 7 / 8 * 4e9 / speeds.link
     for plan in (ParallelPlan(dp=8, zero=3), ParallelPlan(dp=8, zero=3, dp_shard=8)):
-        of_pass, of_step = cost_model.synchronisation_seconds(_workload(), plan, speeds, 10**9)
+        of_pass, of_step = cost_model.synchronization_seconds(_workload(), plan, speeds, 10**9)
         assert (of_pass, of_step) == pytest.approx(((PASSES + 2 + 1) * one, 0.0))
     # Two groups of eight on two machines: each sums its shards with the other's.
     plan = ParallelPlan(dp=16, zero=3, dp_shard=8)
-    of_pass, _ = cost_model.synchronisation_seconds(_workload(), plan, speeds, 10**9)
+    of_pass, _ = cost_model.synchronization_seconds(_workload(), plan, speeds, 10**9)
     assert of_pass == pytest.approx((PASSES + 3) * one + 2 * 1 / 2 * 4e9 / 8 / speeds.network)
 
 

@@ -15,7 +15,7 @@ from fastfold.inference.report.discover import find_predictions
 from fastfold.products.design.agreement import given_agreement, given_figures, ring_gap
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluator
-from fastfold.products.design.optimise import DesignState, first_state, optimise
+from fastfold.products.design.optimize import DesignState, first_state, optimize
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.folds import fold_figures
@@ -124,7 +124,7 @@ def test_each_step_has_the_figures(monomer: AlphaFold, backbone: Path) -> None:
         (partial(backbone, "A3-6", chain="A"), {"motif_rmsd"}),
     ):
         evaluator = Evaluator(task, [monomer], {"dgram_cce": 1.0})
-        state = optimise(evaluator, config, 0, first_state(evaluator, config, 0))
+        state = optimize(evaluator, config, 0, first_state(evaluator, config, 0))
         for row in state.log:
             assert names <= row.keys()
             assert not ({"backbone_rmsd", "motif_rmsd", "seqid"} - names) & row.keys()

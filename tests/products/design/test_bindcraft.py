@@ -26,7 +26,7 @@ from fastfold.products.design.bindcraft import (
 )
 from fastfold.products.design.command import add_design_command
 from fastfold.products.design.command_task import TaskOptions
-from fastfold.products.design.optimise import DesignState, binder_problem, schedule
+from fastfold.products.design.optimize import DesignState, binder_problem, schedule
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.losses import task_losses
 from fastfold.utils.command_line.from_fields import from_options

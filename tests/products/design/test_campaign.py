@@ -15,7 +15,7 @@ from fastfold.products.design import run as run_module
 from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
 from fastfold.products.design.results.statistics import statistic_rows, statistic_text
 from fastfold.products.design.results.table import PASSED, failed_filters
-from fastfold.products.design.trajectory import Optimiser
+from fastfold.products.design.trajectory import SequenceOptimizer
 
 STEPS = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0)
 
@@ -80,13 +80,13 @@ def test_statistics_count_trajectories_sequences_and_filters() -> None:
 @pytest.mark.long
 def test_designs_are_made_until_enough_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    design = Optimiser.design
+    design = SequenceOptimizer.design
 
-    def counted(self: Optimiser, task: object, seed: int, folder: Path) -> object:
+    def counted(self: SequenceOptimizer, task: object, seed: int, folder: Path) -> object:
         made.append(seed)
         return design(self, task, seed, folder)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Optimiser, "design", counted)
+    monkeypatch.setattr(SequenceOptimizer, "design", counted)
     lines: list[str] = []
 
     def run(until: int, condition: str = "plddt>0", seeds: int = 5) -> list[str]:

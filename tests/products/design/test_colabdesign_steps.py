@@ -28,7 +28,7 @@ from fastfold.products.design import (
     partial,
 )
 from fastfold.products.design.evaluate import Evaluator
-from fastfold.products.design.optimise import first_state, optimise
+from fastfold.products.design.optimize import first_state, optimize
 from fastfold.protein import residue_constants as rc
 from tests.helpers.networks import ORACLES
 from tests.helpers.results import helix_prediction
@@ -76,7 +76,7 @@ def test_twenty_steps_are_colabdesigns(case: str, model: AlphaFold, tmp_path: Pa
     state = first_state(evaluator, config, 0)
     start = np.random.default_rng(0).normal(size=state.parameters.shape) * 0.3
     state.parameters = torch.from_numpy(start).float()
-    optimise(evaluator, config, 0, state)
+    optimize(evaluator, config, 0, state)
     for name, wanted in RECORDED["steps"][case].items():
         found = [row[name] for row in state.log]
         # The entropy of nearly certain residues is small and steep.

@@ -12,7 +12,7 @@ import pytest
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import requested_networks
 from fastfold.inference.report.discover import find_predictions
-from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.folds import alone_figures, fold_figures, mean_figure, touching
 from fastfold.products.design.results.table import (

@@ -19,7 +19,7 @@ from fastfold.products.design.limits import (
     net_charge,
     parse_shares,
 )
-from fastfold.products.design.optimise import final_parameters, first_state, optimise
+from fastfold.products.design.optimize import final_parameters, first_state, optimize
 from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.protein import residue_constants as rc
 
@@ -93,7 +93,7 @@ def test_mutations_of_a_design_keep_the_limits(monomer: AlphaFold) -> None:
     made = Evaluator(hallucination(10), [monomer], {"con": 1.0}, limits=config.limits)
     state = first_state(made, config, 0)
     state.parameters = encode_sequence("KKKAAAAAAA")
-    optimise(made, config, 0, state)
+    optimize(made, config, 0, state)
     charges = [abs(net_charge(row["sequence"])) for row in state.log]
     assert charges[0] == 3
     assert np.diff(charges).max() <= 0

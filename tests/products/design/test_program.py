@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.program import PROGRAMS, ProgramSequence, SequenceProgram
 from fastfold.products.design.results.redesign import Redesign, change_rows, change_text

@@ -20,7 +20,7 @@ from fastfold.inference.runner import Summary
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.joint import JointEvaluator, planned_evaluator
-from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.refold import fold_designs
 from fastfold.products.design.saved import design_identity, load_state, save_state

@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.inputs import encode_sequence
 from fastfold.evoformer.losses.design import ContactOptions, Outputs
 from fastfold.products.design.config import DesignConfig
-from fastfold.products.design.optimise import check_start
+from fastfold.products.design.optimize import check_start
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.given import residue_places
 from fastfold.products.design.tasks.losses import MaskedLoss, check_losses, task_losses

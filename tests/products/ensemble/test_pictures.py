@@ -99,9 +99,9 @@ def test_samples_are_drawn_over_two_components_in_colours_of_clusters(figures: l
     assert drawn == {tuple(np.round(point[:2], 9)) for point in points}
     from matplotlib.colors import to_rgb
 
-    colours = [tuple(c.get_facecolor()[0][:3]) for c in spots]
-    assert colours[:11] == [pytest.approx(to_rgb(one)) for one in pictures.CHAIN_COLORS[:11]]
-    assert colours[-1] == pytest.approx(to_rgb(pictures.CHAIN_COLORS[0]))
+    colors = [tuple(c.get_facecolor()[0][:3]) for c in spots]
+    assert colors[:11] == [pytest.approx(to_rgb(one)) for one in pictures.CHAIN_COLORS[:11]]
+    assert colors[-1] == pytest.approx(to_rgb(pictures.CHAIN_COLORS[0]))
     assert [(text.get_text(), *text.xy) for text in axis.texts] == [
         ("1", *points[2, :2]),
         ("2", *points[0, :2]),

@@ -27,7 +27,7 @@ from fastfold.products.serve.service import Service
 from fastfold.products.serve.tokens import Links
 from tests.helpers.axe import axe_program, set_scheme, violations
 from tests.helpers.browser import Browser
-from tests.inference.report.test_style import TEXT, text_colours
+from tests.inference.report.test_style import TEXT, text_colors
 from tests.products.serve.stub import fold, serving
 from tests.products.serve.test_app import ADA, BOB, ask
 
@@ -221,8 +221,8 @@ def test_the_policy_names_the_script_of_the_page() -> None:
 
 
 def test_its_text_has_colours_whose_contrast_is_tested() -> None:
-    colours = text_colours(page_file("front.css", "fastfold.products.serve"))
-    assert {"ink", "soft", "poor"} <= colours <= {ink for ink, _ in TEXT}
+    colors = text_colors(page_file("front.css", "fastfold.products.serve"))
+    assert {"ink", "soft", "poor"} <= colors <= {ink for ink, _ in TEXT}
 
 
 def test_a_link_is_of_one_job_one_server_and_two_days(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,6 @@ def test_centres_of_rings_repel_atoms_which_their_corners_would_not_reach() -> N
     centers = [atoms[ring].mean(0) for ring in rings]
     np.testing.assert_allclose(points[0, len(slots) :], centers, atol=1e-9)
     probe, probe_kind = contact_points(aatype, [CB], centers[1][None, None], {})
-    with_centre = overlap_energies(points, kinds, probe, probe_kind)
+    with_center = overlap_energies(points, kinds, probe, probe_kind)
     without = overlap_energies(points[:, : len(slots)], kinds[: len(slots)], probe, probe_kind)
-    assert with_centre[0, 0] > without[0, 0] + 30
+    assert with_center[0, 0] > without[0, 0] + 30

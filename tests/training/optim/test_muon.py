@@ -95,7 +95,7 @@ def test_a_restored_state_steps_on_as_if_never_saved() -> None:
     def fresh():
         parallel = parallelize(_Network(), {})
         optimizer = parallel.optimizer(lambda named: make_optimizer(MUON, named))
-        optimizer.initialise()
+        optimizer.initialize()
         return parallel.module, optimizer
 
     model, optimizer = fresh()
@@ -117,7 +117,7 @@ def test_a_restored_state_steps_on_as_if_never_saved() -> None:
 def test_a_state_of_adam_is_refused() -> None:
     parallel = parallelize(_Network(), {})
     adam = parallel.optimizer(lambda named: torch.optim.AdamW(named.values()))
-    adam.initialise()
+    adam.initialize()
     optimizer = parallel.optimizer(lambda named: make_optimizer(MUON, named))
     with pytest.raises(ConfigError, match="lacks momentum_buffer of evoformer"):
         optimizer.load_state_dict(adam.state_dict())
@@ -165,8 +165,8 @@ def test_a_step_that_a_scalar_calls_off_changes_nothing() -> None:
     guarded, expected = (
         each.optimizer(lambda named: make_optimizer(MUON, named)) for each in (parallel, plain)
     )
-    guarded.initialise()
-    expected.initialise()
+    guarded.initialize()
+    expected.initialize()
     for number, ok in enumerate((True, False, True)):
         torch.manual_seed(number)
         x = torch.randn(16, 12)

@@ -67,7 +67,7 @@ def _list(options: argparse.Namespace) -> int:
             "download": f"{one.download_gb:g} GB",
             "on disk": f"{one.unpacked_gb:g} GB",
             "use": one.use,
-            "licence": one.licence,
+            "licence": one.license,
         }
         for one in DATABASES
     ]

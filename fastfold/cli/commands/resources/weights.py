@@ -122,7 +122,7 @@ def add_weights_command(commands: Any) -> None:
 def _weights_download(namespace: argparse.Namespace) -> int:
     from fastfold.errors import ConfigError
     from fastfold.evoformer.weights.download import download_weights
-    from fastfold.evoformer.weights.published import LICENCE, published_networks
+    from fastfold.evoformer.weights.published import LICENSE, published_networks
 
     options = from_options(WeightsDownload, namespace)
     networks: dict[str, None] = {}
@@ -135,7 +135,7 @@ def _weights_download(namespace: argparse.Namespace) -> int:
         networks |= dict.fromkeys(published)
 
     say = partial(print_line, quiet=options.quiet)
-    say(LICENCE)
+    say(LICENSE)
     with download_bar(options.quiet) as progress:
         paths = download_weights(list(networks), mirror=options.mirror, say=say, progress=progress)
     for path in paths:

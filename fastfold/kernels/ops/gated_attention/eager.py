@@ -14,14 +14,14 @@ from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
-    normalise,
-    normalise_backward,
-    normalise_to,
+    normalize,
+    normalize_backward,
+    normalize_to,
 )
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
     add_product,
-    centred,
+    centered,
     estimate,
     gradient_dtype,
     matrix_product,
@@ -85,7 +85,7 @@ class Weights(NamedTuple):
 
     norm: tuple[Tensor, Tensor]
     merged: Tensor  #: ``[3 H D or 4 H D, c]``, rows for queries, keys, values and gates
-    bias: Tensor | None  #: ``[H D]`` of the gates or None; of all rows in weights :func:`centred_on` data
+    bias: Tensor | None  #: ``[H D]`` of the gates or None; of all rows in weights :func:`centered_on` data
     output: Tensor
     output_bias: Tensor
     #: ``[H D]``, estimate of the output projection's input that all positions have in common
@@ -135,14 +135,14 @@ def row_step(x: Tensor) -> int:
     return max(1, POSITIONS * (2 if narrow else 1) // max(1, length))
 
 
-def centred_on(x: Tensor, weights: Weights) -> Weights:
+def centered_on(x: Tensor, weights: Weights) -> Weights:
     """Move the mean over positions of ``x [*, c]`` into the bias of ``weights``, if products are reduced."""
     if reduced(weights.merged) is None:
         return weights
-    norm, bias = centred(x, weights.norm, EPS, weights.merged, _bias(weights))
+    norm, bias = centered(x, weights.norm, EPS, weights.merged, _bias(weights))
     attended = None
     if weights.bias is not None:
-        normed, *_ = normalise(sample(x).to(weights.merged.dtype), *norm, EPS)
+        normed, *_ = normalize(sample(x).to(weights.merged.dtype), *norm, EPS)
         assert bias is not None
         # Rows of values and gates are the second half.
         value, gate = estimate(normed, weights.merged.chunk(2)[1], bias.chunk(2)[1]).chunk(2, -1)
@@ -196,7 +196,7 @@ class AttentionForward:
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Compute projections ``[r, N, 3 or 4, H, D]`` of a block ``x [r, N, c]``, in the dtype of ``scratch``."""
-        normed = normalise_to(scratch.dtype, x, self._weights.norm, EPS)
+        normed = normalize_to(scratch.dtype, x, self._weights.norm, EPS)
         return project(normed, self._projections, self._weights, self._heads, scratch)
 
     def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
@@ -221,7 +221,7 @@ class AttentionForward:
         )
 
 
-def empty_normalised(x: Tensor) -> list[Tensor]:
+def empty_normalized(x: Tensor) -> list[Tensor]:
     """Return uninitialised results of :meth:`AttentionGradients.begin` before the projections."""
     statistics = [x.new_empty(*x.shape[:-1], 1, dtype=accumulation_dtype(x)) for _ in range(2)]
     return [x.new_empty(x.shape, dtype=backward_dtype(x)), *statistics]
@@ -240,7 +240,7 @@ class AttentionGradients:
         Returns:
             Normalised ``[r, N, c]``, both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
         """
-        normed, *statistics = normalise(scratch.copy("x", x), *self._weights.norm, EPS)
+        normed, *statistics = normalize(scratch.copy("x", x), *self._weights.norm, EPS)
         projected = project(normed, self._projections, self._weights, self._heads, scratch)
         return [normed, *statistics, projected]
 
@@ -298,7 +298,7 @@ class AttentionGradients:
         grad_normed = matrix_product(
             grad_projected, weights.merged, scratch("grad_normed", *normed.flatten(0, 1).shape)
         )
-        grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *grad_norm)
+        grad_x = normalize_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *grad_norm)
         return grad_x, totals
 
 

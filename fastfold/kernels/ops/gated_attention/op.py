@@ -27,7 +27,7 @@ from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_
 from fastfold.kernels.cpu.linear import product_dtype
 from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.kernels.ops.gated_attention import passes
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centred_on
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centered_on
 from fastfold.kernels.ops.gated_attention.passes import blocks_of, row_blocks
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 
@@ -254,7 +254,7 @@ def _compute_beginning(
             dtype = blocks.backward_dtype(x)
             step = blocks.gradient_step(arrange(given, dtype), heads, needs_parameters=False)
             return step.begin(part(x, rows), Scratch().of(x, dtype))
-        weights = centred_on(x, arrange(given, x.dtype))
+        weights = centered_on(x, arrange(given, x.dtype))
         scratch = Scratch().of(x, product_dtype(x))
         projected = blocks.forward_step(weights, heads).begin(part(x, rows), scratch)
         return [projected.to(x.dtype)]
@@ -270,8 +270,8 @@ def _begin_fake(
         dtype = blocks.backward_dtype(x) if backward else x.dtype
         width = len(given.query_weight) // heads
         projected = (*first.shape[:2], 3 if given.gate_weight is None else 4, heads, width)
-        normalised = blocks.empty_normalised(first) if backward else []
-        return [*normalised, x.new_empty(projected, dtype=dtype)]
+        normalized = blocks.empty_normalized(first) if backward else []
+        return [*normalized, x.new_empty(projected, dtype=dtype)]
     return []
 
 

@@ -31,7 +31,7 @@ from fastfold.kernels.ops.gated_attention.eager import (
     RowBlock,
     Weights,
     arrange,
-    centred_on,
+    centered_on,
     gradients_of,
     zeros_like,
 )
@@ -53,7 +53,7 @@ class _Backend(Protocol):
     def row_step(self, x: Tensor) -> int: ...
     def forward_step(self, weights: Weights, heads: int) -> eager.AttentionForward: ...
     def backward_dtype(self, x: Tensor) -> torch.dtype: ...
-    def empty_normalised(self, x: Tensor) -> list[Tensor]: ...
+    def empty_normalized(self, x: Tensor) -> list[Tensor]: ...
     def gradient_step(
         self, weights: Weights, heads: int, needs_parameters: bool
     ) -> eager.AttentionGradients: ...
@@ -112,7 +112,7 @@ def forward(
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(parameters, x.dtype, x.shape[:-1].numel())
     if is_reduced:
-        weights = centred_on(x, weights)
+        weights = centered_on(x, weights)
     step = blocks.forward_step(weights, heads)
     indices = row_blocks(x, len if at_once and backend == "triton" else blocks.row_step)
     first = next(indices, None)

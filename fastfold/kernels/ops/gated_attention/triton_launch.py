@@ -82,7 +82,7 @@ def _attend(
     return attended, lse, operands
 
 
-def empty_normalised(x: Tensor) -> list[Tensor]:
+def empty_normalized(x: Tensor) -> list[Tensor]:
     """Return uninitialised results of :meth:`TritonAttentionGradients.begin` before the projections."""
     width = x.shape[-1] * (1 if x.dtype == torch.float32 else 2)
     return [x.new_empty(*x.shape[:-1], width, dtype=backward_dtype(x))]
@@ -100,7 +100,7 @@ class TritonAttentionGradients(eager.AttentionGradients):
         Returns:
             Normalised ``[r, N, c or 2 c]``, and projections ``[r, N, 3 or 4, H, D]``.
         """
-        weights, normed = self._weights, _normalise_exactly(x, self._weights)
+        weights, normed = self._weights, _normalize_exactly(x, self._weights)
         if normed.shape[-1] > x.shape[-1]:
             weights = weights._replace(merged=weights.merged.repeat(1, 2))
         return [normed, project(normed, projections(weights), weights, self._heads, scratch)]
@@ -171,7 +171,7 @@ class TritonAttentionGradients(eager.AttentionGradients):
         return grad_x, totals
 
 
-def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
+def _normalize_exactly(x: Tensor, weights: Weights) -> Tensor:
     """Normalise a block to ``[r, N, c]``; for 16 bits ``[r, N, 2 c]``, rounded values and rounding remainders."""
     # Rounding the normalised input causes the largest error of the backward pass, because queries, keys and values
     # share it; the second half of a longer product corrects it.

@@ -15,9 +15,9 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     block_positions,
-    normalise,
-    normalise_backward,
-    normalise_to,
+    normalize,
+    normalize_backward,
+    normalize_to,
     position_blocks,
     without_autocast,
 )
@@ -27,8 +27,8 @@ from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
     """Compute :func:`layer_norm` by its specification, step by step."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    centred = x.to(exact) - x.to(exact).mean(-1, keepdim=True)
-    out = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    centered = x.to(exact) - x.to(exact).mean(-1, keepdim=True)
+    out = centered * (centered.square().mean(-1, keepdim=True) + eps).rsqrt()
     if weight is not None:
         out = out * weight.to(exact)
     if bias is not None:
@@ -47,14 +47,14 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     bias = None if bias is None else bias.to(exact)
     step = block_positions(x.shape[-1])
     if weight is not None and bias is not None and x.numel() <= step * x.shape[-1]:
-        return normalise_to(x.dtype, x, (weight, bias), eps)
+        return normalize_to(x.dtype, x, (weight, bias), eps)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
         if weight is None or bias is None:
-            b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
+            b_out.copy_(normalize(b_x.to(exact), weight, bias, eps)[0])
         else:
-            b_out.copy_(normalise_to(x.dtype, b_x, (weight, bias), eps))
+            b_out.copy_(normalize_to(x.dtype, b_x, (weight, bias), eps))
 
     for_blocks(block, position_blocks(step, x, out), Scratch().of(x))
     return out
@@ -87,9 +87,9 @@ def _compute_gradients(
         scratch: Scratch, totals: Sequence[Tensor | None], b_x: Tensor, b_grad: Tensor, *b_grad_x: Tensor
     ) -> None:
         b_x = b_x.to(exact)
-        _, *b_statistics = normalise(b_x, None, None, eps)
+        _, *b_statistics = normalize(b_x, None, None, eps)
         # PyTorch only checks if the shift is None, so any tensor serves.
-        b_result = normalise_backward(b_grad.to(exact), b_x, b_statistics, weight, totals[1], *totals)
+        b_result = normalize_backward(b_grad.to(exact), b_x, b_statistics, weight, totals[1], *totals)
         for b_out in b_grad_x:
             b_out.copy_(b_result)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import contiguous, padded, rows_of
-from fastfold.kernels.common.normalised_rows import PROGRAMS
+from fastfold.kernels.common.normalized_rows import PROGRAMS
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.layer_norm.triton_fwd import SIZES, statistics, statistics_backward

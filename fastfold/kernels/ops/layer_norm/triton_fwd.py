@@ -22,9 +22,9 @@ SIZES = ["count", "size_1", "size_2"]  #: Sizes that kernels are not specialised
 def statistics(b_x, m_channel, channels, eps):
     """Normalise rows ``b_x [BT, BC]`` (0 past the channels); also return reciprocal standard deviations ``[BT]``."""
     b_mean = tl.sum(b_x, 1) / channels
-    b_centred = tl.where(m_channel[None, :], b_x - b_mean[:, None], 0.0)
-    b_rstd = 1.0 / tl.sqrt_rn(tl.sum(b_centred * b_centred, 1) / channels + eps)
-    return b_centred * b_rstd[:, None], b_rstd
+    b_centered = tl.where(m_channel[None, :], b_x - b_mean[:, None], 0.0)
+    b_rstd = 1.0 / tl.sqrt_rn(tl.sum(b_centered * b_centered, 1) / channels + eps)
+    return b_centered * b_rstd[:, None], b_rstd
 
 
 @triton.jit

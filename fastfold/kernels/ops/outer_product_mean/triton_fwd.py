@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, part
-from fastfold.kernels.common.normalised_rows import configuration
+from fastfold.kernels.common.normalized_rows import configuration
 from fastfold.kernels.common.shared_masks import once
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of

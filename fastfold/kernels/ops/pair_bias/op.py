@@ -18,9 +18,9 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     block_positions,
-    normalise,
-    normalise_backward,
-    normalise_to,
+    normalize,
+    normalize_backward,
+    normalize_to,
     position_blocks,
     without_autocast,
 )
@@ -58,12 +58,12 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     exact = accumulation_dtype(z)
     norm = norm_weight.to(exact), norm_bias.to(exact)
     if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= block_positions(z.shape[-1]) * z.shape[-1]:
-        normed = normalise_to(z.dtype, z, norm, EPS).flatten(0, 1)
+        normed = normalize_to(z.dtype, z, norm, EPS).flatten(0, 1)
         return (weight @ normed.t()).view(weight.shape[0], *z.shape[:2])
     out = _fake(z, parameters, backend)
 
     def block(scratch: Scratch, b_out: Tensor, b_z: Tensor) -> None:
-        b_out.copy_(weight @ normalise_to(z.dtype, b_z, norm, EPS).t())
+        b_out.copy_(weight @ normalize_to(z.dtype, b_z, norm, EPS).t())
 
     for i in itertools.product(*map(range, z.shape[:-3])):
         for_blocks(block, _blocks(out[i], z[i]), Scratch().of(z))
@@ -100,11 +100,11 @@ def _backward(
         scratch: Scratch, totals: Sequence[Tensor], b_grad: Tensor, b_z: Tensor, b_grad_z: Tensor
     ) -> None:
         b_grad, b_z = b_grad.to(dtype), b_z.to(dtype)
-        b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, EPS)
+        b_normed, *statistics = normalize(b_z, norm_weight, norm_bias, EPS)
         add_product(totals[2], b_grad, b_normed, scratch, z)
         b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
         b_grad_z.copy_(
-            normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
+            normalize_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
         )
 
     scratch = Scratch().of(z, dtype)

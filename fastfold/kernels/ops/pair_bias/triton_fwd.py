@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, rows_of
-from fastfold.kernels.common.normalised_rows import configuration
+from fastfold.kernels.common.normalized_rows import configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams

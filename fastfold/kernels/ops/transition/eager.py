@@ -14,9 +14,9 @@ from fastfold.kernels.common.scratch import (
     accumulation_dtype,
     block_positions,
     finish,
-    normalise,
-    normalise_backward,
-    normalise_to,
+    normalize,
+    normalize_backward,
+    normalize_to,
     position_blocks,
     without_autocast,
 )
@@ -24,7 +24,7 @@ from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, su
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
     add_product,
-    centred,
+    centered,
     estimate,
     gradient_dtype,
     matrix_product,
@@ -75,7 +75,7 @@ def forward(
     dtype = x.dtype
     if requested_products() is not None and reduced(x):
         dtype = product_dtype(x)
-        norm, bias = centred(x, norm, EPS, w1, b1)
+        norm, bias = centered(x, norm, EPS, w1, b1)
         mean = _mean_hidden(x, norm, w1, bias)
     # NaN of ``x`` stay in a residual that is ``x``.
     first = PreparedLinear(w1, bias, relu=True, keep_nan=residual is not x, positions=positions)
@@ -83,7 +83,7 @@ def forward(
     residuals = () if residual is None else (residual,)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
-        b_hidden = first(normalise_to(scratch.dtype, b_x, norm, EPS), "hidden", scratch)
+        b_hidden = first(normalize_to(scratch.dtype, b_x, norm, EPS), "hidden", scratch)
         second.update(b_out, b_hidden, b_residual, None, scratch)
 
     scratch = Scratch(x.device, dtype) if scratch is None else scratch.of(x, dtype)
@@ -93,7 +93,7 @@ def forward(
 
 def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:
     """Estimate the mean over positions of the intermediate, ``[c_hidden]``."""
-    normed, *_ = normalise(sample(x), *norm, EPS)
+    normed, *_ = normalize(sample(x), *norm, EPS)
     return mean_of(estimate(normed, w1, b1).relu_())
 
 
@@ -120,7 +120,7 @@ def backward(
     ) -> None:
         grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
         b_x, b_grad = b_x.to(dtype), b_grad.to(dtype)
-        b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, EPS)
+        b_norm, *statistics = normalize(b_x, norm_weight, norm_bias, EPS)
         b_hidden = hidden(b_norm, "hidden", scratch)
         if grad_w2 is not None:
             add_product(grad_w2, b_grad.t(), b_hidden, scratch, x)
@@ -133,7 +133,7 @@ def backward(
         if grad_b1 is not None:
             grad_b1 += b_grad_hidden.sum(0)
         b_grad_norm = matrix_product(b_grad_hidden, w1, scratch("grad_norm", *b_x.shape))
-        b_result = normalise_backward(
+        b_result = normalize_backward(
             b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
         )
         finish(b_grad_x, b_result, b_grad if add_grad else None, None)

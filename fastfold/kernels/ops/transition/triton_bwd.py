@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import (
+from fastfold.kernels.common.normalized_rows import (
     PROGRAMS,
     add_sums,
     configuration,
-    load_normalised,
-    normalised_backward,
+    load_normalized,
+    normalized_backward,
     projected,
     rows_product,
     splits,
@@ -71,7 +71,7 @@ def transition_backward_rows_kernel(
         m_x = m_m[:, None] & m_c[None, :]
         p_x = x + o_m * x_strides[0]
         p_grad = grad + o_m * grad_strides[0]
-        b_norm, b_statistics = load_normalised(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
+        b_norm, b_statistics = load_normalized(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
         # [BM, BC]
         b_grad = tl.load(p_grad[:, None] + o_c[None, :] * grad_strides[1], mask=m_x, other=0.0).to(tl.float32)
         b_grad_norm = tl.zeros([BM, BC], tl.float32)
@@ -100,7 +100,7 @@ def transition_backward_rows_kernel(
         p_x, p_grad = x + o_m * x_strides[0], grad + o_m * grad_strides[0]
         b_x = load_again(p_x[:, None] + o_c[None, :] * x_strides[1], m_x).to(tl.float32)
         add_sums(p_partial + C + o_c, b_grad_norm, m_c, i_m == tl.program_id(0))
-        b_grad_x, b_scales = normalised_backward(b_grad_norm, b_x, b_statistics, norm, o_c, m_c, C)
+        b_grad_x, b_scales = normalized_backward(b_grad_norm, b_x, b_statistics, norm, o_c, m_c, C)
         add_sums(p_partial + o_c, b_scales, m_c, i_m == tl.program_id(0))
         if ADD_GRAD:
             p_add = p_grad[:, None] + o_c[None, :] * grad_strides[1]
@@ -132,7 +132,7 @@ def transition_backward_weights_kernel(
         m_m = o_m < rows
         p_x = x + o_m * x_strides[0]
         p_grad = grad + o_m * grad_strides[0]
-        b_norm, b_statistics = load_normalised(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
+        b_norm, b_statistics = load_normalized(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
         # [BM, BC]
         p_block = p_grad[:, None] + o_c[None, :] * grad_strides[1]
         b_grad = tl.load(p_block, mask=m_m[:, None] & m_c[None, :], other=0.0).to(tl.float32)

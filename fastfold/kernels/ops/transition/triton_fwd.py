@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import configuration, load_normalised, projected
+from fastfold.kernels.common.normalized_rows import configuration, load_normalized, projected
 from fastfold.kernels.common.parameters import in_dtype
 from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, dot, precision
@@ -31,7 +31,7 @@ def transition_forward_kernel(
     m_x = m_m[:, None] & m_c[None, :]
     norm = (weights.norm_weight, weights.norm_bias)
     p_x = x + o_m * x_strides[0]
-    b_norm, b_statistics = load_normalised(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
+    b_norm, b_statistics = load_normalized(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
     b_out = tl.zeros([BM, BC], tl.float32)
     for i_h in range(0, hidden, BH):
         o_h = i_h + tl.arange(0, BH)

@@ -21,9 +21,9 @@ from fastfold.kernels.common.scratch import (
     at_positions,
     block_positions,
     finish,
-    normalise,
-    normalise_backward,
-    normalise_to,
+    normalize,
+    normalize_backward,
+    normalize_to,
     position_blocks,
     share_of,
 )
@@ -32,7 +32,7 @@ from fastfold.kernels.cpu.linear import (
     Norm,
     PreparedLinear,
     add_product,
-    centred,
+    centered,
     gradient_dtype,
     matrix_product,
     product_dtype,
@@ -133,12 +133,12 @@ def _blocks(size: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, 
         start = stop
 
 
-def _normalise(
+def _normalize(
     x: Tensor, parameters: Norm, dtype: torch.dtype, eps: float = EPS
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the normalised block in ``dtype`` and its statistics."""
     scale, shift = parameters
-    out, mean, rstd = normalise(x.to(scale.dtype), scale, shift, eps)
+    out, mean, rstd = normalize(x.to(scale.dtype), scale, shift, eps)
     return out.to(dtype), (mean, rstd)
 
 
@@ -191,12 +191,12 @@ class TriangleForward:
         norm = weights.norm
         bias: Tensor | None = weights.projections_bias.flatten()
         if requested_products() is not None:
-            norm, bias = centred(z, norm, EPS, weights.projections, bias)
+            norm, bias = centered(z, norm, EPS, weights.projections, bias)
         linear = PreparedLinear(weights.projections, bias)
 
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, *b_mask = parts
-            b_x = normalise_to(scratch.dtype, b_z, norm, EPS)
+            b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
             # Projection and gate logits of left, and of right: [2, 2 c, n].
             b_both = linear.by_channel(b_x, "projections", scratch).view(2, -1, b_x.shape[0])
             b_factors = factors[:, :, columns]
@@ -222,8 +222,8 @@ class TriangleForward:
         out_bias: Tensor | None = weights.out_bias
         gate_bias: Tensor | None = weights.gate_bias
         if requested_products() is not None:
-            norm, gate_bias = centred(z, norm, EPS, weights.gate, gate_bias)
-            norm_out, out_bias = centred(product.t(), norm_out, out_eps, weights.out, out_bias)
+            norm, gate_bias = centered(z, norm, EPS, weights.gate, gate_bias)
+            norm_out, out_bias = centered(product.t(), norm_out, out_eps, weights.out, out_bias)
         # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
         in_bfloat16 = self.dtype == torch.bfloat16
         project = PreparedLinear(weights.out, out_bias, least="bf16")
@@ -231,9 +231,9 @@ class TriangleForward:
 
         def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_out, *b_residual = parts
-            b_x = normalise_to(scratch.dtype, b_z, norm, EPS)
+            b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
             b_product = scratch.transpose("product by rows", product[:, columns])
-            b_product = normalise_to(scratch.dtype, b_product, norm_out, out_eps)
+            b_product = normalize_to(scratch.dtype, b_product, norm_out, out_eps)
             if in_bfloat16:
                 b_update = project.gated(b_product, gate(b_x, "gate", scratch), scratch)
             else:
@@ -295,9 +295,9 @@ class TriangleGradients(TriangleForward):
             b_grad = scratch.copy("grad", b_grad)
             if dropout is not None:
                 b_grad.mul_(at_positions(dropout, columns))
-            b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
+            b_x, _ = _normalize(b_z, weights.norm, scratch.dtype)
             b_product = scratch.transpose("product by rows", product[:, columns])
-            b_normed, statistics = _normalise(b_product, weights.norm_out, scratch.dtype)
+            b_normed, statistics = _normalize(b_product, weights.norm_out, scratch.dtype)
             b_output = _output(b_x, b_normed, project, gate, scratch)
             b_grad_output = scratch("grad_output", *b_output.shape)
             torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
@@ -310,7 +310,7 @@ class TriangleGradients(TriangleForward):
                     total += part
             matrix_product(b_grad_gate, weights.gate, b_grad_x)
             b_grad_normed = matrix_product(b_grad_out, weights.out, scratch("grad_normed", *b_product.shape))
-            b_grad_product = normalise_backward(
+            b_grad_product = normalize_backward(
                 b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
             )
             product[:, columns] = b_grad_product.t()
@@ -331,7 +331,7 @@ class TriangleGradients(TriangleForward):
             b_z, b_grad_x, *rest = parts
             b_add, b_mask = (None, rest) if add is None else (rest[0], rest[1:])
             b_z = b_z.to(weights.projections.dtype)
-            b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
+            b_x, statistics = _normalize(b_z, weights.norm, scratch.dtype)
             b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
             b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
             for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
@@ -343,7 +343,7 @@ class TriangleGradients(TriangleForward):
                 add_product(totals.projections, b_grad_both, b_x, scratch, z)
                 totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
             b_grad_x.addmm_(b_grad_both.t(), weights.projections)
-            b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
+            b_result = normalize_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)
 
         blocks = _blocks(block_positions(len(weights.projections)), z, grad_z, *adds, *unless_ones(mask))
@@ -356,8 +356,8 @@ class TriangleGradients(TriangleForward):
         for i in batch_elements(z):
             for _, (b_z, b_grad_x) in _blocks(block_positions(_widest(weights)), z[i], grad_z[i]):
                 b_z = b_z.to(weights.out.dtype)
-                _, statistics = _normalise(b_z, weights.norm, b_z.dtype)
-                b_grad_x.copy_(normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm))
+                _, statistics = _normalize(b_z, weights.norm, b_z.dtype)
+                b_grad_x.copy_(normalize_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm))
         return grad_z
 
     def factor_grads(self) -> tuple[Tensor, ...]:

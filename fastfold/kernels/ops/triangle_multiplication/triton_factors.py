@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import (
+from fastfold.kernels.common.normalized_rows import (
     PROGRAMS,
     add_sums,
     configuration,
-    load_normalised,
-    normalised_backward,
+    load_normalized,
+    normalized_backward,
     projected,
     splits,
 )
@@ -55,7 +55,7 @@ def load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS):
     """Load and normalise positions ``[BM, BZ]`` of ``z [R, N, CZ]``; also return statistics, and pointers ``[BM]``."""
     p_z = z + o_i * z_strides[0] + o_j * z_strides[1]
     norm = (weights.norm_weight, weights.norm_bias)
-    b_z, b_statistics = load_normalised(p_z, o_z * z_strides[2], norm, o_z, m_m, m_z, CZ, EPS)
+    b_z, b_statistics = load_normalized(p_z, o_z * z_strides[2], norm, o_z, m_m, m_z, CZ, EPS)
     return b_z, b_statistics, p_z
 
 
@@ -200,7 +200,7 @@ def triangle_project_backward_kernel(
         b_total += tl.load(p_out, mask=m_zz, other=0.0).to(tl.float32)
         b_z = load_again(p_z[:, None] + o_z[None, :] * z_strides[2], m_zz).to(tl.float32)
         add_sums(p_partial + CZ + o_z, b_total, m_z, i_m == tl.program_id(0))
-        b_total, b_scales = normalised_backward(b_total, b_z, b_statistics, norm, o_z, m_z, CZ)
+        b_total, b_scales = normalized_backward(b_total, b_z, b_statistics, norm, o_z, m_z, CZ)
         add_sums(p_partial + o_z, b_scales, m_z, i_m == tl.program_id(0))
         if ADD_GRAD:
             p_grad = pair_tile(grad, grad_strides, o_i, o_j, o_z)

@@ -94,7 +94,7 @@ def load_weights(weight, sums, bias, first, BH: tl.constexpr):
 
 
 @triton.jit
-def normalised_product(b_w, b_xt, b_rstd, b_shift, b_sums, b_bias):
+def normalized_product(b_w, b_xt, b_rstd, b_shift, b_sums, b_bias):
     """Compute ``W LN(x)ᵀ + b [BH, BM]`` from folded weights ``[BH, CZ]`` and ``xᵀ [CZ, BM]``."""
     return dot(b_w, b_xt, "ieee") * b_rstd[None, :] + (b_shift[None, :] * b_sums[:, None] + b_bias[:, None])
 
@@ -102,8 +102,8 @@ def normalised_product(b_w, b_xt, b_rstd, b_shift, b_sums, b_bias):
 @triton.jit
 def gated_factors(b_xt, b_rstd, b_shift, b_mask, projection, gate):
     """Compute factors ``[BH, BM]`` in bfloat16; projection and gate are results of :func:`load_weights`."""
-    b_factors = normalised_product(projection[0], b_xt, b_rstd, b_shift, projection[1], projection[2])
-    b_gate = normalised_product(gate[0], b_xt, b_rstd, b_shift, gate[1], gate[2])
+    b_factors = normalized_product(projection[0], b_xt, b_rstd, b_shift, projection[1], projection[2])
+    b_gate = normalized_product(gate[0], b_xt, b_rstd, b_shift, gate[1], gate[2])
     return cast(b_factors * sigmoid(b_gate) * b_mask[None, :], tl.bfloat16)
 
 

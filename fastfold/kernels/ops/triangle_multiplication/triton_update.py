@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import (
+from fastfold.kernels.common.normalized_rows import (
     PROGRAMS,
     add_sums,
     configuration,
-    load_normalised,
-    normalised_backward,
+    load_normalized,
+    normalized_backward,
     projected,
     split_dot,
     splits,
@@ -44,7 +44,7 @@ def load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share):
     """
     p_p = product + o_m
     norm = (weights.norm_out_weight, weights.norm_out_bias)
-    b_p, b_statistics = load_normalised(
+    b_p, b_statistics = load_normalized(
         p_p, o_c.to(tl.int64) * size, norm, o_c, m_m, m_c, C, EPS * share * share
     )
     return b_p, b_statistics, p_p
@@ -195,7 +195,7 @@ def triangle_output_backward_kernel(
         b_p = load_again(p_block, m_p).to(tl.float32)
         add_sums(p_partial + C + o_c, b_grad_p, m_c, i_m == tl.program_id(0))
         norm = (weights.norm_out_weight, weights.norm_out_bias)
-        b_grad_p, b_scales = normalised_backward(b_grad_p, b_p, b_statistics_p, norm, o_c, m_c, C)
+        b_grad_p, b_scales = normalized_backward(b_grad_p, b_p, b_statistics_p, norm, o_c, m_c, C)
         add_sums(p_partial + o_c, b_scales, m_c, i_m == tl.program_id(0))
         tl.store(p_block, cast(b_grad_p * share, product.dtype.element_ty), mask=m_p)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfold.evoformer.inputs import encode_sequence
-from fastfold.products.design.optimise import DesignState
+from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Protein

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.cpu import linear
-from fastfold.kernels.cpu.linear import SAMPLE, Products, centred, estimate, mean_of, reduced_products, sample
+from fastfold.kernels.cpu.linear import (
+    SAMPLE,
+    Products,
+    centered,
+    estimate,
+    mean_of,
+    reduced_products,
+    sample,
+)
 from tests.kernels.test_operators import case_of
 
 EPS = 1e-5
@@ -88,7 +96,7 @@ def test_a_centred_product_is_the_same_one_of_smaller_data(with_bias: bool) -> N
     x, norm, weight, bias = _layer()
     given = bias if with_bias else None
     with reduced_products("bf16"):
-        moved, moved_bias = centred(x, norm, EPS, weight, given)
+        moved, moved_bias = centered(x, norm, EPS, weight, given)
     exact = _product(
         x.double(),
         (norm[0].double(), norm[1].double()),
@@ -102,12 +110,12 @@ def test_a_centred_product_is_the_same_one_of_smaller_data(with_bias: bool) -> N
 
 def test_nothing_is_moved_where_products_are_exact() -> None:
     x, norm, weight, bias = _layer()
-    found = centred(x, norm, EPS, weight, bias)
+    found = centered(x, norm, EPS, weight, bias)
     assert found == (norm, bias)
     assert found[0] is norm
     assert found[1] is bias
     with reduced_products("int8"):
-        found = centred(x.double(), norm, EPS, weight.double(), bias)
+        found = centered(x.double(), norm, EPS, weight.double(), bias)
     assert found[0] is norm
 
 

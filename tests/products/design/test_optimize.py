@@ -20,18 +20,18 @@ from fastfold.inference.config import InferConfig
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluation, Evaluator, uniform_bias
 from fastfold.products.design.limits import Limits
-from fastfold.products.design.optimise import (
+from fastfold.products.design.optimize import (
     DesignState,
     _descend,
     final_parameters,
     first_state,
-    optimise,
+    optimize,
     schedule,
 )
 from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.saved import film_pdb
 from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination
-from fastfold.products.design.trajectory import Optimiser
+from fastfold.products.design.trajectory import SequenceOptimizer
 
 SHORT = DesignConfig(soft_steps=2, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=2)
 
@@ -58,7 +58,7 @@ def test_gradients_lower_the_loss(monomer: AlphaFold) -> None:
     made = Evaluator(hallucination(10), [monomer], {"plddt": 1.0})
     state = first_state(made, config, 0)
     before = made(state.parameters, Relaxation(soft=0.5), gradient=False).loss
-    optimise(made, config, 0, state)
+    optimize(made, config, 0, state)
     assert made(state.parameters, Relaxation(soft=0.5), gradient=False).loss < before - 1e-4
 
 
@@ -67,7 +67,7 @@ def test_gradients_lower_the_loss(monomer: AlphaFold) -> None:
 def test_a_stopped_design_continues_to_the_same_numbers(monomer: AlphaFold, optimizer: str) -> None:
     config = replace(SHORT, optimizer=optimizer)  # type: ignore[arg-type]
     made = evaluator(monomer)
-    whole = optimise(made, config, 3, first_state(made, config, 3))
+    whole = optimize(made, config, 3, first_state(made, config, 3))
 
     class Stop(Exception):
         pass
@@ -79,7 +79,7 @@ def test_a_stopped_design_continues_to_the_same_numbers(monomer: AlphaFold, opti
     state = first_state(made, config, 3)
     for _ in range(4):
         try:
-            optimise(made, config, 3, state, stop)
+            optimize(made, config, 3, state, stop)
         except Stop:
             state = copy.deepcopy(state)
     assert state.log == whole.log
@@ -89,7 +89,7 @@ def test_a_stopped_design_continues_to_the_same_numbers(monomer: AlphaFold, opti
 
 def test_the_best_residues_are_kept(monomer: AlphaFold) -> None:
     made = evaluator(monomer)
-    state = optimise(made, SHORT, 1, first_state(made, SHORT, 1))
+    state = optimize(made, SHORT, 1, first_state(made, SHORT, 1))
     rated = [row for row in state.log if row["stage"] in ("hard", "mutate")]
     assert state.best_loss == min(row["loss"] for row in rated)
     sequence = final_parameters(made, state)
@@ -99,7 +99,7 @@ def test_the_best_residues_are_kept(monomer: AlphaFold) -> None:
 
 def test_forbidden_residues_never_appear(monomer: AlphaFold) -> None:
     made = evaluator(monomer, bias=uniform_bias("ACDEFGHIKLMNPQRST"))
-    state = optimise(made, SHORT, 0, first_state(made, SHORT, 0))
+    state = optimize(made, SHORT, 0, first_state(made, SHORT, 0))
     for row in state.log:
         assert set(row["sequence"]) <= set("VWY")
 
@@ -107,10 +107,10 @@ def test_forbidden_residues_never_appear(monomer: AlphaFold) -> None:
 def test_hopeless_designs_end_after_the_first_stage(monomer: AlphaFold) -> None:
     config = DesignConfig(soft_steps=2, temperature_steps=2, hard_steps=1, give_up_below=100.0)
     made = evaluator(monomer)
-    state = optimise(made, config, 0, first_state(made, config, 0))
+    state = optimize(made, config, 0, first_state(made, config, 0))
     assert state.step == 2
     assert state.log[-1]["given_up"]
-    assert optimise(made, config, 0, state).step == 2
+    assert optimize(made, config, 0, state).step == 2
 
 
 def test_a_start_adds_gumbels_numbers_to_small_normal_ones(monomer: AlphaFold) -> None:
@@ -176,7 +176,7 @@ def test_a_design_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.
     def fail(*arguments: Any, **settings: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("fastfold.products.design.trajectory.optimise", fail)
+    monkeypatch.setattr("fastfold.products.design.trajectory.optimize", fail)
     with pytest.raises(InputError, match="not enough for a gradient of 10 residues"):
         run_designs(DesignRequest(hallucination(10), tmp_path, config=SHORT))
 
@@ -213,14 +213,14 @@ class Rated:
 
 def test_every_step_is_evaluated_as_scheduled_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strands after the screening steps bring more passes; a step of one network draws it."""
-    monkeypatch.setattr("fastfold.products.design.optimise.strand_share", lambda task, found: 0.16)
+    monkeypatch.setattr("fastfold.products.design.optimize.strand_share", lambda task, found: 0.16)
     config = DesignConfig(
         screen_steps=2, soft_steps=3, temperature_steps=2, hard_steps=2, mutation_steps=2, tries=3,
         networks=1, all_networks=True, recycles=1, strand_recycles=3, ramp_recycles=False,
     )  # fmt: skip
     made: Any = Rated()
     seen: list[int] = []
-    state = optimise(made, config, 5, first_state(made, config, 5), lambda one: seen.append(one.step))
+    state = optimize(made, config, 5, first_state(made, config, 5), lambda one: seen.append(one.step))
     stages = ["screen"] * 2 + ["soft"] * 3 + ["temperature"] * 2 + ["hard"] * 2 + ["mutate"] * 2
     assert [row["stage"] for row in state.log] == stages
     assert [row["step"] for row in state.log] == seen == list(range(1, 12))
@@ -246,13 +246,13 @@ def test_every_step_is_evaluated_as_scheduled_and_logged(monkeypatch: pytest.Mon
 def test_a_sheet_of_more_than_fifteen_percent_brings_more_passes(
     share: float, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastfold.products.design.optimise.strand_share", lambda task, found: share)
+    monkeypatch.setattr("fastfold.products.design.optimize.strand_share", lambda task, found: share)
     config = DesignConfig(
         screen_steps=2, soft_steps=2, temperature_steps=0, hard_steps=0, recycles=1, strand_recycles=3,
         ramp_recycles=False,
     )  # fmt: skip
     made: Any = Rated()
-    optimise(made, config, 0, first_state(made, config, 0))
+    optimize(made, config, 0, first_state(made, config, 0))
     assert [call["recycles"] for call in made.calls] == passes
 
 
@@ -265,7 +265,7 @@ def test_stages_are_judged_by_their_best_step(screen: int, limit: float, steps: 
         screen_steps=screen, soft_steps=2, temperature_steps=2, hard_steps=2, give_up_below=limit
     )
     made: Any = Rated()
-    state = optimise(made, config, 0, first_state(made, config, 0))
+    state = optimize(made, config, 0, first_state(made, config, 0))
     assert state.step == steps
     assert bool(state.log[-1].get("given_up")) == (limit > 80.0)
 
@@ -282,7 +282,7 @@ def test_mutations_change_a_residue_at_a_time_to_another_type() -> None:
     def follow(one: DesignState) -> None:
         made_of.append((decode_sequence(one.parameters), decode_sequence(one.best)))
 
-    optimise(made, config, 1, state, follow)
+    optimize(made, config, 1, state, follow)
     assert len(made.calls) == 1 + 4 * 5
     for (_, best), (mutant, _) in pairwise(made_of):
         assert sum(a != b for a, b in zip(best, mutant, strict=True)) == 1
@@ -299,7 +299,7 @@ def _mutated_places(plddt: np.ndarray) -> list[int]:
         made: Any = Rated()
         state = first_state(made, config, seed)
         state.plddt, before = plddt, decode_sequence(state.parameters)
-        optimise(made, config, seed, state)
+        optimize(made, config, seed, state)
         after = decode_sequence(state.parameters)
         places += [i for i in range(10) if before[i] != after[i]]
     assert len(places) == 40
@@ -327,12 +327,12 @@ def test_a_trajectory_is_saved_said_and_continued(tmp_path: Path, monkeypatch: p
     """Every tenth step and the last; a stopped design begins after its last saved step."""
     config = DesignConfig(soft_steps=12, temperature_steps=0, hard_steps=3, give_up_below=0.0)
     lines: list[str] = []
-    optimiser = Optimiser(
+    optimizer = SequenceOptimizer(
         [], config, InferConfig(), torch.device("cpu"), None, overwrite=False, say=lines.append
     )
     made: Any = Rated()
-    monkeypatch.setattr(optimiser, "evaluator", lambda task: made)
-    design = optimiser.design(made.task, 7, tmp_path)
+    monkeypatch.setattr(optimizer, "evaluator", lambda task: made)
+    design = optimizer.design(made.task, 7, tmp_path)
     name = "hallucinate_seed_007"
     assert lines == [
         f"{name}: step 10 of 15 (soft), loss 90.000, pLDDT 80.0",
@@ -346,7 +346,7 @@ def test_a_trajectory_is_saved_said_and_continued(tmp_path: Path, monkeypatch: p
     assert design.name == name
     assert design.parameters == rows[-1]["sequence"]
     lines.clear()
-    again = optimiser.design(made.task, 7, tmp_path)
+    again = optimizer.design(made.task, 7, tmp_path)
     assert lines == [f"{name}: continues after step 15"]
     assert again.sequences == design.sequences
     assert len(made.calls) == 15

@@ -121,7 +121,7 @@ def first_state(evaluator: Evaluator, config: DesignConfig, seed: int) -> Design
     )
 
 
-def optimise(
+def optimize(
     evaluator: Evaluator,
     config: DesignConfig,
     seed: int,

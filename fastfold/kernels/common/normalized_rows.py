@@ -43,12 +43,12 @@ def splits(rows: int, block: int, programs: int) -> int:
 def row_statistics(b_x, m_c, C, EPS):
     """Compute mean and reciprocal standard deviation ``[BM]`` of rows ``[BM, BC]`` in float32, zero past channel C."""
     b_mean = tl.sum(b_x, 1) / C
-    b_centred = tl.where(m_c[None, :], b_x - b_mean[:, None], 0.0)
-    return b_mean, tl.rsqrt(tl.sum(b_centred * b_centred, 1) / C + EPS)
+    b_centered = tl.where(m_c[None, :], b_x - b_mean[:, None], 0.0)
+    return b_mean, tl.rsqrt(tl.sum(b_centered * b_centered, 1) / C + EPS)
 
 
 @triton.jit
-def normalised(b_x, b_statistics, norm, o_c, m_c):
+def normalized(b_x, b_statistics, norm, o_c, m_c):
     """Normalise rows ``[BM, BC]`` by their statistics, scale and shift them by ``norm``; zero past the last channel."""
     # [BC]
     b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
@@ -58,16 +58,16 @@ def normalised(b_x, b_statistics, norm, o_c, m_c):
 
 
 @triton.jit
-def load_normalised(p_x, o_x, norm, o_c, m_m, m_c, C, EPS):
+def load_normalized(p_x, o_x, norm, o_c, m_m, m_c, C, EPS):
     """Load and normalise rows ``[BM, BC]`` at ``p_x [BM]`` with channel offsets ``o_x [BC]``; return statistics too."""
     # [BM, BC]
     b_x = tl.load(p_x[:, None] + o_x[None, :], mask=m_m[:, None] & m_c[None, :], other=0.0).to(tl.float32)
     b_statistics = row_statistics(b_x, m_c, C, EPS)
-    return normalised(b_x, b_statistics, norm, o_c, m_c), b_statistics
+    return normalized(b_x, b_statistics, norm, o_c, m_c), b_statistics
 
 
 @triton.jit
-def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
+def normalized_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
     """Compute gradients ``[BM, BC]`` of rows, and the scale's for each row, from normalised rows' gradients."""
     # [BC]
     b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
@@ -103,7 +103,7 @@ def split_dot(x, w, SPLIT: tl.constexpr, PRECISION: tl.constexpr, start=None):
 def rows_product(
     b_rows, p_x, x_c, b_statistics, norm, p_w, w_c, m_m, m_h,
     C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
-    NORMALISE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    NORMALIZE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute products ``[BM, BH]`` of rows ``[BM, C]`` with BH columns of weights, accumulated in float32.
 
@@ -127,8 +127,8 @@ def rows_product(
             # [BM, BK]
             p_chunk = p_x[:, None] + o_k.to(tl.int64)[None, :] * x_c
             b_chunk = tl.load(p_chunk, mask=m_m[:, None] & m_k[None, :], other=0.0).to(tl.float32)
-            if NORMALISE:
-                b_chunk = normalised(b_chunk, b_statistics, norm, o_k, m_k)
+            if NORMALIZE:
+                b_chunk = normalized(b_chunk, b_statistics, norm, o_k, m_k)
             # [BK, BH]
             b_w = tl.load(p_w[None, :] + o_k[:, None] * w_c, mask=m_k[:, None] & m_h[None, :], other=0.0)
             b_out = split_dot(b_chunk, b_w, SPLIT, PRECISION, b_out)
