@@ -56,6 +56,9 @@ _PACKED_POSITIONS = 4096
 _PACKED_ELEMENTS = 2**16
 """Least positions and weights for which packing once takes less time than packing in each of the calls."""
 
+_ONEDNN_SIDE = 160
+"""Minimum side of matrices that oneDNN multiplies one by one faster than MKL multiplies them in a batch."""
+
 _ROOM = 32
 """Inputs in addition to a product's own that hold its bias; matrix units read this many at a time."""
 
@@ -125,6 +128,8 @@ def add_products(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch) -> None:
     """
     if a.dtype != total.dtype:
         total.add_(torch.matmul(a, b, out=scratch("products of a block", *total.shape)))
+    elif total.dim() == 2 and by_onednn(a):
+        total.add_(onednn_linear(a, b.t()))
     elif total.dim() == 2:
         total.addmm_(a, b)
     else:
@@ -134,6 +139,18 @@ def add_products(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch) -> None:
 def matrix_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """Fill ``out [M, N]`` with the product of ``a [M, K]`` and ``b [K, N]``, by oneDNN if that is faster."""
     return out.copy_(onednn_linear(a, b.t())) if by_onednn(a) else torch.mm(a, b, out=out)
+
+
+def batched_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Multiply a batch of matrices, by oneDNN if that is faster.
+
+    ``out [B, M, N]`` is filled with the products of ``a [B, M, K]`` and ``b [B, K, N]``.
+    """
+    if min(*a.shape[1:], out.shape[2]) < _ONEDNN_SIDE or not by_onednn(a) or is_traced():
+        return torch.bmm(a, b, out=out)
+    for left, right, product in zip(a, b.mT, out, strict=True):
+        product.copy_(onednn_linear(left, right))
+    return out
 
 
 def by_onednn(x: Tensor) -> bool:

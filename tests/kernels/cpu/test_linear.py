@@ -13,7 +13,15 @@ from torch import Tensor
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.linear import PreparedLinear, Products, add_product, product_dtype, reduced_products
+from fastfold.kernels.cpu.linear import (
+    PreparedLinear,
+    Products,
+    add_product,
+    add_products,
+    batched_product,
+    product_dtype,
+    reduced_products,
+)
 from fastfold.kernels.cpu.products import exact_products
 from tests.helpers import named_operators
 from tests.kernels.test_operators import case_of
@@ -352,6 +360,35 @@ def test_in_a_fold_products_are_onednn_s_whatever_the_setting_is_later(
     columns = torch.empty(65, 300).T
     assert _error(layer.fill(columns, x, Scratch()), exact) < 3e-7
     assert _error(layer.fill(torch.empty(300, 130)[:, :65], x, Scratch()), exact) < 3e-7
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("side", "by_onednn"), [(159, False), (160, True)])
+def test_large_matrices_of_a_batch_are_multiplied_one_by_one(
+    side: int, by_onednn: bool, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
+    torch.manual_seed(side)
+    a, b = torch.randn(3, side, 170), torch.randn(3, 170, 180)
+    exact = a.double() @ b.double()
+    a, b = (x.mT.contiguous().mT if transposed else x for x in (a, b))
+    out = torch.full((4, side, 180), torch.nan)[:3]
+    with exact_products(torch.device("cpu")), torch.autograd.profiler.profile() as profile:
+        batched_product(a, b, out)
+    names = [event.name for event in profile.function_events]
+    assert names.count("mkldnn::_linear_pointwise") == (3 if by_onednn else 0)
+    assert _error(out, exact) < 3e-7
+
+
+def test_sums_of_products_are_onednn_s_in_a_design(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
+    torch.manual_seed(0)
+    total, a, b = torch.randn(40, 30), torch.randn(50, 40), torch.randn(50, 30)
+    exact = total.double() + a.double().T @ b.double()
+    with exact_products(torch.device("cpu")), torch.autograd.profiler.profile() as profile:
+        add_products(total, a.T, b, Scratch())
+    assert "mkldnn::_linear_pointwise" in {event.name for event in profile.function_events}
+    assert _error(total, exact) < 3e-7
 
 
 @pytest.mark.parametrize("products", [None, "bf16"])

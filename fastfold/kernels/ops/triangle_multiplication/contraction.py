@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.cpu.linear import batched_product
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 
@@ -183,7 +184,7 @@ def contract(
     else:
         a, b = (right if whole else right[:, :, rows]).mT, left
     if share == 1.0:
-        torch.bmm(a, b, out=out)
+        batched_product(a, b, out)
     else:
         # The unscaled sums never exist in the dtype of the result.
         torch.baddbmm(out, a, b, beta=0, alpha=share, out=out)
@@ -192,9 +193,9 @@ def contract(
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
     """Replace factors ``[g, N, N]`` by their gradients, from that of their product; ``buffer [g, N, N]`` is memory."""
     if outgoing:
-        torch.bmm(grad, right, out=buffer)
-        torch.bmm(grad.mT, left, out=right)
+        batched_product(grad, right, buffer)
+        batched_product(grad.mT, left, right)
     else:
-        torch.bmm(right, grad, out=buffer)
-        torch.bmm(left, grad.mT, out=right)
+        batched_product(right, grad, buffer)
+        batched_product(left, grad.mT, right)
     left.copy_(buffer)

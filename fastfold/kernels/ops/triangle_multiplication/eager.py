@@ -32,6 +32,7 @@ from fastfold.kernels.cpu.linear import (
     Norm,
     PreparedLinear,
     add_product,
+    add_products,
     centered,
     gradient_dtype,
     matrix_product,
@@ -342,7 +343,7 @@ class TriangleGradients(TriangleForward):
             if self._needs_factor_layers:
                 add_product(totals.projections, b_grad_both, b_x, scratch, z)
                 totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
-            b_grad_x.addmm_(b_grad_both.t(), weights.projections)
+            add_products(b_grad_x, b_grad_both.t(), weights.projections, scratch)
             b_result = normalize_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)
 
