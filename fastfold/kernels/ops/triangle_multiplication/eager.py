@@ -159,6 +159,15 @@ def channel_group(c: int, positions: int) -> int:
     return c if 2 * c * positions <= BLOCK_ELEMENTS else max(1, c // 4)
 
 
+_KEPT = 2**25
+"""Maximum elements of projections that a backward pass keeps from their first use to their second."""
+
+
+def keeps_projections(c: int, pairs: int) -> bool:
+    """Return True if the backward pass keeps the projections of ``pairs``, with ``c`` hidden channels."""
+    return 4 * c * pairs <= _KEPT
+
+
 class TriangleForward:
     """Operations before and after the contraction for one batch element, in blocks of positions.
 
@@ -199,14 +208,22 @@ class TriangleForward:
             b_z, *b_mask = parts
             b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
             # Projection and gate logits of left, and of right: [2, 2 c, n].
-            b_both = linear.by_channel(b_x, "projections", scratch).view(2, -1, b_x.shape[0])
+            b_both = self._multiply(linear, b_x, columns, scratch).view(2, -1, b_x.shape[0])
             b_factors = factors[:, :, columns]
             _glu(b_both, 1, out=b_factors)
             for b_keep in b_mask:
                 b_factors.mul_(b_keep.t())
 
-        size = forward_positions(weights.projections.shape[0], z.shape[:-1].numel(), self.dtype)
+        size = self._positions(weights.projections.shape[0], z.shape[:-1].numel())
         for_blocks(block, _blocks(size, z, *unless_ones(mask)), self._scratch.of(z, self.dtype))
+
+    def _positions(self, channels: int, positions: int) -> int:
+        """Return the number of positions of a block that is projected to ``channels``, of all ``positions``."""
+        return forward_positions(channels, positions, self.dtype)
+
+    def _multiply(self, linear: PreparedLinear, b_x: Tensor, columns: slice, scratch: Scratch) -> Tensor:
+        """Return the projections ``[N, n]`` of the normalized block ``b_x [n, K]`` at ``columns``."""
+        return linear.by_channel(b_x, "projections", scratch)
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
@@ -264,6 +281,9 @@ class TriangleGradients(TriangleForward):
     ) -> None:
         super().__init__(factors, update, Scratch().of(z, gradient_dtype(z)), summands)
         self.dtype, exact = gradient_dtype(z), accumulation_dtype(z)
+        self._pairs = z.shape[-3] * z.shape[-2]
+        #: Projections of blocks by their first and last position, for :meth:`factors_backward`
+        self._projected: dict[tuple[int, int], Tensor] = {}
         self._needs_factor_layers = not set(needed).isdisjoint(FACTOR_LAYERS)
         self._needs_update_layers = not set(needed).isdisjoint(UPDATE_LAYERS)
         if factors is not None:
@@ -271,6 +291,17 @@ class TriangleGradients(TriangleForward):
             self.channels = factors.proj_weight.shape[0] // 2
         if update is not None:
             self._update_totals = arrange_update(zeros_of(update, exact), exact)
+
+    def _positions(self, channels: int, positions: int) -> int:
+        # As in factors_backward.
+        return block_positions(channels)
+
+    def _multiply(self, linear: PreparedLinear, b_x: Tensor, columns: slice, scratch: Scratch) -> Tensor:
+        if not keeps_projections(self._pairs, self.channels):
+            return super()._multiply(linear, b_x, columns, scratch)
+        own = super()._multiply(linear, b_x, columns, Scratch().of(b_x))
+        self._projected[columns.start, columns.stop] = own
+        return own
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Return the numbers of channels contracted at a time, forward and backward; matrices stay in the cache."""
@@ -334,8 +365,11 @@ class TriangleGradients(TriangleForward):
             b_z = b_z.to(weights.projections.dtype)
             b_x, statistics = _normalize(b_z, weights.norm, scratch.dtype)
             b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-            b_both = linear.by_channel(b_x, "projections", scratch).chunk(2)
-            for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
+            b_both = self._projected.pop((columns.start, columns.stop), None)
+            if b_both is None:
+                b_both = linear.by_channel(b_x, "projections", scratch)
+            halves = zip(grad_factors.chunk(2), b_both.chunk(2), b_grad_both.chunk(2), strict=True)
+            for grad, b_pre, b_out in halves:
                 b_grad = grad[:, columns]
                 for b_keep in b_mask:
                     b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))

@@ -21,6 +21,7 @@ from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
 from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT, ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.eager import keeps_projections
 from fastfold.kernels.ops.triangle_multiplication.params import FACTOR_LAYERS, UPDATE_LAYERS, TriangleParams
 
 
@@ -96,7 +97,10 @@ def _backward_cost(call: Arguments) -> OperatorCost:
         flops -= 8.0 * math.prod(call["z"].shape) * c
     if needed.isdisjoint(UPDATE_LAYERS):
         flops -= rest
-    workspace = (4.0 if c * n * n < SMALL_PRODUCT else 3.125) * size_in_bytes(call["z"])
+    tensors = 4.0 if c * n * n < SMALL_PRODUCT else 3.125
+    if call["backend"] == "torch" and keeps_projections(c, n * n):
+        tensors = 7.0
+    workspace = tensors * size_in_bytes(call["z"])
     return OperatorCost(flops, 2 * workspace, workspace, 8)
 
 
@@ -134,7 +138,8 @@ def triangle_multiplication(
     - Forward, PyTorch: 1.5, or as given by a plan
       (:func:`~fastfold.kernels.ops.triangle_multiplication.contraction.contraction_bytes`).
     - Backward, Triton: 3 and an eighth, in the dtype of ``z``.
-    - Backward, PyTorch: 3, in float32 or in the dtype of the CPU's units, as is the gradient of ``z``.
+    - Backward, PyTorch: 3, or 7 up to N² c = 2²³, in float32 or in the dtype of the CPU's units, as is the gradient
+      of ``z``.
 
     Args:
         z: Pair representation ``[*, N, N, c_z]``.

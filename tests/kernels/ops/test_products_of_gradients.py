@@ -1,4 +1,4 @@
-"""Backward passes without gradients of parameters: the same gradients of data, without the products of weights."""
+"""Products of backward passes: none for frozen parameters, and none twice where there is room."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.passes import compute_gradients
+from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication import passes as triangle
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 from tests.helpers.kernel_checks import BACKENDS, DEVICE
@@ -133,3 +134,18 @@ def test_products_for_gradients_of_triangle_weights_are_left_out_and_not_counted
     for counted in (flops, costs):
         assert counted["both"] - counted["second"] == counted["first"] - counted["none"] == first
         assert counted["both"] - counted["first"] == counted["second"] - counted["none"] == second
+
+
+def test_small_projections_of_triangles_are_multiplied_once_in_a_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    z, mask = torch.randn(2, LENGTH, LENGTH, CHANNELS), torch.ones(2, LENGTH, LENGTH)
+    parameters = TriangleParams(*(p.cpu() for p in _triangle()))
+    call: dict[str, Any] = {"z": z, "mask": mask, "dropout": None, "parameters": parameters}
+    call |= {"outgoing": True, "add_z": True, "backend": "torch", "needs": [True] * 13}
+    kept = triangle.backward(z, **call)
+    flops = _flops(triangle.backward, z, **call)
+    monkeypatch.setattr(eager, "_KEPT", 4 * WIDTH * LENGTH**2 - 1)
+    assert _flops(triangle.backward, z, **call) - flops == 2 * z.numel() * 4 * WIDTH
+    for a, b in zip(kept, triangle.backward(z, **call), strict=True):
+        torch.testing.assert_close(a, b)
