@@ -106,7 +106,7 @@ def our_block(sequences: int, residues: int, precision: str, *, backward: bool) 
 
     def both() -> float:
         leaves = [x.clone().requires_grad_() for x in (msa, pair)]
-        set_policy(block, ExecutionPolicy())
+        set_policy(block, ExecutionPolicy(keep_projections=True))
         block.zero_grad(set_to_none=True)
         with exact_products(torch.device("cpu")):  # as designs do
             start = clock()

@@ -47,7 +47,7 @@ def measure(blocks: int, residues: int) -> dict[str, float]:
         seconds.append(time.process_time() - start)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     planner = GradientPlanner(config, residues, device="cpu")
-    plan = planner.plan(1 << 60) if residues < 128 else planner.smallest()
+    plan = planner.plan(1 << 60)
     tensors = sum(nbytes for name, nbytes in plan.parts.items() if name != "gaps")
     rate = product_rate(time.process_time)
     return {

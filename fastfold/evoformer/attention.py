@@ -80,6 +80,7 @@ def self_attention(
         dropout=block.dropout,
         out=block.out,
         at_once=block.at_once,
+        keep=block.keep,
     )
 
 

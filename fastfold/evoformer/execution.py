@@ -31,6 +31,7 @@ class Block(NamedTuple):
     dropout: Tensor | None  #: Factors that broadcast against ``x``, or None
     out: Tensor | None  #: Tensor for the result, or None for a new tensor
     at_once: bool = False  #: :attr:`ExecutionPolicy.attention_at_once`
+    keep: bool = False  #: :attr:`ExecutionPolicy.keep_projections`
 
     def add(self, update: Tensor) -> Tensor:
         """Return ``x + dropout * update``, for operators without a residual; ``update`` has the shape of ``x``."""
@@ -44,7 +45,7 @@ class Block(NamedTuple):
         if dropout is not None and dropout.shape[dim] > 1:
             dropout = narrowed(dropout, dim, rows)
         out = None if self.out is None else narrowed(self.out, dim, rows)
-        return Block(narrowed(self.x, dim, rows), rows, dropout, out, self.at_once)
+        return Block(narrowed(self.x, dim, rows), rows, dropout, out, self.at_once, self.keep)
 
     def rows_of(self, x: Tensor, dim: int) -> Tensor:
         """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
@@ -55,7 +56,7 @@ class Block(NamedTuple):
         """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
         dropout = None if self.dropout is None else self.dropout.transpose(-3, -2)
         out = None if self.out is None else self.out.transpose(-3, -2)
-        return Block(self.x.transpose(-3, -2), self.rows, dropout, out, self.at_once)
+        return Block(self.x.transpose(-3, -2), self.rows, dropout, out, self.at_once, self.keep)
 
 
 Result = TypeVar("Result")
@@ -67,8 +68,8 @@ Branch = Callable[[Block], Tensor]
 class ExecutionPolicy:
     """Execution of one module.
 
-    While gradients are recorded, only ``block_elements``, ``recompute``, ``templates``, ``lazy_logits`` and ``heads``
-    have an effect.
+    While gradients are recorded, only ``block_elements``, ``recompute``, ``keep_projections``, ``templates``,
+    ``lazy_logits`` and ``heads`` have an effect.
 
     Example:
         >>> import fastfold
@@ -103,6 +104,9 @@ class ExecutionPolicy:
     heads: tuple[str, ...] | None = None
     #: While gradients are recorded, keep only the inputs of each block for the backward pass
     recompute: bool = False
+    #: While gradients are recorded, keep projections of attention for the backward pass on a CPU: less time, more
+    #: memory
+    keep_projections: bool = False
     #: Compute attention of all rows of a block at once on a GPU: more memory, fewer launches
     attention_at_once: bool = False
 
@@ -143,9 +147,9 @@ class ExecutionPolicy:
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
         if dim is None or self.block_elements is None or x.numel() <= self.block_elements:
             rows = slice(None) if dim is None else slice(0, x.shape[dim])
-            blocks = [Block(x, rows, dropout, out, self.attention_at_once)]
+            blocks = [Block(x, rows, dropout, out, self.attention_at_once, self.keep_projections)]
         else:
-            whole = Block(x, slice(None), dropout, out, self.attention_at_once)
+            whole = Block(x, slice(None), dropout, out, self.attention_at_once, self.keep_projections)
             blocks = [whole.take(dim, rows) for rows in self.slices(x, dim)]
         results = []
         for block in blocks:

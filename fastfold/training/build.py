@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
 from fastfold.evoformer.weights.checkpoint import read_weights
@@ -60,6 +61,9 @@ def build_network(config: TrainConfig, tree: ConfigDict, context: DistributedCon
         model.to(context.device)
     # Memory managers choose recomputation block by block, except with the policy cuda.
     model.set_checkpointing(config.memory.checkpointing and config.memory.policy in (None, "cuda"))
+    if context.device.type == "cpu" and config.memory.checkpointing and not managed:
+        # Blocks are recomputed one at a time, so that their projections take little memory.
+        set_policy(model, ExecutionPolicy(keep_projections=True))
     # parallelize must precede autocast_trunk, which wraps forward.
     parallel = parallelize(model, context.mesh, dap=alphafold.shard)
     model = cast(AlphaFold, parallel.module)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from fastfold.training.build import plain_network
+from fastfold.evoformer.execution import PolicyModule
+from fastfold.parallel import DistributedContext
+from fastfold.training.build import build_network, plain_network
 from fastfold.training.compose import network_config
 from tests.helpers.compositions import compose_run
 from tests.training.conftest import TINY
@@ -27,3 +30,14 @@ def test_adapters_alone_are_trained_where_they_are_asked_for() -> None:
     assert trained
     assert trained < {name for name, _ in model.named_parameters()}
     assert all("parametrizations" in name for name in trained)
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_recomputed_blocks_keep_projections_on_a_cpu(checkpointing: bool) -> None:
+    config = compose_run(
+        TINY, "data.directory=x", "trainer.out=y", f"memory.checkpointing={str(checkpointing).lower()}"
+    )
+    context = DistributedContext(0, 1, torch.device("cpu"))
+    model = build_network(config, network_config(config.model), context).module
+    policies = {m.policy.keep_projections for m in model.modules() if isinstance(m, PolicyModule)}
+    assert policies == {checkpointing}

@@ -105,6 +105,7 @@ class GradientPolicy:
     host: int = 0  #: Bytes of the host's memory for inputs of the trunk's blocks
     #: Indices of the templates that a monomer network reads; None for all
     templates: tuple[int, ...] | None = None
+    keep_projections: bool = False  #: :attr:`ExecutionPolicy.keep_projections` of the trunk's blocks
 
     @classmethod
     def of_length(
@@ -113,22 +114,25 @@ class GradientPolicy:
         templates: tuple[int, ...] | None = None,
         *,
         recompute: bool | None = None,
+        keep_projections: bool = False,
         ranks: int = 1,
     ) -> GradientPolicy:
         """Return the policy of a length without host memory; ``recompute`` is None to use :data:`CHECKPOINTED`."""
         pairs = max(_SMALLEST_BLOCK, residues**2 // (ranks * _BLOCKS))
-        return cls(residues >= CHECKPOINTED if recompute is None else recompute, pairs, templates=templates)
+        recompute = residues >= CHECKPOINTED if recompute is None else recompute
+        return cls(recompute, pairs, templates=templates, keep_projections=keep_projections)
 
     def policies(self, model: AlphaFold) -> dict[PolicyModule, ExecutionPolicy]:
-        """Return the policies of the modules outside the trunk's blocks."""
+        """Return the policies of the network's modules."""
+        trunk = ExecutionPolicy(keep_projections=self.keep_projections)
         policy = ExecutionPolicy(templates=self.templates)
         if self.recompute:
             blocks = self.pairs * _CHANNELS
             policy = replace(policy, block_elements=blocks, recompute=True, lazy_logits=True)
         return {
-            module: policy
+            module: policy if module.operator in _IN_ROWS else trunk
             for module in model.modules()
-            if isinstance(module, PolicyModule) and module.operator in _IN_ROWS
+            if isinstance(module, PolicyModule)
         }
 
 

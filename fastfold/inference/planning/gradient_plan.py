@@ -7,6 +7,7 @@ parameters' gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,6 +24,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import element_size
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.gradients import CHECKPOINTED, GradientPolicy, GradientRun, SavedInputs
+from fastfold.inference.planning.fit import available_bytes
 from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.kernels.common.layout import GPU_POSITIONS
 from fastfold.memory import BudgetError
@@ -48,6 +50,11 @@ _GAPS, _GAPS_OF_HOST = 0.025, 0.15
 """Gaps between blocks of PyTorch's allocator as a share of the tensors, in addition to those of a fold.
 
 Block inputs that leave and return make more of them. ``benchmarks/simulation/gradient.py`` counts them."""
+
+_KEPT_BYTES, _KEPT_SHARE = 48 * 2 * 4 * 128 * 4, 4
+"""Bytes per pair of residues of the projections that 48 blocks keep in float32, and their share of memory, inverted.
+
+Without a plan, they are kept if they take no more than this share of the free memory."""
 
 _SHORTEST = 20
 _FEW_ROWS = (128, 256)  #: Rows of the MSA and of the extra MSA that are proposed where more do not fit
@@ -90,7 +97,9 @@ def gradient_run(
     """Return the passes by a plan, with the host's memory that they need, or by a target's length without one."""
     if plan is None:
         ranks = 1 if group is None else group.size
-        return GradientRun(GradientPolicy.of_length(residues, templates, ranks=ranks), None, group)
+        keep = device.type == "cpu" and _KEPT_BYTES * residues**2 < available_bytes(device) // _KEPT_SHARE
+        policy = GradientPolicy.of_length(residues, templates, keep_projections=keep, ranks=ranks)
+        return GradientRun(policy, None, group)
     is_saved = plan.policy.host > 0
     saved = SavedInputs(plan.host_room, plan.offload_from // 2, device) if is_saved else None
     return GradientRun(plan.policy, saved, group)
@@ -150,21 +159,26 @@ class GradientPlanner:
         """Bytes of a device that do not grow with the target."""
         return FIXED_CUDA + nccl_bytes(self.ranks) if self.device == "cuda" else FIXED_CPU
 
-    def _candidates(self, budget: int) -> list[GradientPlan]:
-        """Return plans from the fastest to that with the lowest peak."""
-        plans = [] if self.residues >= CHECKPOINTED else [self._plan(recompute=False)]
-        device = self._plan(recompute=True)
-        plans.append(device)
+    def _candidates(self, budget: int) -> Iterator[GradientPlan]:
+        """Yield plans from the fastest to that with the lowest peak."""
+        # Triton's kernels keep no projections.
+        may_keep = (True, False) if self.device == "cpu" else (False,)
+        if self.residues < CHECKPOINTED:
+            for keep in may_keep:
+                yield self._plan(recompute=False, keep=keep)
+        for keep in may_keep:
+            device = self._plan(recompute=True, keep=keep)
+            yield device
         if self.host_memory and device.peak > budget:
             # Of block inputs only as many leave as have to.
             needed = min(self.host_memory, device.peak - budget + device.offload_from)
-            plans += [self._plan(recompute=True, host=needed), self.smallest()]
-        return plans
+            yield self._plan(recompute=True, host=needed)
+            yield self.smallest()
 
-    def _plan(self, *, recompute: bool, host: int = 0) -> GradientPlan:
-        cost, forward = self._costs(recompute, host)
+    def _plan(self, *, recompute: bool, keep: bool = False, host: int = 0) -> GradientPlan:
+        cost, forward = self._costs(recompute, keep, host)
         pairs = -(-self.residues // self.ranks) * self.residues
-        policy = replace(self._policy(recompute), host=math.ceil(cost.host))
+        policy = replace(self._policy(recompute, keep), host=math.ceil(cost.host))
         size = element_size(self.precision)
         parts = dict(cost.memory) | ({"held": float(self.held)} if self.held else {})
         if self.device == "cuda":
@@ -185,28 +199,30 @@ class GradientPlanner:
             forward_flops=forward.flops - cost.flops,
         )
 
-    def _policy(self, recompute: bool) -> GradientPolicy:
-        return GradientPolicy.of_length(self.residues, self.templates, recompute=recompute, ranks=self.ranks)
+    def _policy(self, recompute: bool, keep: bool) -> GradientPolicy:
+        return GradientPolicy.of_length(
+            self.residues, self.templates, recompute=recompute, keep_projections=keep, ranks=self.ranks
+        )
 
-    def _costs(self, recompute: bool, host: int) -> tuple[Cost, Cost]:
-        if recompute not in self._workloads:
-            self._workloads[recompute] = input_gradient_workload(
+    def _costs(self, recompute: bool, keep: bool, host: int) -> tuple[Cost, Cost]:
+        if (recompute, keep) not in self._workloads:
+            self._workloads[recompute, keep] = input_gradient_workload(
                 self.config,
                 residues=self.residues,
                 score=_score,
-                settings=partial(_set_policies, self._policy(recompute)),
+                settings=partial(_set_policies, self._policy(recompute, keep)),
                 recompute=recompute,
                 msa=self.msa,
                 extra_msa=self.extra_msa,
                 precision=self.precision,
             )
-        workload = self._workloads[recompute]
+        workload = self._workloads[recompute, keep]
         plan, speeds = ParallelPlan(dap=self.ranks), self.speeds or rates(_ASSUMED_GPU, TRAINING)
         cost = partial(step_cost, plan=plan, rates=speeds, checkpointing=recompute, host=host)
         return cost(workload), cost(replace(workload, passes=1))
 
     @cached_property
-    def _workloads(self) -> dict[bool, Workload]:
+    def _workloads(self) -> dict[tuple[bool, bool], Workload]:
         return {}
 
 

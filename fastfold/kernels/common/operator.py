@@ -105,6 +105,8 @@ class _Gradient:
         ctx.options = {name: x for name, x in kept.items() if name not in tensors}
         ctx.lengths = {name: len(x) if isinstance(x, list | tuple) else None for name, x in tensors.items()}
         ctx.save_for_backward(*_flat(tensors.values()))
+        # Results that are only saved would get gradients of zeros.
+        ctx.set_materialize_grads(False)
 
     def compute(self, ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         # Saved tensors are read once: activation checkpointing returns them a single time.

@@ -106,6 +106,7 @@ def gradient_plan_lines(plan: GradientPlan, ranks: int = 1) -> list[str]:
     return [
         f"predicted peak      {plan.peak / GIB:,.2f} GiB{each} ({parts} GiB)",
         f"recomputed          {recomputed}",
+        f"kept                {'projections of attention' if plan.policy.keep_projections else 'no projections'}",
         f"on the host         {plan.policy.host / GIB:,.2f} GiB{each}",
     ]
 

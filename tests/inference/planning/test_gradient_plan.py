@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fastfold.errors import InputError
@@ -33,11 +35,13 @@ def on_device(planner: GradientPlanner) -> GradientPlan:
 @pytest.mark.long
 def test_only_as_much_waits_on_the_host_as_has_to(planner: GradientPlanner, on_device: GradientPlan) -> None:
     assert on_device.policy.recompute
+    assert on_device.policy.keep_projections
     assert on_device.policy.host == 0
-    smallest = planner.smallest()
-    assert smallest.peak < on_device.peak
-    less = planner.plan(on_device.peak - 1)
-    assert less.peak <= on_device.peak - 1
+    smallest, without = planner.smallest(), planner.plan(on_device.peak - 1)
+    assert smallest.peak < without.peak < on_device.peak
+    assert without.policy == replace(on_device.policy, keep_projections=False)
+    less = planner.plan(without.peak - 1)
+    assert less.peak <= without.peak - 1
     assert 0 < less.policy.host <= 2 * on_device.offload_from < smallest.policy.host
     assert planner.plan(smallest.peak).policy.host == smallest.policy.host
     lines = gradient_plan_lines(less, ranks=2)

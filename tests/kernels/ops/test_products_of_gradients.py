@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fastfold import kernels
 from fastfold.kernels.common.cost import OPERATOR_COSTS
+from fastfold.kernels.cpu.linear import reduced_products
+from fastfold.kernels.cpu.products import multiplies_bfloat16
+from fastfold.kernels.ops.gated_attention import eager as attention_blocks
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
-from fastfold.kernels.ops.gated_attention.passes import compute_gradients
+from fastfold.kernels.ops.gated_attention.passes import can_keep, compute_gradients
 from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication import passes as triangle
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
@@ -149,3 +153,65 @@ def test_small_projections_of_triangles_are_multiplied_once_in_a_backward_pass(
     assert _flops(triangle.backward, z, **call) - flops == 2 * z.numel() * 4 * WIDTH
     for a, b in zip(kept, triangle.backward(z, **call), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("gated", [True, False])
+def test_kept_projections_of_attention_give_the_same_gradients(
+    gated: bool, batch: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several blocks of rows, a masked row, dropout and a residual."""
+    monkeypatch.setattr(attention_blocks, "row_step", lambda x: 2)
+    group = GatedAttentionParams(*(None if p is None else p.cpu().to(dtype) for p in _attention()))
+    if not gated:
+        group = group._replace(gate_weight=None, gate_bias=None)
+    leaves = [p.requires_grad_() for p in group.present()]
+    x = torch.randn(*batch, ROWS, LENGTH, CHANNELS, dtype=dtype, requires_grad=True)
+    bias = torch.randn(*batch, HEADS, LENGTH, LENGTH, dtype=dtype, requires_grad=True)
+    mask = (torch.rand(*batch, ROWS, LENGTH) > 0.3).to(dtype)
+    mask[..., 0, :] = 0
+    dropout = 1.5 * (torch.rand(*batch, 1, LENGTH, CHANNELS) > 0.3).to(dtype)
+    results = []
+    for keep in (False, True):
+        out = kernels.gated_attention(
+            x, bias, mask, group, heads=HEADS, residual=x, dropout=dropout, keep=keep, backend="torch"
+        )
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), [x, bias, *leaves])])
+    for plain, kept in zip(*results, strict=True):
+        torch.testing.assert_close(kept, plain)
+
+
+def test_kept_projections_of_attention_are_not_multiplied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_blocks, "row_step", lambda x: 2)
+    x, parameters = torch.randn(ROWS, LENGTH, CHANNELS), [p.cpu() for p in _attention().present()]
+    _, kept = torch.ops.fastfold.gated_attention(
+        x, None, None, None, None, parameters, heads=HEADS, add_x=False, keep=True, backend="torch"
+    )
+    assert kept.shape == (4, ROWS, HEADS, LENGTH, WIDTH // HEADS)
+    call: dict[str, Any] = {
+        "begun": [],
+        "bias": None,
+        "mask": None,
+        "dropout": None,
+        "parameters": parameters,
+    }
+    call |= {"heads": HEADS, "add_x": False, "backend": "torch", "needs": [True, False, True]}
+    plain, saved = (_flops(compute_gradients, x, x, **call, out=out) for out in (None, kept))
+    of_projections = 2 * ROWS * LENGTH * CHANNELS * 4 * WIDTH
+    assert plain - saved == of_projections
+    costs = [
+        OPERATOR_COSTS["gated_attention_backward"](call | {"x": x, "out": out}).flops for out in (None, kept)
+    ]
+    assert costs[0] - costs[1] == of_projections
+
+
+def test_projections_are_kept_in_the_dtype_of_data_while_gradients_are_recorded() -> None:
+    x = torch.randn(ROWS, LENGTH, CHANNELS, requires_grad=True)
+    assert can_keep(x)
+    assert can_keep(x.bfloat16()) == multiplies_bfloat16()
+    assert not can_keep(x.half())
+    with torch.no_grad():
+        assert not can_keep(x)
+    with reduced_products("bf16"):
+        assert not can_keep(x)

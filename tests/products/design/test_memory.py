@@ -13,6 +13,7 @@ from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.gradients import GradientPolicy
+from fastfold.inference.planning import gradient_plan
 from fastfold.inference.planning.gradient_plan import GradientPlan, gradient_run
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import design_gradients
@@ -53,6 +54,19 @@ def test_a_plan_with_inputs_on_the_host_has_room_for_whole_ones() -> None:
     assert run.saved.stays(("saved", -1, 0), 14)
     assert not run.saved.stays(("saved", -1, 1), 130)
     assert run.saved.stays(("saved", -1, 2), 131)
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "keeps"), [("cpu", 4.1, True), ("cpu", 3.9, False), ("cuda", 9.0, False)]
+)
+def test_without_a_plan_projections_are_kept_in_a_quarter_of_the_free_memory(
+    device: str, free: float, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two attentions of a block, each with queries, keys, values and gates of 128 channels in float32.
+    of_projections = 48 * 2 * (4 * 128 * 4) * 64**2
+    monkeypatch.setattr(gradient_plan, "available_bytes", lambda _: int(of_projections * free))
+    run = gradient_run(None, 64, torch.device(device))
+    assert run.policy.keep_projections == keeps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -34,7 +34,8 @@ def test_a_plan_changes_no_gradient(kind: str, request: pytest.FixtureRequest) -
     task = hallucination(10, copies=1 if kind == "monomer" else 2)
     saved = SavedInputs(1 << 20, 4000, torch.device("cpu"))
     plain = evaluate(model, task, GradientRun(GradientPolicy(False, templates=())))
-    planned = evaluate(model, task, GradientRun(GradientPolicy(True, pairs=30, templates=()), saved))
+    policy = GradientPolicy(True, pairs=30, templates=(), keep_projections=True)
+    planned = evaluate(model, task, GradientRun(policy, saved))
     assert saved.saved.sent > 0
     assert saved.tier.used == 0  # all came back
     assert planned.losses == pytest.approx(plain.losses, rel=1e-12)

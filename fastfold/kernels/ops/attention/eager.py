@@ -52,15 +52,17 @@ def attend(
     *,
     add: Tensor | None = None,
     by_head: bool = False,
+    by_products: bool = False,
+    keep_gate: bool = False,
 ) -> None:
     """Fill ``out [R, Nq, H, D]`` of one batch element; ``add [H, D]`` is added after the gate.
 
     ``scratch`` has the dtype of ``out``. With ``by_head``, queries, keys, values and gate are those of
-    :func:`split_by_head`, and the gate may be overwritten. In bfloat16, attention is then made of batched products.
+    :func:`split_by_head`, and with ``by_products`` scores and sums are batched products. The gate may then be
+    overwritten unless ``keep_gate`` is set.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
-    by_products = by_head and q.dtype == torch.bfloat16
     in_place = by_head or q.dtype == torch.bfloat16
     # A block of rows is still in the cache when the gate reads it. Bias and mask together make one tensor of the
     # size of the scores, so with both a block also splits the queries.
@@ -100,7 +102,8 @@ def attend(
                 b_place.copy_(b_out)
                 continue
             opened = gate if is_whole else gate[row, query]
-            opened = opened if by_head else scratch.copy("q or gate", opened)  # replaces the queries
+            if keep_gate or not by_head:
+                opened = scratch.copy("q or gate", opened)  # replaces the queries
             opened.sigmoid_()
             if add is None:
                 torch.mul(b_out, opened, out=b_place)
@@ -127,11 +130,16 @@ def _multiply(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
     return torch.bmm(scores, v.flatten(0, 1), out=out).unflatten(0, (rows, heads))
 
 
-def split_by_head(projected: Tensor, scratch: Scratch) -> tuple[Tensor, ...]:
-    """Split ``projected [r, N, 3 or 4, H, D]`` into queries, keys, values and gate, each ``[r, N, H, D]`` by head."""
+def split_by_head(projected: Tensor, scratch: Scratch, out: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Split ``projected [r, N, 3 or 4, H, D]`` into queries, keys, values and gate, each ``[r, N, H, D]`` by head.
+
+    They are views of ``out [3 or 4, r, H, N, D]`` if given, else of a buffer.
+    """
     # Heads of a row are interleaved: in float32, strides of a power of two would fall on the same places of the cache.
     # One copy for all, because every operator costs host time.
-    return scratch.copy("by head", projected.permute(2, 0, 3, 1, 4)).transpose(2, 3).unbind()
+    by_head = projected.permute(2, 0, 3, 1, 4)
+    out = scratch.copy("by head", by_head) if out is None else out.copy_(by_head)
+    return out.transpose(2, 3).unbind()
 
 
 def row_step(q: Tensor, k: Tensor) -> int:

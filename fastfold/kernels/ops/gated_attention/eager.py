@@ -199,14 +199,27 @@ class AttentionForward:
         normed = normalize_to(scratch.dtype, x, self._weights.norm, EPS)
         return project(normed, self._projections, self._weights, self._heads, scratch)
 
-    def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
-        """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``begun`` is the result of :meth:`begin`."""
+    def __call__(
+        self,
+        out: Tensor,
+        rows: RowBlock,
+        scratch: Scratch,
+        projected: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> None:
+        """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``projected`` is the result of :meth:`begin`.
+
+        ``kept [3 or 4, r, H, N, D]`` is filled with the projections by head.
+        """
         x, bias, masked, residual, dropout = rows
-        projected = self.begin(x, scratch) if begun is None else begun.to(scratch.dtype)
-        by_head = scratch.dtype != torch.bfloat16 or (x.device.type == "cpu" and prefers_batched_products())
-        q, k, v, *gate = split_by_head(projected, scratch) if by_head else projected.unbind(2)
+        is_own = projected is None
+        projected = self.begin(x, scratch) if projected is None else projected.to(scratch.dtype)
+        in_bfloat16 = scratch.dtype == torch.bfloat16
+        by_products = in_bfloat16 and x.device.type == "cpu" and prefers_batched_products()
+        by_head = by_products or not in_bfloat16 or kept is not None
+        q, k, v, *gate = split_by_head(projected, scratch, kept) if by_head else projected.unbind(2)
         # Projections that were split are free to hold the result.
-        is_free = by_head and begun is None
+        is_free = by_head and is_own
         attended = projected.view(-1)[: q.numel()].view(q.shape) if is_free else scratch("attended", *q.shape)
         attend(
             attended,
@@ -215,6 +228,8 @@ class AttentionForward:
             scratch,
             add=self._add,
             by_head=by_head,
+            by_products=by_products,
+            keep_gate=kept is not None,
         )
         self._output.update(
             out, attended.view(x.shape[0] * x.shape[1], -1), residual, dropout, scratch=scratch
@@ -252,21 +267,27 @@ class AttentionGradients:
         totals: Weights | None,
         scratch: Scratch,
         begun: Sequence[Tensor] = (),
+        kept: Tensor | None = None,
     ) -> tuple[Tensor, Weights | None]:
         """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
 
         The bias's gradients ``[H, N, N]`` and the parameters', if they are needed, are added to ``grad_bias`` and
-        ``totals``. ``begun`` is the result of :meth:`begin` if it was called before. The buffers have the dtype of the
-        products.
+        ``totals``. ``begun`` is the result of :meth:`begin` if it was called before, and ``kept`` that of
+        :class:`AttentionForward`. The buffers have the dtype of the products.
 
         Returns:
             Gradient of ``x [r, N, c]``, and the totals.
         """
         weights = self._weights
         x, bias, masked, _, dropout = rows
-        normed, *statistics, projected = begun or self.begin(x, scratch)
-        x = scratch.copy("x", x)
-        q, k, v, *gate = projected.unbind(2)
+        if kept is None:
+            normed, *statistics, projected = begun or self.begin(x, scratch)
+            x = scratch.copy("x", x)
+            q, k, v, *gate = projected.unbind(2)
+        else:
+            x = scratch.copy("x", x)
+            normed, *statistics = normalize(x, *weights.norm, EPS)
+            q, k, v, *gate = kept.transpose(2, 3).unbind()
         grad = scratch.copy("grad_update", grad)
         if dropout is not None:
             grad.mul_(dropout)

@@ -60,11 +60,38 @@ def _forward(
     *,
     heads: int,
     add_x: bool,
+    keep: bool,
     backend: str,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
+    """Return the result, and with ``keep`` the projections that :func:`passes.compute_gradients` takes."""
     operands = RowBlock(x, bias, mask, x if add_x else residual, dropout)
     group = GatedAttentionParams.of(parameters)
-    return passes.forward(torch.empty_like(x), operands, group, heads=heads, backend=backend)
+    kept = _empty_kept(x, group, heads) if keep else None
+    out = passes.forward(torch.empty_like(x), operands, group, heads=heads, backend=backend, kept=kept)
+    return out, x.new_empty(0) if kept is None else kept
+
+
+def _empty_kept(x: Tensor, parameters: GatedAttentionParams, heads: int) -> Tensor:
+    """Return room for queries, keys, values and gate logits by head, ``[3 or 4, *, R, H, N, D]``."""
+    *lead, length, _ = x.shape
+    count = 3 if parameters.gate_weight is None else 4
+    return x.new_empty(count, *lead, heads, length, len(parameters.query_weight) // heads)
+
+
+def _fake(
+    x: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    heads: int,
+    keep: bool,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    kept = _empty_kept(x, GatedAttentionParams.of(parameters), heads) if keep else x.new_empty(0)
+    return torch.empty_like(x), kept
 
 
 _BEGIN_LAUNCHES = 2  #: Kernels of a beginning: norm and product
@@ -116,6 +143,8 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     of_parameters = any(call["needs"][2:])
     flops = (2 + of_parameters) * projections + 3.5 * attention + (1 + of_parameters) * output
     traffic = 25 * size_in_bytes(call["x"])
+    if call.get("out") is not None:
+        flops -= projections
     whole = OperatorCost(flops, traffic, launches=14, exponentials=_scores(call))
     return _without_beginning(call, whole)
 
@@ -130,9 +159,10 @@ _gated_attention = define_operator(
         cost=_backward_cost,
         residual="residual",
         constants={"begun": []},
+        saved_result=lambda result, call: result[1] if call["keep"] else None,
         arrange=passes.arrange_gradients,
     ),
-    fake=like_first,
+    fake=_fake,
     cost=_cost,
 )
 
@@ -173,6 +203,7 @@ def gated_attention(
     out: Tensor | None = None,
     scratch: Scratch | None = None,
     at_once: bool = False,
+    keep: bool = False,
     backend: str | None = None,
 ) -> Tensor:
     """Compute self-attention within every row, as a residual branch: ``(attention(LN(x)) · sigmoid(gate)) Oᵀ + o``.
@@ -192,6 +223,8 @@ def gated_attention(
         scratch: With ``out``: buffers to use, which the next operator can reuse.
         at_once: With ``out``: let Triton project all rows at once, rather than at most 2^17 positions. The buffers
             then have about 6 times the elements of ``x``.
+        keep: While gradients are recorded, let PyTorch's path keep projections for the backward pass, which has less to
+            compute then. They have 3 or 4 times the elements of ``x``, with as many channels as the heads.
         backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.attention`. ``cueq`` is NVIDIA's
             cuEquivariance if there is a bias, and ``auto`` otherwise.
 
@@ -236,8 +269,10 @@ def gated_attention(
     backend = choose_backend(x, backend, fits=channels <= MAX_HEAD_CHANNELS)
     if out is None:
         added, group = None if residual is x else residual, parameters.present()
-        options: dict[str, Any] = {"heads": heads, "add_x": residual is x, "backend": backend}
-        return _gated_attention(x, bias, mask, added, dropout, group, **options)
+        keep = keep and backend == "torch" and passes.can_keep(x)
+        options: dict[str, Any] = {"heads": heads, "add_x": residual is x, "keep": keep, "backend": backend}
+        update, _ = _gated_attention(x, bias, mask, added, dropout, group, **options)
+        return update
     operands = RowBlock(x, bias, mask, residual, dropout)
     return passes.forward(
         out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once

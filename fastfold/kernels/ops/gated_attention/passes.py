@@ -24,7 +24,7 @@ from fastfold.kernels.common.scratch import (
 )
 from fastfold.kernels.common.shared_masks import once
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
-from fastfold.kernels.cpu.linear import product_dtype, requested_products
+from fastfold.kernels.cpu.linear import gradient_dtype, product_dtype, requested_products
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,
@@ -92,11 +92,13 @@ def forward(
     backend: str,
     scratch: Scratch | None = None,
     begun: Sequence[Tensor] = (),
+    kept: Tensor | None = None,
     at_once: bool = False,
 ) -> Tensor:
     """Fill ``out``; projections, scores and output exist for one block of rows at a time.
 
     Arguments are those of :func:`fastfold.kernels.gated_attention`; ``begun`` may have the first block's projections.
+    In PyTorch, ``kept [3 or 4, *, R, H, N, D]`` is filled with projections for :func:`compute_gradients`.
     """
     blocks = blocks_of(backend)
     x, bias, mask, residual, dropout = operands
@@ -119,12 +121,13 @@ def forward(
     if first is None:
         return out
     if first == ((), ()):  # a single block
-        step(out, RowBlock(x, bias, mask, residual, dropout), scratch, *begun)
+        step(out, RowBlock(x, bias, mask, residual, dropout), scratch, begun[0] if begun else None, kept)
         return out
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
-        step(part(out, rows), own, scratch, *begun)
+        of_block = part(kept, (slice(None), *rows))
+        step(part(out, rows), own, scratch, begun[0] if begun else None, of_block)
 
     blocks_and_begun = _with_first(itertools.chain([first], indices), begun)
     for_blocks(block, blocks_and_begun, scratch, lanes=_most_lanes(x, backend))
@@ -149,6 +152,12 @@ def _most_lanes(x: Tensor, backend: str) -> int:
     return MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
 
 
+def can_keep(x: Tensor) -> bool:
+    """Return True if the backward pass of PyTorch for ``x`` can read projections of the forward pass."""
+    same = gradient_dtype(x) == x.dtype and requested_products() is None
+    return same and torch.is_grad_enabled()
+
+
 @without_autocast
 def compute_gradients(
     grad: Tensor,
@@ -158,6 +167,7 @@ def compute_gradients(
     mask: Tensor | None,
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
+    out: Tensor | None = None,
     *,
     needs: Sequence[bool],
     heads: int,
@@ -167,7 +177,8 @@ def compute_gradients(
     """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
     Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
-    :func:`~.op.gated_attention_begin` for the backward pass or empty. With ``add_x``, ``x`` is also the residual.
+    :func:`~.op.gated_attention_begin` for the backward pass or empty, and ``out``, projections that :func:`forward`
+    kept. With ``add_x``, ``x`` is also the residual.
     Parameters have no gradients if ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
     """
     given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
@@ -186,7 +197,8 @@ def compute_gradients(
     def block(scratch: Scratch, sums: list[Any], i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
         b_grad, grad_bias = part(grad, rows), part(sums[0], i)
-        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun)
+        kept = part(out, (slice(None), *rows))
+        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun, kept)
         finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
 
     blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)

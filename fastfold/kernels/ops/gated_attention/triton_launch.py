@@ -53,11 +53,24 @@ class TritonAttentionForward(eager.AttentionForward):
         normed = layer_norm(x, *self._weights.norm, EPS, backend="triton")
         return project(normed, self._projections, self._weights, self._heads, scratch)
 
-    def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
-        """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``begun`` is the result of :meth:`begin`."""
+    def __call__(
+        self,
+        out: Tensor,
+        rows: RowBlock,
+        scratch: Scratch,
+        projected: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> None:
+        """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``projected`` is the result of :meth:`begin`.
+
+        Projections are not ``kept``.
+        """
+        assert kept is None
         weights = self._weights
         x, bias, hidden, residual, dropout = rows
-        attended, *_ = _attend(self.begin(x, scratch) if begun is None else begun, bias, hidden, scratch)
+        attended, *_ = _attend(
+            self.begin(x, scratch) if projected is None else projected, bias, hidden, scratch
+        )
         flat = attended.view(-1, weights.output.shape[1])
         update = scratch("update", len(flat), len(weights.output))
         torch.mm(flat, weights.output.t(), out=update)
@@ -113,8 +126,10 @@ class TritonAttentionGradients(eager.AttentionGradients):
         totals: Weights | None,
         scratch: Scratch,
         begun: Sequence[Tensor] = (),
+        kept: Tensor | None = None,
     ) -> tuple[Tensor, Weights | None]:
         """Compute gradients of a block of rows; without totals, needed ones of the block become the totals."""
+        assert kept is None
         weights = self._weights
         x, bias, hidden, _, dropout = rows
         normed, projected = begun or self.begin(x, scratch)
