@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from fastfold._version import __version__
+from fastfold.protein.metrics.scores import definitions_table
 
 project = "FastFold"
 author = "The FastFold developers"
@@ -92,7 +93,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+://|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def _text(_: Sphinx, name: str, content: list[str]) -> None:
-    """Read included pages, and convert links to pages or to names of files.
+    """Read included pages, fill in tables, and convert links to pages or to names of files.
 
     In the repository, a link is relative to its file.
     """
@@ -101,6 +102,7 @@ def _text(_: Sphinx, name: str, content: list[str]) -> None:
         return
     if name in INCLUDED:
         content[0] = path.read_text(encoding="utf-8")
+    content[0] = content[0].replace("<!-- definitions_table() -->", definitions_table())
     pages = {file.resolve(): f"{page}.md" for page, file in INCLUDED.items()}
 
     def link(found: re.Match[str]) -> str:

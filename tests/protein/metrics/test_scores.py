@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -62,13 +60,14 @@ def test_scores_of_the_list_are_explained(one: Score) -> None:
     assert not one.meaning.endswith("is better.")
 
 
-def test_documents_hold_the_table() -> None:
-    """Run ``print(definitions_table())`` for the text that belongs into the page."""
-    assert definitions_table() in (REPOSITORY / "docs" / "scores.md").read_text()
-    line = next(
-        line
-        for line in (REPOSITORY / "docs" / "report.md").read_text().splitlines()
-        if line.startswith("| `ipsae`")
+def test_the_documentation_makes_its_table_from_the_rows() -> None:
+    place = "<!-- definitions_table() -->"
+    assert (REPOSITORY / "docs" / "scores.md").read_text().count(place) == 1
+    assert f'replace("{place}", definitions_table())' in (REPOSITORY / "docs" / "conf.py").read_text()
+    head, _, *lines = definitions_table().splitlines()
+    assert head == "| key | higher is | definition | source |"
+    assert [line.split("`")[1] for line in lines] == [one.key for one in PAIR_SCORES]
+    assert all(
+        one.definition and one.definition in line for one, line in zip(PAIR_SCORES, lines, strict=True)
     )
-    assert re.findall(r"`(\w+)`", line) == [one.name for one in PAIR_SCORES]
-    assert all(one.definition for one in PAIR_SCORES)
+    assert "mean PAE of the pairs that touch, in Å" in definitions_table()

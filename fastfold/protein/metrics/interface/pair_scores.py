@@ -12,6 +12,7 @@ The aligned error gives ipSAE in all its variants, and LIS. Both have a directio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +87,16 @@ class InterfaceContacts:
         errors = np.asarray(pae, np.float64)[self.first, self.second]
         sure = (1.0 / (1.0 + (errors / _PDOCKQ2_D0) ** 2)).mean()
         return _logistic(plddt * sure, top=1.31, slope=0.075, middle=84.733, floor=0.005)
+
+
+CONTACT_SCORES: dict[str, Callable[[InterfaceContacts, np.ndarray, np.ndarray, np.ndarray], float | None]] = {
+    "pdockq2": InterfaceContacts.pdockq2,
+    "interface_pae": lambda contacts, _first, _second, pae: contacts.interface_pae(pae),
+}
+"""Function of each score of a direction that needs contacts, by the key of its row.
+
+Arguments are contacts, pLDDT of both chains, and aligned errors of the second chain when aligned on the first.
+"""
 
 
 def interface_contacts(

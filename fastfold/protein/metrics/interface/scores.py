@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.protein.metrics.interface.pair_scores import (
+    CONTACT_SCORES,
     PAE_CUTOFF,
     contact_points,
     directed_scores,
@@ -242,6 +243,7 @@ def _pair(
         (pae[0], contacts, near, 1),
         (pae[1], contacts.turned(), near.turned(), -1),
     ):
+        first, second = plddt[::turn]
         errors = np.round(np.asarray(errors, np.float64), 2)
         both = errors[close.first, close.second] < cutoffs[0]
         scores = directed_scores(errors, cutoff=cutoffs[0])
@@ -261,8 +263,7 @@ def _pair(
             "residues": [scores.aligned_residues, scores.scored_residues],
             "near_pairs": int(both.sum()),
             "near_residues": [len(np.unique(side[both])) for side in (close.first, close.second)],
-            "pdockq2": touching.pdockq2(plddt[::turn][0], plddt[::turn][1], errors),
-            "interface_pae": touching.interface_pae(errors),
+            **{key: compute(touching, first, second, errors) for key, compute in CONTACT_SCORES.items()},
         }
     there, back = directions.values()
     both_ways = {key: (there[key], back[key]) for key in (*_LARGER, *_MEAN) if there[key] is not None}

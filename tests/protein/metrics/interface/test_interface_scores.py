@@ -11,12 +11,11 @@ import pytest
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.interface import (
     ChainConfidence,
-    InterfaceContacts,
     directed_scores,
     interface_contacts,
     interface_scores,
 )
-from fastfold.protein.metrics.interface.pair_scores import contact_points
+from fastfold.protein.metrics.interface.pair_scores import CONTACT_SCORES, contact_points
 
 CB, CA = rc.atom_order["CB"], rc.atom_order["CA"]
 
@@ -129,7 +128,7 @@ def test_contacts_are_found_in_blocks(monkeypatch) -> None:
 
 
 def test_a_score_that_a_direction_lacks_is_none_for_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InterfaceContacts, "pdockq2", lambda *_: None)
+    monkeypatch.setitem(CONTACT_SCORES, "pdockq2", lambda *_: None)
     pair = interface_scores(**two_chains(), pae=np.full((5, 5), 5.0))["pairs"]["A-B"]
     assert pair["pdockq2"] is None
     assert pair["ipsae"] == max(one["ipsae"] for one in pair["directions"].values())
