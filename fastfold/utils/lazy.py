@@ -148,6 +148,38 @@ def old_keywords(names: Mapping[str, str]) -> Callable[[F], F]:
     return decorate
 
 
+def old_arguments(request: type, names: Mapping[str, str]) -> Callable[[F], F]:
+    """Return a decorator that takes the fields of a function's request as its arguments, too.
+
+    Positional ones are in the order of the fields, and None is a field's default. Passing them warns with a
+    DeprecationWarning.
+
+    Args:
+        request: Dataclass of the function's first argument.
+        names: Names of fields by old ones.
+    """
+    import inspect  # slow to import
+
+    order = tuple(inspect.signature(request).parameters)
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if "request" in keywords or isinstance(arguments[0] if arguments else None, request):
+                return function(*arguments, **keywords)
+            name, kind = function.__name__, request.__name__
+            warnings.warn(f"{name} takes a {kind} now", DeprecationWarning, stacklevel=2)
+            values = dict(zip(order, arguments, strict=False))
+            for old in [key for key in keywords if names.get(key, key) in order]:
+                values[names.get(old, old)] = keywords.pop(old)
+            chosen = {key: value for key, value in values.items() if value is not None}
+            return function(request(**chosen), **keywords)
+
+        return cast(F, call)
+
+    return decorate
+
+
 def old_functions(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     """Return ``__getattr__`` of a package that gives its functions under old names, too.
 

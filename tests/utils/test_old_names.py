@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +17,12 @@ from fastfold import kernels, parallelize
 from fastfold.data.targets import Chain, Target
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.data.training.sampling import Filtered
+from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.large_batch import Lamb
-from fastfold.products.design import hallucination
+from fastfold.products.design import hallucination, run_designs
 from fastfold.products.ensemble.members import Member
-from fastfold.utils.lazy import old_attributes, old_functions, old_keywords, old_methods
+from fastfold.protein.metrics.interface import without_scores
+from fastfold.utils.lazy import old_arguments, old_attributes, old_functions, old_keywords, old_methods
 from tests.helpers.results import helix_prediction
 
 
@@ -52,6 +57,53 @@ def test_an_old_keyword_is_the_new_one() -> None:
     assert _repeat("a", count=3) == "aaa"
     with pytest.raises(TypeError, match="count= or its old name number=, not both"):
         _repeat("a", count=2, number=2)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Request of :func:`_send`."""
+
+    content: str
+    copies: int = 1
+    stamp: str = "red"
+
+
+@old_arguments(Parcel, {"color": "stamp"})
+def _send(request: Parcel, *, say: Callable[[str], None] = print) -> Parcel:
+    say(request.content)
+    return request
+
+
+def test_arguments_of_old_are_fields_of_the_request() -> None:
+    lines: list[str] = []
+    with pytest.warns(DeprecationWarning, match="_send takes a Parcel now"):
+        assert _send("book", 2, color="blue", say=lines.append) == Parcel("book", 2, "blue")  # type: ignore[call-arg,arg-type]
+    with pytest.warns(DeprecationWarning, match="takes a Parcel"):
+        assert _send(content="pen", copies=None, say=lines.append) == Parcel("pen")  # type: ignore[call-arg]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _send(Parcel("map"), say=lines.append) == _send(request=Parcel("map"), say=lines.append)
+    assert lines == ["book", "pen", "map", "map"]
+    with pytest.warns(DeprecationWarning, match="Parcel"), pytest.raises(TypeError, match="weight"):
+        _send("book", weight=3)  # type: ignore[call-arg,arg-type]
+
+
+def test_arguments_of_version_0_1_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(DeprecationWarning, match=r"without_scores\(scores=\) now"):
+        assert without_scores(found={"pairs": {}}, reason="one chain")["reason"] == "one chain"  # type: ignore[call-arg]
+    task = hallucination(12)
+    with pytest.warns(DeprecationWarning, match=r"task_losses now"):
+        assert "plddt" in task.losses(torch.device("cpu"), torch.float32)  # type: ignore[attr-defined]
+    shown: list[object] = []
+    monkeypatch.setattr(
+        "fastfold.products.design.tasks.losses.check_losses", lambda *passed: shown.extend(passed)
+    )
+    with pytest.warns(DeprecationWarning, match="check_losses now"):
+        task.check_losses({"con": 1.0})  # type: ignore[attr-defined]
+    assert shown == [task, {"con": 1.0}]
+    old_call = pytest.warns(DeprecationWarning, match="run_designs takes a DesignRequest now")
+    with old_call, pytest.raises(ConfigError, match="unheard"):
+        run_designs(task, tmp_path, config=None, where="unheard>1")  # type: ignore[call-arg,arg-type]
 
 
 def test_an_old_function_is_the_new_one_of_its_package() -> None:

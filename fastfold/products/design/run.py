@@ -49,6 +49,7 @@ from fastfold.products.design.trajectory import SequenceOptimizer
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 from fastfold.utils.device import choose_device
 from fastfold.utils.hashing import input_hash
+from fastfold.utils.lazy import old_arguments
 
 SEQUENCES, TABLE, TRAJECTORIES = "designs.fasta", "designs.tsv", "trajectories"
 """Files of a results folder that only designs have, and the folder of trajectories."""
@@ -92,6 +93,7 @@ class DesignRequest:
     until: int | None = None
 
 
+@old_arguments(DesignRequest, {"where": "condition"})
 def run_designs(request: DesignRequest, *, say: Callable[[str], None] = print) -> list[Design]:
     """Design a sequence with each seed, fold all of them again, and write tables and a page.
 

@@ -18,7 +18,7 @@ from fastfold.evoformer.losses.design import ContactOptions, Outputs
 from fastfold.products.design.config import Flexible
 from fastfold.products.design.tasks.given import residue_text, template_features, with_frames
 from fastfold.protein.io.observed import ObservedChain
-from fastfold.utils.lazy import old_attributes
+from fastfold.utils.lazy import old_attributes, old_methods
 
 CONTACTS = ContactOptions(num=2, cutoff=14.0, seqsep=9)
 INTERFACE_CONTACTS = ContactOptions(num=1, cutoff=21.6875)
@@ -52,6 +52,12 @@ class Reference:
 
 
 @old_attributes({"given": "bound_ca"})
+@old_methods(
+    {
+        "check_losses": "fastfold.products.design.tasks.losses:check_losses",
+        "losses": "fastfold.products.design.tasks.losses:task_losses",
+    }
+)
 @dataclass(frozen=True)
 class DesignTask:
     """Residues to design in the chains of a target, and losses of them.

@@ -19,6 +19,7 @@ from fastfold.protein.metrics.interface.pair_scores import (
 )
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES
 from fastfold.protein.protein import chain_name, check_shape, convert_arrays
+from fastfold.utils.lazy import old_keywords
 
 DISTANCE_CUTOFF = 15.0
 """``near_pairs`` counts residues nearer than this, in Å: the ipSAE program's setting for AlphaFold 2."""
@@ -172,6 +173,7 @@ def interface_scores(
     }
 
 
+@old_keywords({"found": "scores"})
 def without_scores(scores: dict[str, Any], reason: str) -> dict[str, Any]:
     """Return :func:`interface_scores` with None for every score of a pair of chains; clashes stay.
 
