@@ -29,9 +29,9 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.network import NetworkPasses, OnCycle
-from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.output.recycle_state import Gather, RecycleState
 from fastfold.inference.planning.fit import FoldMemory, offload_buffers
-from fastfold.inference.planning.planner import FoldPlan
+from fastfold.inference.planning.planner import FoldPlan, FoldRequest
 from fastfold.memory import HostBuffers
 from fastfold.parallel.data_parallel.buckets import broadcast_tensors
 from fastfold.parallel.plan import ParallelPlan
@@ -75,9 +75,8 @@ class DistributedFolder:
 
     def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
         """On rank 0, return the smallest :meth:`FoldMemory.here` of all processes, or raise ConfigError."""
-        where = (host_memory, offload_dir)
-        self._send("memory", where)
-        return self._smallest_memory(*where)
+        self._send("memory", (host_memory, offload_dir))
+        return self._smallest_memory(host_memory, offload_dir)
 
     def run(
         self,
@@ -178,42 +177,48 @@ class DistributedFolder:
 
     def _follow(self, message: str, content: Any) -> bool:
         """Execute a message of rank 0; return False after the last one."""
-        if message == "network":
-            config, precision = content
-            model = set_precision(AlphaFold(ConfigDict(config)), precision)
-            self._add(model.to(self.context.device).eval())
-        elif message == "fold":
-            function, number, passes, request, of_rank = content
-            _, model = self._networks[number]
-            try:
-                with suppress(_Abandoned):
-                    plan = None if request is None else request.plan(self._host)
-                    state = None if of_rank is None else of_rank(self.context.rank, self.context.gather)
-                    model.to(self.context.device)
-                    with self._until_parted():
-                        function(model, self._features, passes, None, plan=plan, state=state)
-            finally:
-                model.to("cpu")
-        elif message == "precision":
-            number, precision = content
-            self._set_precision(number, precision)
-        elif message == "make":
-            make, numbers = content
-            models = [self._networks[number][1].to(self.context.device) for number in numbers]
-            with suppress(FastFoldError):  # rank 0 raises it too
-                self._shared.append(make(models, self.context))
-        elif message == "call":
-            number, arguments, options = content
-            with suppress(OutputError), self._until_parted():
-                self._shared[number](*arguments, **options)
-        elif message == "forget":
-            self._shared.clear()
-        elif message == "rest":
-            self._rest()
-        elif message == "memory":
-            with suppress(ConfigError):  # rank 0 raises it too
-                self._smallest_memory(*content)
+        match message, content:
+            case "network", (config, precision):
+                model = set_precision(AlphaFold(ConfigDict(config)), precision)
+                self._add(model.to(self.context.device).eval())
+            case "fold", (function, number, passes, request, of_rank):
+                self._fold(function, self._networks[number][1], passes, request, of_rank)
+            case "precision", (number, precision):
+                self._set_precision(number, precision)
+            case "make", (make, numbers):
+                models = [self._networks[number][1].to(self.context.device) for number in numbers]
+                with suppress(FastFoldError):  # rank 0 raises it too
+                    self._shared.append(make(models, self.context))
+            case "call", (number, arguments, options):
+                with suppress(OutputError), self._until_parted():
+                    self._shared[number](*arguments, **options)
+            case "forget", _:
+                self._shared.clear()
+            case "rest", _:
+                self._rest()
+            case "memory", (host_memory, offload_dir):
+                with suppress(ConfigError):  # rank 0 raises it too
+                    self._smallest_memory(host_memory, offload_dir)
         return message != "stop"
+
+    def _fold(
+        self,
+        function: Callable[..., Any],
+        model: AlphaFold,
+        passes: NetworkPasses,
+        request: FoldRequest | None,
+        of_rank: Callable[[int, Gather], RecycleState] | None,
+    ) -> None:
+        """Take this rank's part in a fold that rank 0 runs."""
+        try:
+            with suppress(_Abandoned):
+                plan = None if request is None else request.plan(self._host)
+                state = None if of_rank is None else of_rank(self.context.rank, self.context.gather)
+                model.to(self.context.device)
+                with self._until_parted():
+                    function(model, self._features, passes, None, plan=plan, state=state)
+        finally:
+            model.to("cpu")
 
     def _until_parted(self) -> AbstractContextManager[None]:
         """Stop waiting on a GPU for a process that ran out of memory, inside."""
@@ -256,12 +261,15 @@ class DistributedFolder:
             )
         except ConfigError as error:
             own = error
-        memories = self.context.gather(own)
-        for one in memories:
+        memories: list[FoldMemory] = []
+        for one in self.context.gather(own):
             if isinstance(one, ConfigError):
                 raise one
+            memories.append(one)
         smallest = FoldMemory(
-            *(min(getattr(one, name) for one in memories) for name in ("free", "host", "disk"))
+            free=min(one.free for one in memories),
+            host=min(one.host for one in memories),
+            disk=min(one.disk for one in memories),
         )
         self._host = offload_buffers(smallest.host, offload_dir)
         return smallest
