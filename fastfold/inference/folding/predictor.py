@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fastfold.data.features.pipeline import featurize
@@ -76,72 +77,24 @@ class TargetPredictor:
         self._represent: Represent = represent
         if distributed is not None:
             self._run, self._represent = (partial(distributed.run, one) for one in (run_network, represent))
-        rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
-        shown = 0 if templates is None else templates.number
-        if shown and not (target.has_forced_templates or any(self._shows(model) for model in models)):
-            names = ", ".join(model.name for model in models)
-            raise ConfigError(
-                f"{target.name}: templates are given, but {names} does not use "
-                f"any{' for a complex' * target.is_complex}; leave them out, or fold with model_1, model_2 (single "
-                "chains) or a multimer network"
-            )
-        guess = config.initial_guess
-        if target.scored_structure is not None and target.scored_structure.use == "initial_guess":
-            guess = target.scored_structure.path
+        self._check_templates(models)
         # Settings name chains and residues of the input, outputs those of the initial guess.
-        self._guess, self._rings = None, config.ring_names
-        if guess is not None:
-            self._guess, self.target = initial_structure(guess, target)
-            if isinstance(self._rings, str):
-                numbers = sorted(ring_chains(target, self._rings))
-                self._rings = ",".join(self.target.chains[number].id for number in numbers)
+        self.target, self._guess, self._rings = _with_guess(target, config)
         if config.embed is not None and config.embed.file_format == "bioemu" and target.is_complex:
             raise ConfigError(f"{target.name}: BioEmu samples single chains, and this target is a complex")
         is_joined = target.is_complex and not all(model.multimer for model in models)
         check_rings(self.target, self._rings, is_joined=is_joined)
-        self._restraints: Sequence[Restraint] = ()
-        if config.restraints is not None:
-            from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import
-
-            self._restraints = read_restraints(config.restraints, target, say=say)
-        self._of_templates: Sequence[Restraint] = ()
-        if target.has_forced_templates:
-            from fastfold.inference.restraints.templates import template_restraints
-
-            _check_forced(target, config)
-            self._of_templates = template_restraints(target)
+        self._restraints, self._of_templates = _restraints_of(target, config, say)
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         passes = len(config.seeds) * sum(1 + self.num_recycles(model) for model in models)
         is_graphed = not self._of_templates and uses_cuda_graphs(config, device, target.num_residues, passes)
-        available = partial(FoldMemory.here, device) if distributed is None else distributed.memory
-
-        def fits(is_graphed: bool) -> dict[int, Fit]:
-            # A replayed graph cannot offload to the host.
-            host = 0 if is_graphed else config.host_bytes
-            fit = partial(
-                fit_target,
-                name=target.name,
-                rows=rows,
-                templates=shown,
-                memory=available(host_memory=host, offload_dir=config.offload_dir),
-                offload_dir=config.offload_dir,
-                ranks=1 if distributed is None else distributed.ranks,
-                cuda_graph=is_graphed,
-            )
-            return {
-                id(model): fit(
-                    model, device, target.num_residues, config.budget, config=self._configs[id(model)]
-                )
-                for model in models
-            }
-
         try:
-            self._fits = fits(is_graphed)
+            self._fits = self._fit_all(models, is_graphed)
         except InputError:
             if not is_graphed or config.cuda_graphs:
                 raise
             is_graphed = False
-            self._fits = fits(is_graphed)
+            self._fits = self._fit_all(models, is_graphed)
         self._graph = graph if is_graphed else None
         self._stays = is_graphed and len(models) == 1
         self._gradients: dict[int, GradientPlan | None] = {}
@@ -154,6 +107,41 @@ class TargetPredictor:
                 for model in models
                 if descent_settings(model.config) is None
             }
+
+    @property
+    def _shown(self) -> int:
+        return 0 if self.templates is None else self.templates.number
+
+    def _check_templates(self, models: Sequence[AlphaFold]) -> None:
+        target = self.target
+        if not self._shown or target.has_forced_templates or any(self._shows(model) for model in models):
+            return
+        raise ConfigError(
+            f"{target.name}: templates are given, but {', '.join(model.name for model in models)} does not use "
+            f"any{' for a complex' * target.is_complex}; leave them out, or fold with model_1, model_2 (single "
+            "chains) or a multimer network"
+        )
+
+    def _fit_all(self, models: Sequence[AlphaFold], is_graphed: bool) -> dict[int, Fit]:
+        """Plan the fold by each network, or raise InputError if it does not fit."""
+        config, residues, distributed = self.config, self.target.num_residues, self._distributed
+        available = partial(FoldMemory.here, self.device) if distributed is None else distributed.memory
+        # A replayed graph cannot offload to the host.
+        memory = available(host_memory=0 if is_graphed else config.host_bytes, offload_dir=config.offload_dir)
+        return {
+            id(model): fit_target(
+                *(model, self.device, residues, config.budget),
+                config=self._configs[id(model)],
+                name=self.target.name,
+                rows=sum(len(msa.sequences) for chain in self.alignments for group in chain for msa in group),
+                templates=self._shown,
+                memory=memory,
+                offload_dir=config.offload_dir,
+                ranks=1 if distributed is None else distributed.ranks,
+                cuda_graph=is_graphed,
+            )
+            for model in models
+        }
 
     def _shows(self, model: AlphaFold) -> bool:
         are_whole = self.templates is not None and self.templates.is_in_one_frame
@@ -312,6 +300,37 @@ class TargetPredictor:
 
     def _templates_for(self, model: AlphaFold) -> TargetTemplates | None:
         return self.templates if self._shows(model) else None
+
+
+def _with_guess(target: Target, config: InferConfig) -> tuple[Target, np.ndarray | None, bool | str]:
+    """Return the target named as its initial guess, the guess, and the rings by the names of that target."""
+    guess, rings = config.initial_guess, config.ring_names
+    if target.scored_structure is not None and target.scored_structure.use == "initial_guess":
+        guess = target.scored_structure.path
+    if guess is None:
+        return target, None, rings
+    structure, named = initial_structure(guess, target)
+    if isinstance(rings, str):
+        rings = ",".join(named.chains[number].id for number in sorted(ring_chains(target, rings)))
+    return named, structure, rings
+
+
+def _restraints_of(
+    target: Target, config: InferConfig, say: Callable[[str], None]
+) -> tuple[Sequence[Restraint], Sequence[Restraint]]:
+    """Return the restraints of the settings, and those of forced templates; gradients are slow to import."""
+    restraints: Sequence[Restraint] = ()
+    of_templates: Sequence[Restraint] = ()
+    if config.restraints is not None:
+        from fastfold.inference.restraints.file import read_restraints
+
+        restraints = read_restraints(config.restraints, target, say=say)
+    if target.has_forced_templates:
+        from fastfold.inference.restraints.templates import template_restraints
+
+        _check_forced(target, config)
+        of_templates = template_restraints(target)
+    return restraints, of_templates
 
 
 def _check_forced(target: Target, config: InferConfig) -> None:
