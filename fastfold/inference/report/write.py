@@ -171,21 +171,7 @@ def _page(
     predictions = [prediction for prediction, _, _ in entries]
     rows = [row | {"detail": number} for number, (_, row, _) in enumerate(entries)]
     blobs = [detail for _, _, detail in entries]
-    left = max_embedded - sum(map(len, blobs))
-    # The best predictions of all targets precede the second best of any.
-    for number in sorted(range(len(rows)), key=lambda k: (predictions[k].rank or 1, k)):
-        if left < max_embedded // 20:  # nearly full: reading the rest would not be worth it
-            rows[number]["omitted"] = True
-            continue
-        arrays = _heavy(predictions[number], say)
-        size = sum(len(text) for _, text in arrays.values())
-        if size > left:
-            rows[number]["omitted"] = True
-            continue
-        left -= size
-        for key, (layout, text) in arrays.items():
-            rows[number][key] = layout | {"blob": len(blobs)}
-            blobs.append(text)
+    left = _embed_arrays(predictions, rows, blobs, say, max_embedded)
     overlays = find_ensembles(folder, predictions, left // 4, say)
     for one in (one for ensemble in overlays for one in ensemble["overlay"]):
         one["structure"]["blob"] = len(blobs)
@@ -209,6 +195,68 @@ def _page(
         "designs": designs,
         "statistics": design_statistics(folder),
         "viewer": None,
+        **_constants(),
+    }
+    place = str(len(blobs))
+    blobs.append(pack(program.encode("utf-8")))
+    # Only scripts with these hashes run, so names cannot inject one. The viewer creates functions from text.
+    allowed = [source_hash(loader), source_hash(program)]
+    about, license = f"FastFold {__version__}", ""
+    if molstar is not None:
+        meta["viewer"] = {"script": len(blobs), "style": len(blobs) + 1, "version": molstar.version}
+        blobs += packed_viewer()
+        allowed += [source_hash(molstar.script), "'unsafe-eval'"]
+        about, license = f"{about}, with the viewer Mol* {molstar.version}", molstar.license
+    written = max(os.stat(one.files[SCORES_ENDING]).st_mtime for one in predictions)
+    values = {
+        "policy": f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'",
+        "title": f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}",
+        "run": " · ".join([*facts.lines(len(failures)), time.strftime("%d %B %Y", time.gmtime(written))]),
+        "css": page_file("theme.css") + page_file("page.css"),
+        "package": PACKAGE,
+        "refused": refused,
+        "about": about,
+        "licence": license,
+        "meta": json_element(meta),
+        "loader": loader,
+        "program": place,
+        "blobs": "\n".join(
+            f'<script type="application/octet-stream" id="blob-{number}">{text}</script>'
+            for number, text in enumerate(blobs)
+        ),
+    }
+    trusted = ("css", "meta", "loader", "blobs")  # or unable to hold markup
+    return fill_template(page_file("page.html"), values, plain=trusted)
+
+
+def _embed_arrays(
+    predictions: Sequence[FoundPrediction],
+    rows: Sequence[dict[str, Any]],
+    blobs: list[str],
+    say: Callable[[str], None],
+    max_embedded: int,
+) -> int:
+    """Add structures and aligned errors to ``blobs`` and their places to ``rows``; return the letters left."""
+    left = max_embedded - sum(map(len, blobs))
+    # The best predictions of all targets precede the second best of any.
+    for number in sorted(range(len(rows)), key=lambda k: (predictions[k].rank or 1, k)):
+        # Nearly full: reading the rest would not be worth it.
+        arrays = _heavy(predictions[number], say) if left >= max_embedded // 20 else None
+        size = 0 if arrays is None else sum(len(text) for _, text in arrays.values())
+        if arrays is None or size > left:
+            rows[number]["omitted"] = True
+            continue
+        left -= size
+        for key, (layout, text) in arrays.items():
+            rows[number][key] = layout | {"blob": len(blobs)}
+            blobs.append(text)
+    return left
+
+
+def _constants() -> dict[str, Any]:
+    """Return the parts of the page's data that are equal for all folders."""
+    return {
         "scores": [_shown_score(one) for one in SCORES if one.shown],
         "style": {
             "bands": [band._asdict() for band in plots.BANDS],
@@ -220,40 +268,6 @@ def _page(
         "ramachandran": ["".join(map(str, column)) for column in region_map().tolist()],
         "residues": {letter: rc.restype_1to3.get(letter, "UNK") for letter in (*rc.restypes, "X")},
     }
-    hashes = [loader, program]
-    blobs.append(pack(program.encode("utf-8")))
-    place = str(len(blobs) - 1)
-    if molstar is not None:
-        meta["viewer"] = {"script": len(blobs), "style": len(blobs) + 1, "version": molstar.version}
-        blobs += packed_viewer()
-        hashes.append(molstar.script)
-    # Only scripts with these hashes run, so names cannot inject one. The viewer creates functions from text.
-    allowed = [*map(source_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
-    written = max(os.stat(one.files[SCORES_ENDING]).st_mtime for one in predictions)
-    title = f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}"
-    about = f"FastFold {__version__}"
-    if molstar is not None:
-        about += f", with the viewer Mol* {molstar.version}"
-    values = {
-        "policy": f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'",
-        "title": title,
-        "run": " · ".join([*facts.lines(len(failures)), time.strftime("%d %B %Y", time.gmtime(written))]),
-        "css": page_file("theme.css") + page_file("page.css"),
-        "package": PACKAGE,
-        "refused": refused,
-        "about": about,
-        "licence": "" if molstar is None else molstar.license,
-        "meta": json_element(meta),
-        "loader": loader,
-        "program": place,
-        "blobs": "\n".join(
-            f'<script type="application/octet-stream" id="blob-{number}">{text}</script>'
-            for number, text in enumerate(blobs)
-        ),
-    }
-    trusted = ("css", "meta", "loader", "blobs")  # or unable to hold markup
-    return fill_template(page_file("page.html"), values, plain=trusted)
 
 
 def _shown_score(one: Score) -> dict[str, Any]:
