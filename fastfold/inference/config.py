@@ -311,60 +311,51 @@ class InferConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.num_relax == 0:
-            object.__setattr__(self, "num_relax", None)
-        elif self.num_relax is not None:
+        if self.num_relax is not None and self.num_relax > 0:
             if self.relax == "all":
                 raise ConfigError("relax 'all' and num_relax exclude each other; leave out one of them")
-            object.__setattr__(self, "relax", "best")
+            self._set("relax", "best")
+        self._set("num_relax", self.num_relax or None)
         if self.sample is not None:
             if not isinstance(self.sample, Sampling):
-                object.__setattr__(self, "sample", Sampling(self.sample))
+                self._set("sample", Sampling(self.sample))
             if self.sample.method == "dropout":
-                object.__setattr__(self, "dropout", True)
-        object.__setattr__(self, "seeds", check_seeds(self.seeds))
+                self._set("dropout", True)
+        self._set("seeds", check_seeds(self.seeds))
         parse_parallel(self.parallel)  # refuses other forms
         if self.max_msa is not None:
-            object.__setattr__(self, "max_msa", check_max_msa(self.max_msa))
-        for name in ("memory_budget", "host_memory"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, str)):
-                raise ConfigError(f"{name} must be text or a number of bytes, found {value!r}")
-            object.__setattr__(self, name, parse_bytes(value, none=name == "host_memory"))
+            self._set("max_msa", check_max_msa(self.max_msa))
+        self._set("memory_budget", _bytes_of("memory_budget", self.memory_budget))
+        self._set("host_memory", _bytes_of("host_memory", self.host_memory, none=True))
         if self.initial_guess is not None and not isinstance(self.initial_guess, Path):
-            from fastfold.protein.io.read import read_objects
-
-            try:
-                (guess,) = read_objects([self.initial_guess])
-            except ConfigError as error:
-                raise ConfigError(f"initial_guess: {error}") from None
-            object.__setattr__(self, "initial_guess", guess)
+            self._set("initial_guess", _read_guess(self.initial_guess))
         if self.rings is not None and (self.cyclic or not isinstance(self.rings, str)):
             raise ConfigError(
                 f"rings must be names of chains such as A,C, without cyclic, found {self.rings!r}"
             )
-        if self.restraint_leave_one_out and self.restraints is None:
-            raise ConfigError("restraint_leave_one_out needs restraints")
-        if self.restraints is not None:
-            if self.cuda_graphs:
-                raise ConfigError(
-                    "restraints and cuda_graphs exclude each other: gradient steps are not recorded"
-                )
-            if self.precision in ("int8", "bf16-products"):
-                raise ConfigError(f"restraints need gradients; precision {self.precision} has none, use fp32")
+        self._check_restraints()
         if self.embed is not None:
             self._check_embed()
+        for name, why in WITHOUT_GRAPHS.items() if self.cuda_graphs else ():
+            if getattr(self, name):
+                raise ConfigError(f"cuda_graphs and {name} exclude each other, {why}: leave out one of them")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_restraints(self) -> None:
+        if self.restraints is None:
+            if self.restraint_leave_one_out:
+                raise ConfigError("restraint_leave_one_out needs restraints")
+            return
         if self.cuda_graphs:
-            for name, why in WITHOUT_GRAPHS.items():
-                if getattr(self, name):
-                    raise ConfigError(
-                        f"cuda_graphs and {name} exclude each other, {why}: leave out one of them"
-                    )
+            raise ConfigError(
+                "restraints and cuda_graphs exclude each other: gradient steps are not recorded"
+            )
+        if self.precision in ("int8", "bf16-products"):
+            raise ConfigError(f"restraints need gradients; precision {self.precision} has none, use fp32")
 
     def _check_embed(self) -> None:
-        """Refuse settings that an embedding does not have."""
         unused = ("cuda_graphs", "restraints", "stop_at_score", "num_relax")
         saved = ("save_representations", "save_distogram", "save_recycles")
         wrong = next((name for name in (*unused, *saved) if getattr(self, name)), None)
@@ -375,7 +366,7 @@ class InferConfig:
             if len(self.seeds) > 1 or self.sample is not None:
                 raise ConfigError("BioEmu reads one embedding of a sequence: give one seed, without sample")
             if self.num_recycles is None:
-                object.__setattr__(self, "num_recycles", 0)
+                self._set("num_recycles", 0)
 
     @property
     def ring_names(self) -> bool | str:
@@ -396,6 +387,24 @@ class InferConfig:
     def host_bytes(self) -> int | None:
         """``host_memory`` in bytes."""
         return None if self.host_memory is None else int(self.host_memory)
+
+
+def _bytes_of(name: str, value: Any, *, none: bool = False) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{name} must be text or a number of bytes, found {value!r}")
+    return parse_bytes(value, none=none)
+
+
+def _read_guess(source: Any) -> Any:
+    from fastfold.protein.io.read import read_objects
+
+    try:
+        (guess,) = read_objects([source])
+    except ConfigError as error:
+        raise ConfigError(f"initial_guess: {error}") from None
+    return guess
 
 
 class FoldSettings(TypedDict, total=False):
