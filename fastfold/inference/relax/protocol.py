@@ -186,11 +186,7 @@ def _rounds(
         except FastFoldError:
             raise
         except (OpenMMException, ValueError, ArithmeticError, LookupError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            what = lines[0].split("  ")[0].rstrip(".")  # without OpenMM's link to a web page
-            bad = done.violations or done.violations_before
-            where = f"; violations{_named(bad)}" if bad else ""
-            return replace(done, reason=f"round {number} failed ({what}){where}")
+            return replace(done, reason=f"round {number} failed ({_first_line(error)}){_remaining(done)}")
         prepared = replace(prepared, positions=minimum.positions)
         relaxed, hydrogens = to_protein(prepared, prepared.positions, protein)
         pierced = rings_with_bonds(relaxed)
@@ -218,12 +214,25 @@ def _rounds(
         if more := side_chains_to_rebuild(pierced, protein) - rebuild:
             rebuild |= more
             prepared = None
-        elif done.violations:
-            if not any(map(_is_mended_by_freedom, done.violations)):
-                break
-        elif minimum.energy_after < 0.0:
+        elif not _is_worth_a_round(done):
             break
     return done
+
+
+def _is_worth_a_round(done: RelaxResult) -> bool:
+    if done.violations:
+        return any(map(_is_mended_by_freedom, done.violations))
+    return done.energy_after is None or not done.energy_after < 0.0
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].split("  ")[0].rstrip(".")  # without OpenMM's link to a web page
+
+
+def _remaining(done: RelaxResult) -> str:
+    violations = done.violations or done.violations_before
+    return f"; violations{_named(violations)}" if violations else ""
 
 
 def _is_mended_by_freedom(violation: Violation) -> bool:
