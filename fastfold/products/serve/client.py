@@ -142,20 +142,21 @@ class Client:
                 for fields in self._event_fields(path, answer):
                     retries.reset()
                     last = fields.get("id", last)
-                    if fields.get("event") not in ("progress", "state"):
-                        continue
-                    data = json_answer(self._server + path, fields.get("data", "null"), server=_SERVER)
-                    if fields["event"] == "state":
-                        described = self._job(path, data)
-                        state = described["state"]
-                        yield "state", described
-                    elif isinstance(data, dict) and isinstance(data.get("line"), str):
-                        yield "progress", printable(data["line"])
-                    else:
-                        raise self._foreign(path, data)
+                    if fields.get("event") in ("progress", "state"):
+                        kind, value = self._event(path, fields)
+                        state = value["state"] if kind == "state" else state
+                        yield kind, value
             if state not in FINAL:
                 ended = f"{self._server}{path}: the stream ends without an answer"
                 retries.failed(NetworkError(ended, temporary=True))
+
+    def _event(self, path: str, fields: Mapping[str, str]) -> tuple[str, Any]:
+        data = json_answer(self._server + path, fields.get("data", "null"), server=_SERVER)
+        if fields["event"] == "state":
+            return "state", self._job(path, data)
+        if not isinstance(data, dict) or not isinstance(data.get("line"), str):
+            raise self._foreign(path, data)
+        return "progress", printable(data["line"])
 
     def _event_fields(self, path: str, answer: Any) -> Iterator[dict[str, str]]:
         """Yield the fields of each complete server-sent event."""
