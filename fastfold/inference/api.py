@@ -34,7 +34,7 @@ from fastfold.inference.output.writer import listed_scores, ranking_scores, stop
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.sampling.samples import draw_samples
 from fastfold.inference.setting_values import BatchSize, check_batch, check_seeds
-from fastfold.inference.target_templates import read_templates
+from fastfold.inference.target_templates import TargetTemplates, read_templates
 from fastfold.utils.device import choose_device
 
 if TYPE_CHECKING:
@@ -220,23 +220,19 @@ def predict_many(
     graph, folder = KeptGraph(is_required=bool(config.cuda_graphs)), BatchFolder(_log.warning)
     where = next(networks[0].parameters()).device
     names = list(targets)
+
+    def predictor_of(name: str) -> TargetPredictor:
+        target, rows = targets[name], alignments[name]
+        return TargetPredictor(
+            *(target, networks, rows, config),
+            device=where,
+            templates=_templates(target, rows, (templates or {}).get(name)),
+            say=_log.warning,
+            graph=graph,
+        )
+
     for group in group_by_length([one.num_residues for one in targets.values()], batch, where):
-        predictors: dict[str, TargetPredictor] = {}
-        for name in (names[index] for index in group):
-            target = targets[name]
-            shown = read_templates(target, alignments[name], (templates or {}).get(name))
-            for line in () if shown is None else shown.lines:
-                _log.log(logging.INFO if shown and shown.number else logging.WARNING, "%s: %s", name, line)
-            predictors[name] = TargetPredictor(
-                target,
-                networks,
-                alignments[name],
-                config,
-                device=where,
-                templates=shown,
-                say=_log.warning,
-                graph=graph,
-            )
+        predictors = {names[index]: predictor_of(names[index]) for index in group}
         schedule: Schedule[str, list[Prediction]] = Schedule(folder, None)
         started = [(name, _predictions(predictor, networks)) for name, predictor in predictors.items()]
         for name, predictions in schedule.fold(started):
@@ -248,10 +244,18 @@ def predict_many(
     return folded
 
 
+def _templates(
+    target: Target, alignments: Sequence[ChainMsas], templates: Templates | Sequence[Templates | None] | None
+) -> TargetTemplates | None:
+    shown = read_templates(target, alignments, templates)
+    for line in () if shown is None else shown.lines:
+        _log.log(logging.INFO if shown and shown.number else logging.WARNING, "%s: %s", target.name, line)
+    return shown
+
+
 def _predictions(
     predictor: TargetPredictor, networks: Sequence[AlphaFold]
 ) -> Generator[Awaited, Answer, list[Prediction]]:
-    """Yield requests for the predictions of a target, and return them."""
     target, config = predictor.target, predictor.config
     drawn = [
         (seed, sample)

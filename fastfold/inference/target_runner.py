@@ -156,13 +156,7 @@ class TargetRunner:
         networks = suitable(self.networks, target)
         templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
         if target.is_cut:
-            whole, alignments = alignments, cut_alignments(target, alignments)
-            for chain in chains_without_rows(target, whole, alignments):
-                self.progress.line(
-                    f"warning: {target.name}: no alignment row has a residue in the parts of chain {chain}; only its "
-                    "sequence is used",
-                    important=True,
-                )
+            alignments = self._cut(target, alignments)
             templates = None if templates is None else templates.cut(target)
         jobs = prediction_jobs(
             target,
@@ -197,14 +191,28 @@ class TargetRunner:
             results.rank(self.ranking)
         if not self.leaves_rest:
             done = (yield from self._finish(results, label)) or done
-        line = "finished before with the same input and settings, skipped"
-        if done:
-            records = results.records()
-            what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
-            line = f"{what} in {results.folder}"
-            report_geometry(self.progress, target.name, records)
-        self.progress.line(f"{label}: {line}")
+        self._conclude(results, target, label, done)
         return FoldedTarget(results, done, in_progress, tuple(job.id for job in jobs))
+
+    def _cut(self, target: Target, whole: Sequence[ChainMsas]) -> Sequence[ChainMsas]:
+        """Return the parts of alignments that the target is, with a warning for each chain without a row."""
+        alignments = cut_alignments(target, whole)
+        for chain in chains_without_rows(target, whole, alignments):
+            self.progress.line(
+                f"warning: {target.name}: no alignment row has a residue in the parts of chain {chain}; only its "
+                "sequence is used",
+                important=True,
+            )
+        return alignments
+
+    def _conclude(self, results: TargetResults, target: Target, label: str, done: bool) -> None:
+        if not done:
+            self.progress.line(f"{label}: finished before with the same input and settings, skipped")
+            return
+        records = results.records()
+        what = conclusion(records) if self.config.embed is None else f"embedded by {count_of(records)}"
+        report_geometry(self.progress, target.name, records)
+        self.progress.line(f"{label}: {what} in {results.folder}")
 
     def finish(self, target: Target, predictions: Sequence[str], *, made: bool) -> bool:
         """Draw and relax predictions, by their ``id``, after a runner with ``leaves_rest``; True if files are new."""
@@ -321,22 +329,13 @@ class TargetRunner:
             )
             most = peak()
         result = answer.result
-        if isinstance(result, Prediction) and result.restraints is not None:
-            counts = (result.restraints[key] for key in ("satisfied", "total", "satisfied_before"))
-            line = "{}: {} of {} restraints hold, {} before".format(work, *counts)
-            if result.restraints["doubtful"]:
-                line += "; the network's distances speak against them, check the file"
-            self.progress.line(line, important=result.restraints["doubtful"])
-        for one in result.forced_templates if isinstance(result, Prediction) else ():
-            is_near = one["within"] == one["residues"]
-            line = "{}: {within} of {residues} residues within {threshold:g} Å of {name}, chain {chain}"
-            self.progress.line(line.format(work, **one), important=not is_near)
         took = {
             "seconds": round(answer.seconds, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
         files = {} if job.sample is None else job.sample.files()
         if isinstance(result, Prediction):
+            self._say_restraints(work, result)
             picture: Future[bytes] | None = None
             if self.config.plots:
                 picture = yield Start(BackgroundWork(confidence_png, (), result.plot_arguments()))
@@ -348,6 +347,23 @@ class TargetRunner:
         record = write_result(results, made, result, took, self.config, files=files)
         state.remove()
         return record
+
+    def _say_restraints(self, work: str, result: Prediction) -> None:
+        if (restraints := result.restraints) is not None:
+            line = (
+                f"{work}: {restraints['satisfied']} of {restraints['total']} restraints hold, "
+                f"{restraints['satisfied_before']} before"
+            )
+            if restraints["doubtful"]:
+                line += "; the network's distances speak against them, check the file"
+            self.progress.line(line, important=restraints["doubtful"])
+        for one in result.forced_templates:
+            near, residues = one["within"], one["residues"]
+            self.progress.line(
+                f"{work}: {near} of {residues} residues within {one['threshold']:g} Å of {one['name']}, "
+                f"chain {one['chain']}",
+                important=near != residues,
+            )
 
     def _write_coverage(self, prepared: _Prepared, results: TargetResults) -> Generator[Awaited, Any, None]:
         """Write the coverage of a target by its alignments, and its plot, once per run."""
