@@ -165,23 +165,29 @@ def read_templates(target: Target, alignments: Sequence[ChainMsas], templates: A
         per_chain = [templates] if isinstance(templates, Mapping) else templates
         if not isinstance(per_chain, (list, tuple)):
             raise ConfigError(f"templates must be files or features, found {type(templates).__name__}")
-        files = [_is_files(one) for one in per_chain]
-        if not any(files):
+        if not any(map(_is_files, per_chain)):
             if wrong := [one for one in per_chain if one is not None and not isinstance(one, Mapping)]:
                 raise ConfigError(f"templates must be files or features, found {type(wrong[0]).__name__}")
             return given_features(target, per_chain)
-        if any(one is not None and not is_files for one, is_files in zip(per_chain, files, strict=True)):
-            raise ConfigError("templates: give files for all chains, or features for all chains, not both")
-        if len(per_chain) != len(target.chains):
-            raise ConfigError(
-                f"{len(target.chains)} chains, but templates for {len(per_chain)}: give one list of files per chain, "
-                "with None for a chain without templates"
-            )
-        per_target = [
-            ChainTemplates() if one is None else _of_files(one).find(target, alignments)[i]
-            for i, one in enumerate(per_chain)
-        ]
+        per_target = _of_each_chain(target, alignments, per_chain)
     return _found_templates(target, per_target)
+
+
+def _of_each_chain(
+    target: Target, alignments: Sequence[ChainMsas], per_chain: Sequence[Any]
+) -> list[ChainTemplates]:
+    """Return the templates of each chain from its files, None for none."""
+    if not all(one is None or _is_files(one) for one in per_chain):
+        raise ConfigError("templates: give files for all chains, or features for all chains, not both")
+    if len(per_chain) != len(target.chains):
+        raise ConfigError(
+            f"{len(target.chains)} chains, but templates for {len(per_chain)}: give one list of files per chain, "
+            "with None for a chain without templates"
+        )
+    return [
+        ChainTemplates() if one is None else _of_files(one).find(target, alignments)[i]
+        for i, one in enumerate(per_chain)
+    ]
 
 
 def _is_files(source: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -188,23 +188,30 @@ def _distogram(cells: Mapping[str, str], residues: Residues) -> list[Restraint]:
     return limited(_linked(cells, residues), low, high, atoms="CA")
 
 
-def _read_contacts(path: Path, rows: Sequence[Row], residues: Residues, notes: list[str]) -> list[Restraint]:
+def _casp_parts(path: Path, rows: Sequence[Row]) -> tuple[str, list[Row]]:
+    """Return the sequence of a file in CASP's format, empty if it has none, and the rows of contacts."""
     data, sequence, models = [], "", 0
-    for row in rows:
-        key = row.cells[0]
-        if key == "PFRMAT" and row.cells[1:] != ["RR"]:
-            kind = " ".join(row.cells[1:])
-            raise InputError(f"is in CASP's format {shown(kind)}; expected RR, which has contacts", path=path)
-        if key == "END":
-            break
-        if key == "MODEL":
-            models += 1
-        elif len(row.cells) == 1 and re.fullmatch(r"[A-Za-z-]+", key, re.ASCII) and key != "ENDMDL":
-            sequence += key.upper()
-        elif key != "PFRMAT" and key not in _CASP_RECORDS:
-            data.append(row)
+    for row in takewhile(lambda row: row.cells[0] != "END", rows):
+        match row.cells:
+            case ["PFRMAT", *kind]:
+                if kind != ["RR"]:
+                    raise InputError(
+                        f"is in CASP's format {shown(' '.join(kind))}; expected RR, which has contacts",
+                        path=path,
+                    )
+            case ["MODEL", *_]:
+                models += 1
+            case [letters] if letters != "ENDMDL" and re.fullmatch(r"[A-Za-z-]+", letters, re.ASCII):
+                sequence += letters.upper()
+            case [key, *_] if key not in _CASP_RECORDS:
+                data.append(row)
     if models > 1:
         raise InputError(f"has {models} models; keep one of them", path=path)
+    return sequence, data
+
+
+def _read_contacts(path: Path, rows: Sequence[Row], residues: Residues, notes: list[str]) -> list[Restraint]:
+    sequence, data = _casp_parts(path, rows)
     wholes = {residues.letters, *(chain.sequence for chain in residues.chains)}
     if sequence and mask_unknown(sequence) not in wholes:
         raise InputError(
