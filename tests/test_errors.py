@@ -57,7 +57,7 @@ OF_OTHERS = re.compile(
 )
 """Commands in messages, with their options."""
 DECLARING = ("option", "argument", "_number", "_filter")
-"""Functions that declare options."""
+"""Functions that declare options; a ``partial`` of one is another."""
 EXTERNAL = (
     "data/databases/download.py",
     "data/search/colabfold/mmseqs.py",
@@ -81,10 +81,18 @@ def _texts() -> list[tuple[str, str]]:
 def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield lines and texts of a module, other than docstrings and the declarations of options."""
     left_out: set[ast.AST] = set()
+    declaring = set(DECLARING)
+    for node in tree.body:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Name(id="partial"), args=[ast.Name(id=declared)]),
+            ) if declared in declaring:
+                declaring.add(name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
             left_out.add(node.value)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DECLARING:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in declaring:
             left_out.update(ast.walk(node))
         if isinstance(node, ast.FunctionDef) and node.name in DECLARING:
             left_out.update(ast.walk(node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
@@ -42,6 +43,15 @@ WITHOUT_GRAPHS = {
 """Settings that exclude CUDA graphs, with the reasons."""
 
 
+_machine = partial(option, group="machine")
+_rare_machine = partial(_machine, is_rare=True)
+_restraints = partial(option, group="restraints")
+_sampling = partial(option, group="sampling")
+_rare_sampling = partial(_sampling, is_rare=True)
+_structures = partial(option, group="structures")
+_rare_structures = partial(_structures, is_rare=True)
+
+
 @dataclass(frozen=True)
 class InferConfig:
     """Settings of a fold.
@@ -51,56 +61,46 @@ class InferConfig:
     """
 
     #: Passes after the first; None for each network's default
-    num_recycles: int | None = option(
+    num_recycles: int | None = _sampling(
         "--num-recycles",
         "--num-recycle",
         default=None,
         bounds=(0, 1000),
-        group="sampling",
         help="passes after the first (monomers 3, multimers up to 20)",
     )
     #: Random seeds; each network makes one prediction per seed. Equal seeds give equal predictions.
-    seeds: tuple[int, ...] = option(
-        default=DEFAULT_SEEDS,
-        parse=parse_seeds,
-        group="sampling",
-        metavar="LIST",
-        help="fold with these seeds: 0-4, or 1,3,7",
+    seeds: tuple[int, ...] = _sampling(
+        default=DEFAULT_SEEDS, parse=parse_seeds, metavar="LIST", help="fold with these seeds: 0-4, or 1,3,7"
     )
     #: Precision of the trunk, one of :data:`PRECISIONS`; None for ``auto`` on a GPU and ``fp32`` otherwise
-    precision: str | None = option(
+    precision: str | None = _sampling(
         default=None,
         choices=PRECISIONS,
-        group="sampling",
         help="precision of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
         "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
         "device (default: auto on GPUs, fp32 on CPUs)",
     )
-    plots: bool = option("--no-plots", default=True, group="structures", help="write no plots")  #: Draw plots
+    plots: bool = _structures("--no-plots", default=True, help="write no plots")  #: Draw plots
     #: Keep and write the aligned errors of all pairs; None for short targets only
     #: (:func:`~fastfold.inference.folding.prediction.keeps_pae`)
-    pae: bool | None = option(
+    pae: bool | None = _structures(
         default=None,
         choices={"auto": None, "yes": True, "no": False},
-        group="structures",
         help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
         "pTM and ipTM are computed anyway)",
     )
     #: Write the aligned error of all pairs into the mmCIF file too; None for short targets only
     #: (:data:`~fastfold.inference.output.prediction.MAX_CIF_PAE_RESIDUES`)
-    cif_pae: bool | None = option(
+    cif_pae: bool | None = _rare_structures(
         default=None,
         choices={"auto": None, "yes": True, "no": False},
-        group="structures",
-        is_rare=True,
         help="write the predicted aligned error into new .cif files too, for ChimeraX and Mol* (default: of targets "
         "up to 400 residues; 36 MB at 1,000)",
     )
     #: ``auto`` (CUDA if available), ``cpu``, ``cuda``, ``cuda:1`` or ``mps``
-    device: str = option(
+    device: str = _machine(
         default="auto",
         parse=parse_device,
-        group="machine",
         metavar="DEVICE",
         help="auto, cpu, cuda, cuda:1 for the second GPU, or mps for an Apple GPU (default: cuda where there is one)",
     )
@@ -128,184 +128,142 @@ class InferConfig:
         help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
     )
     #: Folder on a fast disk for tensors that exceed ``host_memory``; None for no disk
-    offload_dir: Path | None = option(
+    offload_dir: Path | None = _rare_machine(
         default=None,
         parse=Path,
-        group="machine",
         metavar="DIR",
-        is_rare=True,
         help="folder on a fast disk for tensors beyond --host-memory (default: none)",
     )
     #: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
-    checkpoint_after: float = option(
+    checkpoint_after: float = _rare_machine(
         default=180.0,
         bounds=(0.0, 1e9),
-        group="machine",
         metavar="SECONDS",
-        is_rare=True,
         help="save the state after each pass that takes at least this long, so that a killed fold can continue "
         "(default 180)",
     )
     #: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults
-    max_msa: tuple[int, int] | None = option(
+    max_msa: tuple[int, int] | None = _rare_sampling(
         default=None,
-        group="sampling",
         metavar="CLUSTERS:EXTRA",
-        is_rare=True,
         help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
     )
     #: False to give multimer networks no profiles of clusters of alignment rows
-    use_cluster_profile: bool = option(
+    use_cluster_profile: bool = _rare_sampling(
         "--disable-cluster-profile",
         default=True,
-        group="sampling",
-        is_rare=True,
         help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
     )
     #: Replay passes from a CUDA graph (:mod:`fastfold.inference.planning.cuda_graph`), without offloading; None for
     #: short targets with several passes
-    cuda_graphs: bool | None = option(
+    cuda_graphs: bool | None = _rare_machine(
         default=None,
         choices=(True, False),
-        group="machine",
-        is_rare=True,
         help="on a GPU, record one pass as a CUDA graph and replay it for the others (default: for targets up to 256 "
         "residues, whose passes wait for the host)",
     )
     #: Keep dropout on, for more diverse predictions of different seeds
-    dropout: bool = option(
+    dropout: bool = _rare_sampling(
         "--dropout",
         "--use-dropout",
         default=False,
-        group="sampling",
-        is_rare=True,
         help="keep dropout on, for more diverse predictions by many seeds",
     )
     #: Samples of the target per network and seed (:class:`~fastfold.inference.sampling.settings.Sampling`); a text is
     #: the method. None for one prediction.
     sample: Sampling | None = None
     #: Recycling stops when CA distances change by less than this on average, in Å; None for each network's default
-    recycle_tolerance: float | None = option(
+    recycle_tolerance: float | None = _rare_sampling(
         "--recycle-tolerance",
         "--recycle-early-stop-tolerance",
         default=None,
         bounds=(0.0, 1000.0),
-        group="sampling",
         metavar="Å",
-        is_rare=True,
         help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
     )
     #: Stop after a prediction of a target with this score, 0 to 100
-    stop_at_score: float | None = option(
+    stop_at_score: float | None = _restraints(
         default=None,
         bounds=(0.0, 100.0),
-        group="restraints",
         metavar="X",
         help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
         "pTM)",
     )
     #: Samples of the alignment whose representations are averaged in each pass; None for each network's default (1)
-    num_ensemble: int | None = option(
-        default=None,
-        bounds=(1, 64),
-        group="sampling",
-        is_rare=True,
-        help="samples of the alignment averaged in each pass (default 1)",
+    num_ensemble: int | None = _rare_sampling(
+        default=None, bounds=(1, 64), help="samples of the alignment averaged in each pass (default 1)"
     )
     #: Score that ranks predictions
-    rank: RankBy = option(
+    rank: RankBy = _structures(
         default="auto",
         choices=get_args(RankBy),
-        group="structures",
         help="rank by mean pLDDT, pTM, ipTM, or 0.8 ipTM + 0.2 pTM (default: the last for complexes, else pLDDT)",
     )
     #: Keep single and pair representation and the structure module's activations
-    save_representations: bool = option(
-        default=False,
-        group="structures",
-        is_rare=True,
-        help="write single, pair and structure module's activations",
+    save_representations: bool = _rare_structures(
+        default=False, help="write single, pair and structure module's activations"
     )
     #: Keep the probabilities of distances of all pairs
-    save_distogram: bool = option(
-        default=False,
-        group="structures",
-        is_rare=True,
-        help="write the probabilities of distances of all pairs",
+    save_distogram: bool = _rare_structures(
+        default=False, help="write the probabilities of distances of all pairs"
     )
     #: Keep the structure after each pass
-    save_recycles: bool = option(
-        default=False, group="structures", is_rare=True, help="write the structure after each pass"
-    )
+    save_recycles: bool = _rare_structures(default=False, help="write the structure after each pass")
     #: Structure file with initial atom positions, used as the recycled positions of the first pass. In Python also
     #: another structure of :func:`fastfold.protein.io.read.read_structure`.
-    initial_guess: Any = option(
+    initial_guess: Any = _rare_sampling(
         default=None,
         parse=structure_path,
-        group="sampling",
         metavar="FILE",
-        is_rare=True,
         help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
     )
     #: File of distances that the structure should have (:mod:`fastfold.inference.restraints`)
-    restraints: Path | None = option(
+    restraints: Path | None = _restraints(
         default=None,
         parse=Path,
-        group="restraints",
         metavar="FILE",
         help="distances that the structure should have: a table, or a file of Boltz, Chai, AlphaLink, xiVIEW or CASP",
     )
     #: Largest number of gradient steps towards them
-    restraint_steps: int = option(
+    restraint_steps: int = _restraints(
         default=60,
         bounds=(1, 100_000),
-        group="restraints",
         help="largest number of gradient steps towards the restraints (default 60)",
     )
     #: Find contradictions by fits that leave out each restraint or group in turn
-    restraint_leave_one_out: bool = option(
+    restraint_leave_one_out: bool = _restraints(
         default=False,
-        group="restraints",
         help="if not all restraints hold, leave out each in turn with a quarter of the steps, to tell which contradict "
         "each other",
     )
     #: Treat each chain as a ring, with a bond between last and first residue
-    cyclic: bool = option(
-        default=False, group="sampling", is_rare=True, help="each chain is a ring (cyclic peptides)"
-    )
+    cyclic: bool = _rare_sampling(default=False, help="each chain is a ring (cyclic peptides)")
     #: Names of the chains that are rings, by their order in the target; None for those of ``cyclic``
-    rings: str | None = option(
+    rings: str | None = _rare_sampling(
         default=None,
-        group="sampling",
         metavar="A,C",
-        is_rare=True,
         help="these chains are rings, by their order in the target (default: none, or all with --cyclic)",
     )
     #: Representations to compute instead of structures; None to fold
     embed: EmbedConfig | None = None
     #: Predictions of a target that are relaxed
-    relax: RelaxWhich = option(
+    relax: RelaxWhich = _structures(
         default="none",
         choices=get_args(RelaxWhich),
         nargs="?",
         bare="best",
-        group="structures",
         help="relax the best prediction of each target, or all, in the Amber force field (default none)",
     )
     #: Number of best predictions that are relaxed; None for those of ``relax``
-    num_relax: int | None = option(
+    num_relax: int | None = _rare_structures(
         default=None,
         bounds=(0, 10_000),
-        group="structures",
-        is_rare=True,
         help="relax the N best predictions of each target (default: as --relax says)",
     )
     #: OpenMM's platform for the relaxation; ``auto`` for the fastest that works
-    relax_platform: str = option(
+    relax_platform: str = _rare_structures(
         default="auto",
         choices=PLATFORM_CHOICES,
-        group="structures",
-        is_rare=True,
         help="OpenMM's platform for relaxation (default: the fastest that works)",
     )
 

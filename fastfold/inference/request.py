@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 ALIGNMENTS = "alignments"  #: Folder for searched alignments within the results
 Order = Literal["input", "length", "depth"]
 """Orders of targets: as they are given, short ones first, or those with few alignment rows first."""
+
+
+_output = partial(option, group="output")
+_rare_output = partial(_output, is_rare=True)
+_structures = partial(option, group="structures")
 
 
 @dataclass(frozen=True)
@@ -69,20 +75,15 @@ class RunOptions:
         help="fold by the first N networks of --weights only (default: all)",
     )
     #: Prefix of the targets' names, before a running number; None for the records' names
-    name_prefix: str | None = option(
+    name_prefix: str | None = _rare_output(
         "--jobname-prefix",
         default=None,
-        group="output",
         metavar="TEXT",
-        is_rare=True,
         help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
     )
     #: Pack the files of each target into an archive as well
-    zip_results: bool = option(
-        "--zip",
-        default=False,
-        group="structures",
-        help="pack the files of each target into <id>.result.zip, too",
+    zip_results: bool = _structures(
+        "--zip", default=False, help="pack the files of each target into <id>.result.zip, too"
     )
     #: Experimental structures to compare with: a file, or a folder of files named like the targets
     reference: Path | None = option(
@@ -93,15 +94,12 @@ class RunOptions:
         help="experimental structure to compare with, or a folder of files named like the targets",
     )
     #: Leave out invalid weights files instead of ending the run
-    skip_bad_weights: bool = option(
-        default=False, group="output", is_rare=True, help="leave out weights files that cannot be used"
-    )
+    skip_bad_weights: bool = _rare_output(default=False, help="leave out weights files that cannot be used")
     #: Fold everything again, and remove earlier results of the targets
-    overwrite: bool = option(
+    overwrite: bool = _output(
         "--overwrite",
         "--overwrite-existing-results",
         default=False,
-        group="output",
         help="fold finished targets again, and remove their other predictions in DIR",
     )
     #: Largest number of targets of similar length in a pass; ``auto`` where it is faster
@@ -123,20 +121,17 @@ class RunOptions:
         help="length: short targets first; depth: those with few alignment rows first",
     )
     #: Show only warnings and errors
-    quiet: bool = option(default=False, group="output", help="print only warnings and errors")
+    quiet: bool = _output(default=False, help="print only warnings and errors")
     #: Style of file names and scores files
-    output_format: OutputFormat = option(
+    output_format: OutputFormat = _structures(
         default="fastfold",
         choices=get_args(OutputFormat),
-        group="structures",
         help="colabfold: name files like ColabFold, with its scores files, and make a folder per target like "
         "AlphaFold, for programs that read these (default fastfold)",
     )
 
     #: Write the files of each target into a folder of its name
-    folder_per_target: bool = option(
-        default=False, group="structures", help="write the files of each target into DIR/<id>"
-    )
+    folder_per_target: bool = _structures(default=False, help="write the files of each target into DIR/<id>")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -11,6 +12,10 @@ from fastfold.utils.option_fields import LARGEST, check_options, option
 Device = Literal["auto", "cpu", "cuda"]
 PlanPrecision = Literal["bf16", "fp32"]
 _COUNT = (1, LARGEST)
+
+
+_folding = partial(option, group="folding")
+_training = partial(option, group="training")
 
 
 @dataclass(frozen=True)
@@ -25,73 +30,53 @@ class PlanOptions:
     residues: int = option(default=256, bounds=_COUNT, help="residues (default 256)")
     msa: int = option(default=128, bounds=_COUNT, help="rows of the MSA (default 128)")
     extra_msa: int = option(default=1024, bounds=(0, LARGEST), help="rows of the extra MSA (default 1024)")
-    gpus: int | None = option(default=None, bounds=_COUNT, group="training", help="number of GPUs")
-    gpu: str | None = option(
-        default=None, group="training", metavar="NAME", help="kind of GPU: a100, a100-40gb, h100, h200, b200"
+    gpus: int | None = _training(default=None, bounds=_COUNT, help="number of GPUs")
+    gpu: str | None = _training(
+        default=None, metavar="NAME", help="kind of GPU: a100, a100-40gb, h100, h200, b200"
     )
-    global_batch: int = option(
-        default=128, bounds=_COUNT, group="training", help="crops of a step (default 128)"
-    )
-    precision: PlanPrecision = option(
-        default="bf16", choices=get_args(PlanPrecision), group="training", help="default bf16"
-    )
+    global_batch: int = _training(default=128, bounds=_COUNT, help="crops of a step (default 128)")
+    precision: PlanPrecision = _training(default="bf16", choices=get_args(PlanPrecision), help="default bf16")
     #: Recycling iterations; None for those of a training step, a fold or a design
-    recycles: int | None = option(
-        default=None,
-        bounds=(0, LARGEST),
-        group="training",
-        help="maximum recycling iterations (default 3; of a design 0)",
+    recycles: int | None = _training(
+        default=None, bounds=(0, LARGEST), help="maximum recycling iterations (default 3; of a design 0)"
     )
-    count: int = option(default=5, bounds=_COUNT, group="training", help="plans to print (default 5)")
-    measured: Path | None = option(
+    count: int = _training(default=5, bounds=_COUNT, help="plans to print (default 5)")
+    measured: Path | None = _training(
         default=None,
         parse=Path,
-        group="training",
         metavar="FILE",
         help="JSON of measured rates, to use in place of the data sheet's",
     )
-    cuda_graphs: bool = option(
+    cuda_graphs: bool = _training(
         default=False,
-        group="training",
         help="count one launch for each block's kernels, as if they were captured in CUDA graphs",
     )
-    fold: bool = option(
+    fold: bool = _folding(
         default=False,
-        group="folding",
         help="plan a fold, not a training step (so do --memory-budget, --host-memory, --disk and --templates)",
     )
-    design: bool = option(
-        default=False,
-        group="folding",
-        help="plan the gradients of a design; takes the options of a fold but for --disk",
+    design: bool = _folding(
+        default=False, help="plan the gradients of a design; takes the options of a fold but for --disk"
     )
-    memory_budget: str | None = option(
+    memory_budget: str | None = _folding(
+        default=None, metavar="SIZE", help="memory that a fold or a design may take, 24GiB for example"
+    )
+    device: Device = _folding(
+        default="auto", choices=get_args(Device), help="default: a GPU where there is one"
+    )
+    host_memory: str | None = _folding(
         default=None,
-        group="folding",
-        metavar="SIZE",
-        help="memory that a fold or a design may take, 24GiB for example",
-    )
-    device: Device = option(
-        default="auto", choices=get_args(Device), group="folding", help="default: a GPU where there is one"
-    )
-    host_memory: str | None = option(
-        default=None,
-        group="folding",
         metavar="SIZE",
         help="memory of each machine for tensors offloaded from its GPUs (default: most of the free memory here; with "
         "--gpu none)",
     )
-    disk: str | None = option(
+    disk: str | None = _folding(
         default=None,
-        group="folding",
         metavar="SIZE",
         help="disk of each machine for tensors beyond --host-memory (default: none)",
     )
-    templates: int | None = option(
-        default=None,
-        bounds=(0, LARGEST),
-        group="folding",
-        help="templates (default: as many as the model takes)",
+    templates: int | None = _folding(
+        default=None, bounds=(0, LARGEST), help="templates (default: as many as the model takes)"
     )
 
     def __post_init__(self) -> None:

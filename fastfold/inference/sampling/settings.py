@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from fastfold.errors import ConfigError
@@ -25,6 +26,9 @@ def parse_depths(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+_sampling = partial(option, group="sampling")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Settings of the samples of a target; ConfigError for an invalid one.
@@ -38,39 +42,35 @@ class Sampling:
     """
 
     #: One of :data:`SampleMethod`
-    method: SampleMethod = option(
+    method: SampleMethod = _sampling(
         "--sample",
         choices=get_args(SampleMethod),
-        group="sampling",
         metavar="METHOD",
         help="predict samples of each target: columns (mask random alignment columns), clusters (of alignment rows, "
         "needs scikit-learn), depth (random alignment rows) or dropout; see fastfold ensemble",
     )
     #: Number of samples per network and seed. None for ten, for one of each depth, or for all clusters. Of clusters,
     #: the largest are folded.
-    number: int | None = option(
+    number: int | None = _sampling(
         "--samples",
         default=None,
         bounds=(1, 100_000),
-        group="sampling",
         help="samples per network and seed (default: 10; one of each depth; all clusters)",
     )
     #: Share of masked columns, for ``columns``
-    fraction: float = option(
+    fraction: float = _sampling(
         "--sample-fraction",
         default=0.15,
         bounds=(0.0, 1.0),
-        group="sampling",
         metavar="X",
         help="share of the columns that --sample columns masks (default 0.15)",
     )
     #: Numbers of random rows besides the query, for ``depth``. Samples use them in turn. Depths beyond the alignment's
     #: are left out.
-    depths: tuple[int, ...] = option(
+    depths: tuple[int, ...] = _sampling(
         "--sample-depths",
         default=DEPTHS,
         parse=parse_depths,
-        group="sampling",
         metavar="LIST",
         help="numbers of rows for --sample depth (default 16,32,64,128,256,512,1024,5120)",
     )

@@ -6,8 +6,9 @@ import heapq
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import check_options, option
@@ -56,8 +57,8 @@ def parse_shard(text: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
-_FILE: dict[str, Any] = {"default": None, "parse": Path, "metavar": "FILE"}
-_WORKERS: dict[str, Any] = {"default": None, "group": "workers"}
+_file = partial(option, default=None, parse=Path, metavar="FILE")
+_workers = partial(option, default=None, group="workers")
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class TargetLists:
     """
 
     inputs: tuple[Path, ...] = ()
-    all_vs_all: Path | None = option(**_FILE, help="fold every pair of these proteins")
+    all_vs_all: Path | None = _file(help="fold every pair of these proteins")
     homodimers: bool = option(default=False, help="with --all-vs-all: each protein with itself as well")
-    baits: Path | None = option(**_FILE, help="fold each of these proteins ...")
+    baits: Path | None = _file(help="fold each of these proteins ...")
     candidates: tuple[Path, ...] = option(
         default=(),
         nargs="+",
@@ -79,7 +80,7 @@ class TargetLists:
         metavar="FILE",
         help="... with each of these; of several files, with one protein of each in every way",
     )
-    proteins: Path | None = option(**_FILE, help="proteins that tables and lists of names refer to")
+    proteins: Path | None = _file(help="proteins that tables and lists of names refer to")
 
     def __post_init__(self) -> None:
         if (self.baits is None) == bool(self.candidates):
@@ -102,29 +103,25 @@ class ScreenOptions:
     :func:`fastfold.inference.workers.ray_cluster.connect`; None for this machine.
     """
 
-    workers: int | None = option(
-        **_WORKERS,
+    workers: int | None = _workers(
         bounds=(1, 10_000),
         help="processes that fold (default: one per GPU; without GPUs one, or one per machine of the cluster)",
     )
-    ray: str | None = option(
-        **_WORKERS,
+    ray: str | None = _workers(
         nargs="?",
         bare="auto",
         metavar="ADDRESS",
         help="use a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one for this run",
     )
-    cpus_per_worker: int | None = option(
-        **_WORKERS, bounds=(1, 10_000), help="CPUs of each worker (default: equal parts of all)"
+    cpus_per_worker: int | None = _workers(
+        bounds=(1, 10_000), help="CPUs of each worker (default: equal parts of all)"
     )
-    time_limit: float | None = option(
-        **_WORKERS,
+    time_limit: float | None = _workers(
         parse=parse_duration,
         metavar="TIME",
         help="give a target up after this time: 90s, 15m, 2h (default: none)",
     )
-    memory_limit: int | None = option(
-        **_WORKERS,
+    memory_limit: int | None = _workers(
         parse=parse_bytes,
         metavar="SIZE",
         help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",

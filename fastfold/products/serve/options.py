@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
 from fastfold.utils.units import parse_bytes
 
 DEFAULT_PORT = 8470  #: Port of a server, unless another is given
-_LIMIT: dict[str, Any] = {"group": "limits", "metavar": "N"}
+_access = partial(option, group="access")
+_limit = partial(option, group="limits", metavar="N")
 _JOBS = (1, 1_000_000)
 
 
@@ -31,18 +32,13 @@ class ServeOptions:
         help="folder of the queue and of all results",
     )
     #: Address to listen on; others than the loopback need tokens
-    host: str = option(default="127.0.0.1", group="access", metavar="ADDRESS", help="default 127.0.0.1")
+    host: str = _access(default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
     #: Port; 0 for a free one
-    port: int = option(
-        default=DEFAULT_PORT,
-        bounds=(0, 65_535),
-        group="access",
-        help=f"0 for a free one (default {DEFAULT_PORT})",
+    port: int = _access(
+        default=DEFAULT_PORT, bounds=(0, 65_535), help=f"0 for a free one (default {DEFAULT_PORT})"
     )
     #: File of tokens (:func:`fastfold.products.serve.tokens.read_tokens`); None for one user without token
-    tokens: Path | None = option(
-        default=None, parse=Path, group="access", metavar="FILE", help="users and their tokens"
-    )
+    tokens: Path | None = _access(default=None, parse=Path, metavar="FILE", help="users and their tokens")
     #: Largest number of jobs of similar length that a worker gets together
     group: int = option(
         default=8,
@@ -50,18 +46,16 @@ class ServeOptions:
         group="machine",
         help="jobs of similar length that a worker gets together (default 8)",
     )
-    max_jobs: int = option(
-        **_LIMIT, default=100, bounds=_JOBS, help="unfinished jobs of a user (default 100)"
+    max_jobs: int = _limit(default=100, bounds=_JOBS, help="unfinished jobs of a user (default 100)")
+    max_queue: int = _limit(
+        default=10_000, bounds=_JOBS, help="unfinished jobs of all users (default 10,000)"
     )
-    max_queue: int = option(
-        **_LIMIT, default=10_000, bounds=_JOBS, help="unfinished jobs of all users (default 10,000)"
-    )
-    max_residues: int | None = option(
-        **_LIMIT, default=None, bounds=(1, LARGEST), help="longest target (default: as the memory allows)"
+    max_residues: int | None = _limit(
+        default=None, bounds=(1, LARGEST), help="longest target (default: as the memory allows)"
     )
     #: Largest number of bytes of a request
-    max_body: int = option(
-        **_LIMIT | {"metavar": "SIZE"},
+    max_body: int = _limit(
+        metavar="SIZE",
         default=64 << 20,
         parse=parse_bytes,
         help="largest request (default 64MiB); an alignment counts in full",
@@ -70,11 +64,8 @@ class ServeOptions:
     head_seconds: float = 10.0  #: Seconds in which the head of a request must have arrived
     send_seconds: float = 60.0  #: Seconds in which a client must take a piece of an answer
     max_connections: int = 200  #: Largest number of connections
-    keep_days: float | None = option(
-        **_LIMIT,
-        default=None,
-        bounds=(0.0, 100_000.0),
-        help="remove finished jobs after N days (default: keep them)",
+    keep_days: float | None = _limit(
+        default=None, bounds=(0.0, 100_000.0), help="remove finished jobs after N days (default: keep them)"
     )
     quiet: bool = option(default=False, group="messages", help="print only errors")
 
