@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.products.design.config import Flexible
@@ -29,9 +29,10 @@ _OPTIONS = {
 PROTOCOLS = tuple(_OPTIONS)
 
 
-_COUNT: dict[str, Any] = {"default": 1, "bounds": (1, LARGEST), "group": "task"}
-_TEXT: dict[str, Any] = {"default": "", "group": "task"}
-_FILES: dict[str, Any] = {"default": (), "nargs": "+", "group": "task", "metavar": "FILE"}
+_task = partial(option, group="task")
+_count = partial(_task, default=1, bounds=(1, LARGEST))
+_text = partial(_task, default="")
+_files = partial(_task, default=(), nargs="+", metavar="FILE")
 
 
 @dataclass(frozen=True)
@@ -42,62 +43,51 @@ class TaskOptions:
     structure: Path | None = argument(
         default=None, nargs="?", parse=Path, metavar="STRUCTURE", help="PDB or mmCIF file"
     )
-    length: str | None = option(
+    length: str | None = _task(
         default=None,
-        group="task",
         metavar="N[-M]",
         help="residues to design, of one chain; of a range, each seed draws one",
     )
-    copies: int = option(
-        **_COUNT, help="equal chains; of fixbb, groups of --chains that are equal (default 1)"
-    )
-    repeats: int = option(**_COUNT, help="equal parts of each chain (default 1)")
-    cyclic: bool = option(default=False, group="task", help="designed chains are rings")
-    chains: str = option(**_TEXT, metavar="A,B", help="chains of STRUCTURE to use")
-    keep: str = option(**_TEXT, metavar="A1-5,A9", help="residues of fixbb and --redesign that stay")
-    motif: str = option(**_TEXT, metavar="A1-5,A9", help="residues of partial that stay")
-    contigs: str = option(
-        **_TEXT,
+    copies: int = _count(help="equal chains; of fixbb, groups of --chains that are equal (default 1)")
+    repeats: int = _count(help="equal parts of each chain (default 1)")
+    cyclic: bool = _task(default=False, help="designed chains are rings")
+    chains: str = _text(metavar="A,B", help="chains of STRUCTURE to use")
+    keep: str = _text(metavar="A1-5,A9", help="residues of fixbb and --redesign that stay")
+    motif: str = _text(metavar="A1-5,A9", help="residues of partial that stay")
+    contigs: str = _text(
         metavar="PARTS",
         help="parts of the designed chain as in RFdiffusion: numbers of new residues, and residues of STRUCTURE whose "
         "type and structure stay, such as 10-20/A16-36/5; --length limits the sum",
     )
-    hotspots: str = option(**_TEXT, metavar="A1-5,A9", help="residues that a binder touches")
-    redesign: str = option(
-        **_TEXT, metavar="B,C", help="chains of STRUCTURE that are the binder, to be designed again"
-    )
-    framework: Path | None = option(
+    hotspots: str = _text(metavar="A1-5,A9", help="residues that a binder touches")
+    redesign: str = _text(metavar="B,C", help="chains of STRUCTURE that are the binder, to be designed again")
+    framework: Path | None = _task(
         default=None,
         parse=Path,
-        group="task",
         metavar="FILE",
         help="PDB or mmCIF file of a binder whose --loops are designed",
     )
-    loops: str = option(
-        **_TEXT,
+    loops: str = _text(
         metavar="H:26-33,H:97-110=8-14",
         help="loops of --framework, with another length after =; of a range, each seed draws one",
     )
-    binder_template: Flexible | None = option(
+    binder_template: Flexible | None = _task(
         default=None,
         choices=get_args(Flexible),
-        group="task",
         help="parts of the template of the binder's given residues that networks do not see, as of --flexible "
         "(default free; with --framework none)",
     )
-    flexible: Flexible = option(
+    flexible: Flexible = _task(
         default="none",
         choices=get_args(Flexible),
-        group="task",
         help="parts of the target's template that a binder's networks do not see: sidechains, backbone (residue types "
         "too), or free (all of it) (default none)",
     )
-    also_target: Sequence[str] = option(
-        **_FILES,
-        help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54",
+    also_target: Sequence[str] = _files(
+        help="further targets of the same binder: FILE, FILE:CHAINS, or FILE:CHAINS:HOTSPOTS such as t.pdb:A,B:A54"
     )
-    avoid: Sequence[str] = option(
-        **_FILES, help="off-targets that the binder shall not touch, in the same form (loss: avoid)"
+    avoid: Sequence[str] = _files(
+        help="off-targets that the binder shall not touch, in the same form (loss: avoid)"
     )
 
 
