@@ -41,7 +41,14 @@ def hallucination(request: dict[str, Any], parameters: str, blocks: int) -> Any:
         num_recycles=request["recycles"],
     )
     model._cfg.model.embeddings_and_evoformer.evoformer_num_block = blocks
-    model.prep_inputs(length=request["residues"])
+    length = request["residues"]
+    model.prep_inputs(length=length)
+    # Modes of several passes in one call read no first state from the settings; they take this one.
+    model._inputs["prev"] = {
+        "prev_msa_first_row": np.zeros([length, 256], np.float32),
+        "prev_pair": np.zeros([length, length, 128], np.float32),
+        "prev_pos": np.zeros([length, 37, 3], np.float32),
+    }
     model.set_seq(seq=np.array(request["sequence"]))
     model.set_opt(dropout=request["dropout"], soft=request["soft"])
     model.set_weights(**request["weights"])

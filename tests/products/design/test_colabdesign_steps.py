@@ -1,14 +1,16 @@
 """Logged steps of every protocol equal those of ColabDesign with the same parameters.
 
 ``colabdesign.json`` has 20 steps of ColabDesign (e31a56fe of its main branch, JAX 0.4.34, float32, without dropout),
-one recycle, every loss with a weight, and losses and gradients of single passes (JAX 0.4.38). The backbone has
-glycines, whose CB the losses of designs need.
+one recycle, every loss with a weight, and losses and gradients of single passes (JAX 0.4.38) and of three passes in
+each recycle mode (JAX 0.4.34). The backbone has glycines, whose CB the losses of designs need.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ from fastfold.products.design import (
     hallucination,
     partial,
 )
-from fastfold.products.design.evaluate import Evaluator
+from fastfold.products.design.config import RecycleMode
+from fastfold.products.design.evaluate import Evaluation, Evaluator
 from fastfold.products.design.optimize import first_state, optimize
 from fastfold.protein import residue_constants as rc
 from tests.helpers.networks import ORACLES
@@ -99,7 +102,25 @@ def test_one_evaluation_is_colabdesigns(case: str, model: AlphaFold, tmp_path: P
     recorded = RECORDED["single"][case]
     start = np.random.default_rng(0).normal(size=(task.num_parameters, 20)) * 0.3
     evaluator = Evaluator(task, [model], recorded["weights"])
-    found = evaluator(torch.from_numpy(start).float(), Relaxation(soft=0.6))
+    check(evaluator(torch.from_numpy(start).float(), Relaxation(soft=0.6)), recorded)
+
+
+@pytest.mark.parametrize("mode", RECORDED["recycle_modes"])
+def test_recycle_modes_are_colabdesigns(mode: RecycleMode, model: AlphaFold) -> None:
+    """Three passes; gradients of two modes differ by at least a tenth, and losses of ``add_prev`` are its own."""
+    weights = RECORDED["weights"]["hallucination"]
+    evaluator = Evaluator(hallucination(10), [model], weights, recycles=2, recycle_mode=mode)
+    start = np.random.default_rng(0).normal(size=(10, 20)) * 0.3
+    recorded = RECORDED["recycle_modes"]
+    check(evaluator(torch.from_numpy(start).float(), Relaxation(soft=0.6)), recorded[mode])
+    gradient = np.array(recorded[mode]["gradient"])
+    for other in recorded.keys() - {mode}:
+        apart = np.linalg.norm(gradient - np.array(recorded[other]["gradient"]))
+        assert apart > 0.1 * np.linalg.norm(gradient), other
+
+
+def check(found: Evaluation, recorded: Mapping[str, Any]) -> None:
+    """Check losses and gradient of an evaluation against recorded ones."""
     for name, wanted in recorded["losses"].items():
         assert found.losses[name] == pytest.approx(wanted, rel=2e-5), name
     assert found.gradient is not None
