@@ -87,31 +87,41 @@ class AdvancedSettings:
             "rg": get["weights_rg"] if get["use_rg_loss"] else 0.0,
             "NC": get["weights_termini_loss"] if get["use_termini_distance_loss"] else 0.0,
         }
-        screen = _SCREEN if get["design_algorithm"] == "4stage" else 0
-        greedy = get["greedy_iterations"] if screen else 0
         return {
-            "screen_steps": screen,
-            "soft_steps": max(get["soft_iterations"] - screen, 0),
-            "temperature_steps": get["temporary_iterations"],
-            "hard_steps": get["hard_iterations"],
-            "mutation_steps": greedy,
+            **self._stages(),
             "tries_percent": float(get["greedy_percentage"]),
             "recycles": get["num_recycles_design"],
-            "ramp_recycles": not screen,
-            "strand_recycles": get["optimise_beta_recycles_design"]
-            if screen and get["optimise_beta"]
-            else None,
-            "all_networks": not screen,
             "networks": 1,
             "weights": {name: float(weight) for name, weight in weights.items()},
             "con": f"num={get['intra_contact_number']},cutoff={get['intra_contact_distance']},seqsep=9",
             "i_con": f"num={get['inter_contact_number']},cutoff={get['inter_contact_distance']}",
             "forbid": get["omit_AAs"] or "",
-            "give_up_below": 65.0 if screen else 0.0,
             "check_binder": True,
         }
 
+    def _stages(self) -> dict[str, Any]:
+        """Return the settings that depend on the algorithm; the last stage of ``4stage`` draws residues evenly."""
+        get, algorithm = self.values, self.values["design_algorithm"]
+        is_screened, has_logits = algorithm == "4stage", algorithm != "greedy"
+        screen = _SCREEN if is_screened else 0
+        is_sharpened = algorithm in ("3stage", "4stage")
+        return {
+            "screen_steps": screen,
+            "soft_steps": max(get["soft_iterations"] - screen, 0) if has_logits else 0,
+            "temperature_steps": get["temporary_iterations"] if is_sharpened else 0,
+            "hard_steps": get["hard_iterations"] if is_sharpened else 0,
+            "mutation_steps": get["greedy_iterations"] if algorithm != "3stage" else 0,
+            "profile_mutations": algorithm == "2stage" and get["soft_iterations"] > 0,
+            "ramp_recycles": not is_screened,
+            "strand_recycles": get["optimise_beta_recycles_design"]
+            if is_screened and get["optimise_beta"]
+            else None,
+            "all_networks": algorithm == "3stage",
+            "give_up_below": 65.0 if is_screened else 0.0,
+        }
 
+
+_ALGORITHMS = ("2stage", "3stage", "4stage", "greedy")
 _SCREEN = 50  #: Steps after which BindCraft judges a design first
 
 
@@ -169,8 +179,8 @@ def _check_value(key: str, value: Any, path: Path) -> None:
         raise InputError(
             f"{key}: expected a value such as {json.dumps(default)}, found {shown(value)}", path=path
         )
-    if key == "design_algorithm" and value not in ("3stage", "4stage"):
-        raise InputError(f"{key}: expected 3stage or 4stage, found {value!r}", path=path)
+    if key == "design_algorithm" and value not in _ALGORITHMS:
+        raise InputError(f"{key}: expected {', '.join(_ALGORITHMS)}, found {value!r}", path=path)
     if key in _FIXED and value != _FIXED[key]:
         raise InputError(
             f"{key}: only {json.dumps(_FIXED[key])} is supported, found {json.dumps(value)}", path=path

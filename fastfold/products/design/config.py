@@ -85,6 +85,11 @@ class DesignConfig:
     tries: int = 10  #: Mutations that a round compares
     #: Mutations that a round compares in percent of the designed residues, rounded up; 0 for ``tries``
     tries_percent: float = 0.0
+    #: True to draw mutated residues by the softmax of the logits at the end of the soft steps, not evenly
+    profile_mutations: bool = option(
+        default=False,
+        help="draw mutated residues by the softmax of the logits at the end of the soft steps, not evenly",
+    )
     #: ``sgd`` or ``adam``, on gradients of unit length per residue
     optimizer: Optimizer = option(
         default="sgd", choices=get_args(Optimizer), help="default sgd, with gradients of unit length"
@@ -171,6 +176,8 @@ class DesignConfig:
             check_whole(name, getattr(self, name), least, LARGEST)
         if not any(getattr(self, name) for name in steps):
             raise ConfigError("a design needs at least one step")
+        if self.profile_mutations and self.mutation_steps and not self.soft_steps:
+            raise ConfigError("`profile_mutations` needs soft steps, which are 0; add some, or leave it out")
         if not self.learning_rate > 0:
             raise ConfigError(f"learning_rate: expected a positive number, found {self.learning_rate}")
         if not 0 <= self.tries_percent <= 100:

@@ -6,7 +6,7 @@ The stages, their schedules and defaults are those of ColabDesign's ``design_3st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence
+from fastfold.evoformer.inputs import RESIDUES, Relaxation, decode_sequence, encode_sequence
 from fastfold.products.design.agreement import given_agreement
 from fastfold.products.design.config import DesignConfig
 from fastfold.products.design.evaluate import Evaluation, Evaluator
@@ -86,6 +86,8 @@ class DesignState:
     best_loss: float = math.inf  #: Loss of the best residues; infinite if no step has used residues
     best_violation: float = math.inf  #: Residues and charges of them that are outside the limits of the chain
     log: list[dict[str, Any]] = field(default_factory=list)  #: A row of figures for each step
+    #: Logits ``[P, 20]`` of the last step from logits to softmax; empty before it
+    profile: Tensor = field(default_factory=lambda: torch.zeros(0))
     #: CA atoms of the last network pass of each step, ``[steps, N, 3]`` in Å
     trace: list[np.ndarray] = field(default_factory=list)
 
@@ -137,9 +139,9 @@ def optimize(
         rng = np.random.default_rng([seed, state.step + 1])
         networks = _draw(rng, len(evaluator.models), None if step.all_networks else config.networks)
         if step.stage == "mutate":
-            found = _mutate(evaluator, config, step, state, rng)
+            evaluation = _mutate(evaluator, config, step, state, rng, networks)
         else:
-            found = evaluator(
+            evaluation = evaluator(
                 state.parameters,
                 step.relaxation,
                 networks=networks,
@@ -147,13 +149,15 @@ def optimize(
                 seed=int(rng.integers(2**31)),
                 dropout=step.dropout,
             )
-            assert found.gradient is not None
+            assert evaluation.gradient is not None
             if step.stage == "hard":
-                _keep_best(evaluator, state, found, state.parameters)
-            _descend(state, found.gradient.cpu().float(), config, step.rate)
-        _record(evaluator.task, state, step, found)
+                _keep_best(evaluator, state, evaluation, state.parameters)
+            if step.stage == "soft":
+                state.profile = evaluation.logits
+            _descend(state, evaluation.gradient.cpu().float(), config, step.rate)
+        _record(evaluator.task, state, step, evaluation)
         if step.stage == "screen" and state.step == config.screen_steps:
-            state.log[-1]["strands"] = strand_share(evaluator.task, found)
+            state.log[-1]["strands"] = strand_share(evaluator.task, evaluation)
         if on_step is not None:
             on_step(state)
     if config.check_binder and not state.log[-1].get("given_up"):
@@ -243,14 +247,19 @@ def _keep_best(evaluator: Evaluator, state: DesignState, found: Evaluation, para
 
 
 def _mutate(
-    evaluator: Evaluator, config: DesignConfig, step: DesignStep, state: DesignState, rng: np.random.Generator
+    evaluator: Evaluator,
+    config: DesignConfig,
+    step: DesignStep,
+    state: DesignState,
+    rng: np.random.Generator,
+    networks: Sequence[int],
 ) -> Evaluation:
-    """Take the best of several mutations, at residues that the network is least sure of.
+    """Take the best of several mutations of the last residues, also if its loss is higher, as ColabDesign does.
 
-    Positions are drawn by one minus pLDDT (Anishchenko et al., 2021), residues evenly among those that are allowed
-    and keep the limits of the chain. Without an allowed mutation, the sequence stays.
+    Positions are drawn by one minus pLDDT (Anishchenko et al., 2021), residues evenly or by the profile among those
+    that are allowed and keep the limits of the chain. Without an allowed mutation, the sequence stays.
     """
-    start = state.best if math.isfinite(state.best_loss) else state.parameters
+    start = encode_sequence(state.log[-1]["sequence"]) if state.log else state.parameters
     residues = evaluator.logits_of(start).argmax(-1).numpy()
     source = evaluator.task.source
     rows = np.arange(len(residues))
@@ -266,13 +275,22 @@ def _mutate(
     for _ in range(share or config.tries):
         place = int(rng.choice(len(residues), p=doubt / doubt.sum()))
         mutant = residues.copy()
-        mutant[place] = int(rng.choice(np.flatnonzero(allowed[place])))
+        mutant[place] = int(rng.choice(RESIDUES, p=_odds(config, state, place, allowed[place])))
         parameters = torch.eye(RESIDUES)[torch.from_numpy(mutant)]
-        found = evaluator(parameters, step.relaxation, recycles=step.recycles, gradient=False)
-        tried.append((found, parameters))
-    found, state.parameters = min(tried, key=lambda one: one[0].loss)
-    _keep_best(evaluator, state, found, state.parameters)
-    return found
+        evaluation = evaluator(
+            parameters, step.relaxation, networks=networks, recycles=step.recycles, gradient=False
+        )
+        tried.append((evaluation, parameters))
+    evaluation, state.parameters = min(tried, key=lambda one: one[0].loss)
+    _keep_best(evaluator, state, evaluation, state.parameters)
+    return evaluation
+
+
+def _odds(config: DesignConfig, state: DesignState, place: int, allowed: np.ndarray) -> np.ndarray:
+    """Return the probabilities ``[20]`` of a mutated residue, 0 where it is not allowed."""
+    logits = state.profile[place].double().numpy() if config.profile_mutations else np.zeros(RESIDUES)
+    odds = np.exp(np.where(allowed, logits - logits[allowed].max(), -np.inf))
+    return odds / odds.sum()
 
 
 def _record(task: DesignTask, state: DesignState, step: DesignStep, evaluation: Evaluation) -> None:

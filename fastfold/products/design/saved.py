@@ -26,6 +26,12 @@ from fastfold.utils.foreign_text import parse_json
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.tensor_files import tensor_bytes
 
+_TENSORS = (
+    "parameters",
+    "moments",
+    "best",
+    "profile",
+)  #: Tensors of a saved state, by the names of its fields
 _FRAMES = 100  #: Largest number of models of a film
 
 
@@ -56,7 +62,7 @@ def _task_facts(task: DesignTask) -> list[Any]:
 def save_state(path: Path, state: DesignState, identity: str) -> None:
     """Write a state with the identity of its design, or raise WriteError."""
     tensors = {
-        **{key: getattr(state, key) for key in ("parameters", "moments", "best")},
+        **{key: getattr(state, key) for key in _TENSORS},
         "plddt": torch.from_numpy(np.asarray(state.plddt, np.float32)),
         "positions": torch.from_numpy(np.ascontiguousarray(state.positions, np.float32)),
         "trace": torch.from_numpy(np.stack(state.trace)) if state.trace else torch.zeros(0),
@@ -89,7 +95,7 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
             f"{path}: belongs to a design with other settings, networks or versions; choose another `out`, or "
             "`overwrite` to start again"
         )
-    record |= {key: found[key] for key in ("parameters", "moments", "best")}
+    record |= {key: found[key] for key in _TENSORS}
     record |= {key: found[key].numpy() for key in ("plddt", "positions")}
     return DesignState(**record, trace=list(found["trace"].numpy()))
 

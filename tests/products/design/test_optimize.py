@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.saved import film_pdb
 from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination
 from fastfold.products.design.trajectory import SequenceOptimizer
+from fastfold.protein import residue_constants as rc
 
 SHORT = DesignConfig(soft_steps=2, temperature_steps=1, hard_steps=1, mutation_steps=1, tries=2)
 
@@ -201,8 +203,8 @@ class Rated:
     def __call__(
         self, parameters: torch.Tensor, relaxation: Relaxation, *, gradient: bool = True, **named: Any
     ) -> Evaluation:
-        self.calls.append({"relaxation": relaxation, "gradient": gradient, **named})
         letters = decode_sequence(parameters)
+        self.calls.append({"relaxation": relaxation, "gradient": gradient, "letters": letters, **named})
         loss = 100.0 - len(self.calls) if gradient else 50.0 - letters.count("W")
         n = len(self.task.source)
         positions = np.zeros((n, 37, 3), np.float32)
@@ -229,7 +231,7 @@ def test_every_step_is_evaluated_as_scheduled_and_logged(monkeypatch: pytest.Mon
     assert [call["gradient"] for call in made.calls] == [True] * 9 + [False] * 6
     networks = [call.get("networks") for call in made.calls]
     assert [len(one) for one in networks[:9]] == [1] * 7 + [3] * 2
-    assert networks[9:] == [None] * 6
+    assert networks[9:] == [[0, 1, 2]] * 6
     draws = [np.random.default_rng([5, step]) for step in range(1, 8)]
     assert networks[:7] == [rng.choice(3, 1, replace=False).tolist() for rng in draws]
     assert [call["seed"] for call in made.calls[:7]] == [int(rng.integers(2**31)) for rng in draws]
@@ -277,18 +279,85 @@ def test_mutations_change_a_residue_at_a_time_to_another_type() -> None:
     )
     made: Any = Rated()
     state = first_state(made, config, 1)
-    made_of: list[tuple[str, str]] = []
+    made_of: list[str] = []
 
     def follow(one: DesignState) -> None:
-        made_of.append((decode_sequence(one.parameters), decode_sequence(one.best)))
+        made_of.append(one.log[-1]["sequence"])
 
     optimize(made, config, 1, state, follow)
     assert len(made.calls) == 1 + 4 * 5
-    for (_, best), (mutant, _) in pairwise(made_of):
-        assert sum(a != b for a, b in zip(best, mutant, strict=True)) == 1
+    for last, mutant in pairwise(made_of):
+        assert sum(a != b for a, b in zip(last, mutant, strict=True)) == 1
     places = _mutated_places(np.where(np.arange(10) == 1, 0.0, 100.0))
     # One residue has a doubt of 1, the others of 0.001.
     assert places.count(1) >= 38
+
+
+def test_a_round_of_mutations_draws_one_network_if_steps_do() -> None:
+    config = DesignConfig(
+        soft_steps=0,
+        temperature_steps=0,
+        hard_steps=0,
+        mutation_steps=3,
+        tries=2,
+        networks=1,
+        all_networks=False,
+    )
+    made: Any = Rated()
+    optimize(made, config, 5, first_state(made, config, 5))
+    draws = [np.random.default_rng([5, step]).choice(3, 1, replace=False).tolist() for step in (1, 2, 3)]
+    assert [call["networks"] for call in made.calls] == [one for one in draws for _ in range(2)]
+    assert len({tuple(one) for one in draws}) > 1
+
+
+def test_mutations_go_on_from_a_worse_sequence() -> None:
+    """The best sequence of all is the design, as in ColabDesign."""
+
+    class Worse(Rated):
+        """Evaluator that rates each sequence lower than the one before it."""
+
+        def __call__(self, *arguments: Any, **named: Any) -> Evaluation:
+            return replace(super().__call__(*arguments, **named), loss=float(len(self.calls)))
+
+    config = DesignConfig(soft_steps=0, temperature_steps=0, hard_steps=1, mutation_steps=4, tries=1)
+    made: Any = Worse()
+    state = optimize(made, config, 2, first_state(made, config, 2))
+    sequences = [row["sequence"] for row in state.log]
+    assert [sum(a != b for a, b in zip(*two, strict=True)) for two in pairwise(sequences)] == [1] * 4
+    assert final_parameters(made, state) == sequences[0]
+
+
+@pytest.mark.parametrize("is_profile", [False, True])
+def test_mutated_residues_are_drawn_evenly_or_by_the_profile(is_profile: bool) -> None:
+    """By the logits at the end of the soft steps, among other residues that are allowed."""
+    config = DesignConfig(
+        soft_steps=2,
+        temperature_steps=1,
+        hard_steps=0,
+        mutation_steps=1,
+        tries=60,
+        profile_mutations=is_profile,
+    )
+    made: Any = Rated()
+    made.allowed[[rc.restype_order["A"], rc.restype_order["C"]]] = False
+    seen: list[torch.Tensor] = []
+    logits = torch.zeros(10, 20)
+    for letter, value in (("C", 30.0), ("D", 20.0), ("E", 20.0), ("W", -20.0)):
+        logits[:, rc.restype_order[letter]] = value
+    optimize(made, config, 0, first_state(made, config, 0), lambda one: seen.append(one.profile.clone()))
+    assert torch.equal(seen[2], seen[1])
+    assert not torch.equal(seen[1], seen[0])
+    state = first_state(made, config, 0)
+    state.step, state.profile = 3, logits
+    state.log = [{"stage": "temperature", "loss": 0.0, "designed_plddt": 80.0, "sequence": "W" * 10}]
+    made.calls.clear()
+    optimize(made, config, 0, state)
+    drawn = Counter(letter for call in made.calls for letter in call["letters"] if letter != "W")
+    assert drawn.total() == 60
+    assert drawn.keys() <= (set("DE") if is_profile else set(rc.restypes) - set("AC"))
+    assert (len(drawn) == 2) == is_profile
+    if is_profile:
+        assert 15 < drawn["D"] < 45
 
 
 def _mutated_places(plddt: np.ndarray) -> list[int]:
