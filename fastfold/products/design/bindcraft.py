@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastfold.errors import InputError
-from fastfold.products.design.config import Flexible
+from fastfold.errors import ConfigError, InputError, suggest
+from fastfold.products.design.config import SHORTEST_BINDER, DesignConfig, Flexible
 from fastfold.utils.foreign_text import parse_json, read_settings_text, shown
 
 PRESETS = ("colabdesign", "bindcraft")
@@ -38,6 +38,18 @@ _FIXED = {
     "sample_models": True, "random_helicity": False, "optimise_beta_extra_soft": 0, "optimise_beta_extra_temp": 0,
 }  # fmt: skip
 """Keys with one value that designs support."""
+
+_ADVANCED_ABSENT = (
+    "force_reject_AA", "use_multimer_design", "rm_template_seq_predict", "rm_template_sc_predict",
+    "predict_initial_guess", "predict_bigbang", "save_design_animations", "save_design_trajectory_plots",
+    "enable_mpnn", "mpnn_fix_interface", "num_seqs", "max_mpnn_sequences", "max_tm-score_filter",
+    "max_seq-similarity_filter", "sampling_temp", "sample_seq_parallel", "backbone_noise", "model_path",
+    "mpnn_weights", "save_mpnn_fasta", "optimise_beta_recycles_valid", "remove_unrelaxed_trajectory",
+    "remove_unrelaxed_complex", "remove_binder_monomer", "zip_animations", "zip_plots", "save_trajectory_pickle",
+    "max_trajectories", "enable_rejection_check", "acceptance_rate", "start_monitoring", "af_params_dir", "dssp_path",
+    "dalphaball_path",
+)  # fmt: skip
+"""Keys of an advanced file that belong to other parts of BindCraft, or to options of the command."""
 
 _TARGET = ("starting_pdb", "chains", "target_hotspot_residues", "lengths", "number_of_final_designs")
 """Keys of a target file that designs use."""
@@ -127,19 +139,34 @@ _SCREEN = 50  #: Steps after which BindCraft judges a design first
 
 def read_target(path: Path, say: Callable[[str], None]) -> TargetSettings:
     """Read a ``settings_target`` file, or raise InputError; ``say`` gets a line about keys without a meaning here."""
-    content = _read(path, (*_TARGET, *_TARGET_ABSENT))
+    content = _read(path)
+    if "binder_redesign" in content:
+        raise InputError(
+            "binder_redesign: sequences without a structure are not supported; remove it and give lengths, or "
+            "redesign a chain of a complex with `redesign`",
+            path=path,
+        )
+    if unknown := sorted(set(content) - {*_TARGET, *_TARGET_ABSENT}):
+        raise InputError(
+            f"unknown key {unknown[0]}; known are {', '.join((*_TARGET, *_TARGET_ABSENT))}", path=path
+        )
     for key in ("starting_pdb", "lengths"):
         if key not in content:
             raise InputError(f"{key} is missing; BindCraft's target files have it", path=path)
     lengths = content["lengths"]
-    whole = isinstance(lengths, list) and lengths and all(type(one) is int and one > 0 for one in lengths)
-    if not whole:
-        raise InputError(f"lengths: expected numbers such as [65, 150], found {shown(lengths)}", path=path)
+    whole = isinstance(lengths, list) and lengths and all(type(one) is int for one in lengths)
+    if not whole or min(lengths) < SHORTEST_BINDER:
+        raise InputError(
+            f"lengths: expected numbers from {SHORTEST_BINDER} on such as [65, 150], found {shown(lengths)}",
+            path=path,
+        )
     chains = _text(content.get("chains") or "", "chains", path).replace(" ", "")
     hotspots = _text(content.get("target_hotspot_residues") or "", "target_hotspot_residues", path)
     structure = Path(_text(content["starting_pdb"], "starting_pdb", path))
-    if not structure.is_absolute() and not structure.exists():
-        structure = path.parent / structure
+    if not structure.exists():
+        # BindCraft's files name structures from its own folder, which is the one above theirs.
+        beside, above = (folder / structure for folder in (path.parent, path.parent.parent))
+        structure = above if above.exists() and not beside.exists() else beside
     until = content.get("number_of_final_designs")
     if until is not None and (type(until) is not int or until < 1):
         raise InputError(
@@ -151,14 +178,53 @@ def read_target(path: Path, say: Callable[[str], None]) -> TargetSettings:
     )
 
 
+def check_structure(target: TargetSettings, path: Path) -> None:
+    """Check chains and hotspots of a target file against its structure, or raise InputError with the key."""
+    from fastfold.products.design.tasks.given import residue_places  # NumPy is slow to import
+    from fastfold.protein.io.observed import BINDING_SITE, read_observed
+
+    names = tuple(name for name in target.chains.split(",") if name)
+    key = "starting_pdb"
+    try:
+        if names and target.structure.exists():
+            key = "chains"
+        structure = read_observed(target.structure, BINDING_SITE, chain_ids=names)
+        key = "target_hotspot_residues"
+        residue_places(target.hotspots, structure.chains, target.structure)
+    except InputError as error:
+        raise InputError(f"{key}: {error}", path=path) from error
+
+
 def read_advanced(path: Path, say: Callable[[str], None]) -> AdvancedSettings:
     """Read a ``settings_advanced`` file, or raise InputError; ``say`` gets a line about keys without a meaning here."""
-    content = _read(path, None)
+    content = _read(path)
     used = {key: value for key, value in content.items() if key in DEFAULTS}
+    absent = [key for key in content if key in _ADVANCED_ABSENT]
+    if not used and not absent:
+        raise InputError(
+            f"has none of the keys of BindCraft's settings_advanced files, such as {next(iter(DEFAULTS))}",
+            path=path,
+        )
     for key, value in used.items():
         _check_value(key, value, path)
-    _announce_absent(path, [key for key in content if key not in DEFAULTS], say)
+        _check_design({key: value}, f"{key}: ", path)
+    _check_design(used, "", path)
+    _announce_absent(path, absent, say)
+    if unknown := [key for key in content if key not in (*DEFAULTS, *_ADVANCED_ABSENT)]:
+        hints = (f"{key} ({suggest(key, DEFAULTS, otherwise='check the spelling')})" for key in unknown)
+        say(f"{path.name}: unknown keys, not used: {', '.join(hints)}")
     return AdvancedSettings({**DEFAULTS, **used})
+
+
+def _check_design(values: Mapping[str, Any], prefix: str, path: Path) -> None:
+    """Raise InputError if values, with the defaults for all others, make no design."""
+    design = AdvancedSettings({**DEFAULTS, **values}).design()
+    try:
+        DesignConfig(**design)
+    except ConfigError as error:
+        raise InputError(f"{prefix}{error}", path=path) from error
+    if not any(design["weights"].values()):
+        raise InputError("all losses have the weight 0; set one such as weights_con_inter", path=path)
 
 
 def _check_value(key: str, value: Any, path: Path) -> None:
@@ -187,12 +253,10 @@ def _check_value(key: str, value: Any, path: Path) -> None:
         )
 
 
-def _read(path: Path, known: tuple[str, ...] | None) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     content = parse_json(read_settings_text(path, limit=_MAX_BYTES), path)
     if not isinstance(content, dict) or not content:
         raise InputError("expected BindCraft's settings, found no JSON object with keys", path=path)
-    if known is not None and (unknown := sorted(set(content) - set(known))):
-        raise InputError(f"unknown key {unknown[0]}; known are {', '.join(known)}", path=path)
     return content
 
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from fastfold.errors import ConfigError
 from fastfold.inference.command_line.printing import announce, is_first_process
 from fastfold.inference.config import InferConfig
-from fastfold.products.design.bindcraft import PRESETS, AdvancedSettings, read_advanced, read_target
+from fastfold.products.design.bindcraft import (
+    PRESETS,
+    AdvancedSettings,
+    check_structure,
+    read_advanced,
+    read_target,
+)
 from fastfold.products.design.command_task import TaskOptions, design_task
 from fastfold.products.design.config import PROGRAM_SEQUENCES, DesignConfig
 from fastfold.utils.command_line.config_file import add_config_options
@@ -259,6 +265,8 @@ def _fill_by_bindcraft(
             hotspots=task.hotspots or target.hotspots,
             length=task.length or target.length,
         )
+        if (task.structure, task.chains, task.hotspots) == (target.structure, target.chains, target.hotspots):
+            check_structure(target, options.settings)
         if options.filters is not None:
             options = replace(options, until=options.until or target.until)
     advanced = AdvancedSettings() if options.advanced is None else read_advanced(options.advanced, say)

@@ -29,6 +29,8 @@ The last, the mean of all, the first, one drawn for each step, the mean of the o
 dependence on all earlier ones.
 """
 Start = Literal["gumbel", "random", "wildtype"]
+SHORTEST_BINDER = 5  #: Smallest number of residues of a binder
+
 Flexible = Literal["none", "sidechains", "backbone", "free"]
 """Parts of the templates of given chains that are left out.
 
@@ -186,7 +188,10 @@ class DesignConfig:
             object.__setattr__(self, "networks", None)
         if not isinstance(self.weights, Mapping):
             object.__setattr__(self, "weights", dict(map(_weight, self.weights)))
+        from fastfold.products.design.limits import forbidden_letters  # NumPy is slow to import
+
         _ = self.limits
+        forbidden_letters(self.forbid)
         for name in ("con", "i_con"):
             parse_contacts(name, getattr(self, name))
 

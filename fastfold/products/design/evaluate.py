@@ -34,7 +34,7 @@ from fastfold.inference.target_templates import takes_templates
 from fastfold.kernels.cpu.products import exact_products
 from fastfold.parallel.comm.groups import Group
 from fastfold.products.design.config import RecycleMode
-from fastfold.products.design.limits import Limits, count_residues, limit_weights
+from fastfold.products.design.limits import Limits, count_residues, forbidden_letters, limit_weights
 from fastfold.products.design.passes import PassState, RecordedPass, counted_passes
 from fastfold.products.design.tasks.losses import check_losses, task_losses
 from fastfold.products.design.tasks.task import DesignTask
@@ -278,12 +278,8 @@ class Evaluator:
 
 
 def uniform_bias(forbidden: str) -> Tensor | None:
-    """Return a bias ``[20]`` that forbids residues, None for none; ConfigError for unknown or all letters."""
-    letters = sorted(set(forbidden.upper()) - {",", " "})
-    if unknown := [letter for letter in letters if letter not in rc.restype_order]:
-        raise ConfigError(f"expected residues such as CM to forbid, found {unknown[0]!r}")
-    if len(letters) == RESIDUES:
-        raise ConfigError("all residues are forbidden; leave at least one")
+    """Return a bias ``[20]`` that forbids residues, None for none; errors of :func:`forbidden_letters`."""
+    letters = forbidden_letters(forbidden)
     bias = torch.zeros(RESIDUES)
     bias[[rc.restype_order[letter] for letter in letters]] = -1e6
     return bias if letters else None

@@ -129,6 +129,20 @@ def limit_weights(limits: Limits) -> dict[str, float]:
     return dict.fromkeys(limits.losses(torch.zeros(1, RESIDUES)), _WEIGHT)
 
 
+def forbidden_letters(text: str) -> list[str]:
+    """Return the letters of residues that are never used, such as ``CM`` or ``c,m``, sorted.
+
+    Raises:
+        ConfigError: A letter is unknown, or all residues are forbidden.
+    """
+    letters = sorted(set(text.upper()) - {",", " "})
+    if unknown := [letter for letter in letters if letter not in rc.restype_order]:
+        raise ConfigError(f"expected residues such as CM to forbid, found {unknown[0]!r}")
+    if len(letters) == RESIDUES:
+        raise ConfigError("all residues are forbidden; leave at least one")
+    return letters
+
+
 def parse_shares(text: str) -> tuple[Share, ...]:
     """Parse limits of the composition such as ``KE<=0.3,W>=0.02``, with shares from 0 to 1, or raise ConfigError."""
     found = []

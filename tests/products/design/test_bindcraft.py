@@ -116,7 +116,33 @@ def test_files_are_read_unchanged(tmp_path: Path) -> None:
         (read_advanced, {"inter_contact_distance": -1}, "inter_contact_distance: expected"),
         (read_advanced, [], "no JSON object"),
         (read_target, {"lengths": [60, 80]}, "starting_pdb is missing"),
-        (read_target, {"starting_pdb": "a.pdb", "lengths": [0]}, "lengths: expected numbers such as"),
+        (
+            read_target,
+            {"starting_pdb": "a.pdb", "lengths": [4]},
+            "lengths: expected numbers from 5 on such as",
+        ),
+        (read_target, {"starting_pdb": "a.pdb", "binder_redesign": "a.fasta"}, "binder_redesign: sequences"),
+        (read_target, {**DEFAULTS}, "unknown key"),
+        (read_advanced, {"threshold": 1}, "has none of the keys of BindCraft's settings_advanced"),
+        (
+            read_advanced,
+            {"intra_contact_number": 0},
+            "intra_contact_number: con: num: expected a whole number",
+        ),
+        (read_advanced, {"inter_contact_distance": 1}, "inter_contact_distance: i_con: cutoff: expected"),
+        (read_advanced, {"omit_AAs": "CZ"}, "omit_AAs: expected residues such as CM to forbid, found 'Z'"),
+        (read_advanced, {"greedy_percentage": 200}, "greedy_percentage: tries_percent: expected a number"),
+        (read_advanced, {"soft_iterations": 10**12}, "soft_iterations: soft_steps must be from 0 to"),
+        (
+            read_advanced,
+            {key: 0 for key in DEFAULTS if key.startswith("weights_")},
+            "all losses have the weight 0; set one",
+        ),
+        (
+            read_advanced,
+            {"design_algorithm": "2stage", "soft_iterations": 0, "greedy_iterations": 0},
+            "a design needs at least one step",
+        ),
         (read_target, {"starting_pdb": "a.pdb", "lengths": [9], "chain": "A"}, "unknown key chain"),
     ],
 )
@@ -126,6 +152,49 @@ def test_bad_settings_name_the_key_and_the_file(
     with pytest.raises(InputError, match=r"advanced\.json") as error:
         read(write(tmp_path, content), print)
     assert message in str(error.value)
+
+
+def test_unknown_keys_are_named_with_the_nearest_known_one(tmp_path: Path) -> None:
+    lines: list[str] = []
+    read_advanced(write(tmp_path, {"weights_rgg": 1, "soft_iterations": 60, "zip_plots": True}), lines.append)
+    assert lines == [
+        "advanced.json: not used: zip_plots",
+        "advanced.json: unknown keys, not used: weights_rgg (did you mean weights_rg?)",
+    ]
+
+
+def test_structures_are_named_from_the_folder_above_the_settings(tmp_path: Path) -> None:
+    """Those of BindCraft's own folder; a structure next to the settings comes first."""
+    (tmp_path / "example").mkdir()
+    (tmp_path / "settings_target").mkdir()
+    settings = write(
+        tmp_path / "settings_target", {"starting_pdb": "./example/t.pdb", "lengths": [70]}, "t.json"
+    )
+    near, above = settings.parent / "example" / "t.pdb", tmp_path / "example" / "t.pdb"
+    assert read_target(settings, print).structure == near
+    above.touch()
+    assert read_target(settings, print).structure == above
+    near.parent.mkdir()
+    near.touch()
+    assert read_target(settings, print).structure == near
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"starting_pdb": "missing.pdb"}, r"target\.json: starting_pdb: .*missing\.pdb: no such file"),
+        ({"starting_pdb": "missing.pdb", "chains": "A"}, r"target\.json: starting_pdb: .*no such file"),
+        ({"chains": "A,Z"}, r"target\.json: chains: .*has no chain 'Z'"),
+        ({"chains": "A", "target_hotspot_residues": "B3"}, r"target\.json: target_hotspot_residues: .*"),
+        ({"target_hotspot_residues": "A99"}, r"target\.json: target_hotspot_residues: .*has no residue 99"),
+    ],
+)
+def test_a_wrong_target_names_the_key_and_the_file(
+    content: dict[str, Any], message: str, backbone: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path, {"starting_pdb": str(backbone), "lengths": [70], **content}, "target.json")
+    with pytest.raises(InputError, match=message):
+        _filled("--settings", str(path))
 
 
 def test_the_interface_ptm_is_that_of_the_score() -> None:
@@ -338,11 +407,11 @@ def _filled(*words: str, protocol: str = "binder") -> Any:
     return command._fill_by_bindcraft(*made, print)
 
 
-def test_the_command_fills_in_what_files_have_and_keeps_its_own(tmp_path: Path) -> None:
+def test_the_command_fills_in_what_files_have_and_keeps_its_own(backbone: Path, tmp_path: Path) -> None:
     target = write(
         tmp_path,
         {
-            "starting_pdb": "t.pdb", "chains": "A", "target_hotspot_residues": "A5", "lengths": [70, 80],
+            "starting_pdb": str(backbone), "chains": "A", "target_hotspot_residues": "A5", "lengths": [70, 80],
             "number_of_final_designs": 3,
         },
         "target.json",
@@ -351,7 +420,7 @@ def test_the_command_fills_in_what_files_have_and_keeps_its_own(tmp_path: Path) 
     files = ("--settings", str(target), "--advanced", str(advanced))
     options, task, found = _filled(*files)
     assert found == read_advanced(advanced, print)
-    assert (task.structure, task.chains, task.hotspots) == (tmp_path / "t.pdb", "A", "A5")
+    assert (task.structure, task.chains, task.hotspots) == (backbone, "A", "A5")
     assert (task.length, options.until, task.flexible) == ("70-80", None, "sidechains")
     own = ("mine.pdb", "--chains", "B", "--hotspots", "B1", "--length", "9", "--flexible", "free")
     options, task, _ = _filled(*own, *files, "--filters", "f.yaml", "--until", "7")

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastfold.data.targets import structure_chains
 from fastfold.errors import ConfigError, InputError
-from fastfold.products.design.config import Flexible
+from fastfold.products.design.config import SHORTEST_BINDER, Flexible
 from fastfold.products.design.tasks.given import TargetStructure, check_flexible, residue_places
 from fastfold.products.design.tasks.layout import (
     DesignedChain,
@@ -30,8 +30,6 @@ from fastfold.products.design.tasks.protocols import (
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein.io.observed import BINDING_SITE, MOTIF, ObservedStructure, read_logged
 from fastfold.protein.protein import chain_name
-
-_SHORTEST = 5
 
 
 @dataclass(frozen=True)
@@ -215,8 +213,8 @@ def _designed_chains(
         groups = [[replace(one, frame=number + 1) for one in first] for number in range(copies)]
         named = _renamed([one for group in groups for one in group], structure)
         return named
-    if not isinstance(length, int) or length * repeats < _SHORTEST:
-        raise ConfigError(f"expected a binder of {_SHORTEST} residues or more, found {length}")
+    if not isinstance(length, int) or length * repeats < SHORTEST_BINDER:
+        raise ConfigError(f"expected a binder of {SHORTEST_BINDER} residues or more, found {length}")
     return copied(new_chain(free, length, repeats=repeats), copies, used_names=(*used_names, free))
 
 
