@@ -118,13 +118,15 @@ def ensemble_size(config: Mapping[str, Any]) -> int:
     return int(config["data"]["eval"]["num_ensemble"])
 
 
-def descent_settings(config: ConfigDict) -> ConfigDict | None:
+def descent_settings(config: ConfigDict, *, is_needed: bool = False) -> ConfigDict | None:
     """Return the settings of the descent on the distogram, or None for a network without it.
 
-    Settings that the weights lack have the value of ``networks.yaml``.
+    Settings that the weights lack have the value of ``networks.yaml``, and all of them if ``is_needed``.
     """
-    found = config.model.heads.structure_module.get("distogram_descent")
-    return None if found is None else ConfigDict({**_trees()["distogram_descent"], **found})
+    own = config.model.heads.structure_module.get("distogram_descent")
+    if own is None and not is_needed:
+        return None
+    return ConfigDict({**_trees()["distogram_descent"], **(own or {})})
 
 
 def _mini() -> ConfigDict:

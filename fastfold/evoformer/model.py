@@ -11,6 +11,7 @@ import torch
 from ml_collections import ConfigDict
 from torch import Tensor, nn
 
+from fastfold.data.features.assembly import CHAIN_GAP
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.confidence.restraint_evidence import limit_probabilities
 from fastfold.evoformer.config import descent_settings
@@ -32,7 +33,7 @@ from fastfold.evoformer.heads import (
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.structure.backbone_energy import bonds
 from fastfold.evoformer.structure.distogram_descent import descend
-from fastfold.evoformer.structure.restraint_springs import RestraintSprings
+from fastfold.evoformer.structure.restraint_springs import RESTRAINT_FEATURES, RestraintSprings
 from fastfold.evoformer.structure.side_chains import place_rotamers
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
@@ -236,11 +237,11 @@ class AlphaFold(PolicyModule):
         distogram: dict[str, Any] | None,
         features: Features,
     ) -> dict[str, Any]:
-        """Return the structure after the descent on the distogram, if the configuration has one.
+        """Return the structure after the descent on the distogram, if the configuration or a restraint needs one.
 
         Structures that gradients are recorded for, and those of runs without heads, are the structure module's own.
         """
-        config = descent_settings(self.config)
+        config = descent_settings(self.config, is_needed=RESTRAINT_FEATURES[0] in features)
         if config is None or torch.is_grad_enabled() or self.policy.heads == ():
             return structure
         head = self.heads["distogram"](representations) if distogram is None else distogram
@@ -249,6 +250,8 @@ class AlphaFold(PolicyModule):
         predicted = torch.atan2(phi_and_psi[..., 0], phi_and_psi[..., 1])
         moved = torch.empty_like(found)
         index, mask = features["residue_index"], features["seq_mask"]
+        if "asym_id" in features:
+            index = index + CHAIN_GAP * features["asym_id"]
         rows = {"first_row": self._own_rows(aatype.shape[-1]).start, "sum_over_ranks": self._sum_over_ranks}
         probabilities: list[Tensor] = []
         for sample in itertools.product(*map(range, aatype.shape[:-1])):

@@ -230,6 +230,12 @@ class InferConfig:
         bounds=(1, 100_000),
         help="largest number of gradient steps towards the restraints (default 60)",
     )
+    #: End any network in a descent with springs between restrained residues, in place of a fit
+    restraint_springs: bool = _restraints(
+        default=False,
+        help="end any network in a descent on its distogram with springs between restrained residues, which takes "
+        "about the time of a fold, in place of gradient steps",
+    )
     #: Find contradictions by fits that leave out each restraint or group in turn
     restraint_leave_one_out: bool = _restraints(
         default=False,
@@ -303,8 +309,9 @@ class InferConfig:
 
     def _check_restraints(self) -> None:
         if self.restraints is None:
-            if self.restraint_leave_one_out:
-                raise ConfigError("restraint_leave_one_out needs restraints")
+            for name in ("restraint_leave_one_out", "restraint_springs"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} needs restraints")
             return
         if self.cuda_graphs:
             raise ConfigError(
@@ -394,6 +401,7 @@ class FoldSettings(TypedDict, total=False):
     initial_guess: Any
     restraints: str | Path | None
     restraint_steps: int
+    restraint_springs: bool
     restraint_leave_one_out: bool
     cyclic: bool
     rings: str | None

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fastfold.errors import ConfigError
-from fastfold.evoformer.config import ensemble_size, is_multimer
+from fastfold.evoformer.config import descent_settings, ensemble_size, is_multimer
 from fastfold.inference.config import InferConfig
 
 
@@ -28,6 +28,8 @@ def apply_settings(config: InferConfig, network: Any) -> Any:
         _set_rows(tree, *config.max_msa)
     if multimer and not config.use_cluster_profile:
         model.embeddings_and_evoformer.use_cluster_profile = False
+    if config.restraint_springs:
+        model.heads.structure_module.distogram_descent = descent_settings(tree, is_needed=True)
     return tree
 
 
@@ -69,6 +71,7 @@ def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
             "restraints": config.restraints.name,
             "restraint_steps": config.restraint_steps,
             "restraint_leave_one_out": config.restraint_leave_one_out,
+            **({"restraint_springs": True} if config.restraint_springs else {}),
         }
     return {
         "num_recycles": applied.model.num_recycle,

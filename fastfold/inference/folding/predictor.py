@@ -105,7 +105,7 @@ class TargetPredictor:
             self._gradients = {
                 id(model): plan_restraints(self.fit(model), is_limited=is_limited)
                 for model in models
-                if descent_settings(model.config) is None
+                if descent_settings(self._configs[id(model)]) is None
             }
 
     @property
@@ -254,7 +254,7 @@ class TargetPredictor:
         from fastfold.inference.restraints.springs import fold_with_springs
 
         leave_one_out = self.config.restraint_leave_one_out
-        if descent_settings(model.config) is not None:
+        if descent_settings(self._configs[id(model)]) is not None:
             prediction, report = fold_with_springs(
                 one,
                 self._restraints,

@@ -37,6 +37,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "guess": ("--initial-guess a.pdb", {"initial_guess": Path("a.pdb")}),
     "restraints": ("--restraints a.csv", {"restraints": Path("a.csv")}),
     "restraint steps": ("--restraint-steps 7", {"restraint_steps": 7}),
+    "restraint springs": (
+        "--restraints r.csv --restraint-springs",
+        {"restraints": Path("r.csv"), "restraint_springs": True},
+    ),
     "restraint contradictions": (
         "--restraints r.csv --restraint-leave-one-out",
         {"restraints": Path("r.csv"), "restraint_leave_one_out": True},
@@ -136,6 +140,7 @@ STRUCTURES = {
         "stop",
         "restraints",
         "restraint steps",
+        "restraint springs",
         "restraint contradictions",
         "folders",
         "rank",

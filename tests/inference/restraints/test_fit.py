@@ -367,7 +367,8 @@ def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
     for wrong in ({"precision": "int8"}, {"cuda_graphs": True}):
         with pytest.raises(ConfigError, match="restraints"):
             InferConfig(restraints=tmp_path, **wrong)
-    with pytest.raises(ConfigError, match="restraint_leave_one_out needs restraints"):
-        InferConfig(restraint_leave_one_out=True)
+    for name in ("restraint_leave_one_out", "restraint_springs"):
+        with pytest.raises(ConfigError, match=f"{name} needs restraints"):
+            InferConfig(**{name: True})
     with pytest.raises(ConfigError, match="restraint_steps"):
         InferConfig(restraint_steps=0)
