@@ -31,7 +31,14 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Keys of an advanced file that designs use, with the values of BindCraft's ``default_4stage_multimer.json``."""
 
-_WHOLE = tuple(key for key, value in DEFAULTS.items() if type(value) is int and key != "greedy_percentage")
+PROGRAM: dict[str, Any] = {
+    "mpnn_fix_interface": True, "num_seqs": 20, "sampling_temp": 0.1, "mpnn_weights": "soluble",
+}  # fmt: skip
+"""Keys of an advanced file for the program of ``--mpnn``, with the values of the same file."""
+
+_WHOLE = tuple(
+    key for key, value in (DEFAULTS | PROGRAM).items() if type(value) is int and key != "greedy_percentage"
+)
 """Keys with whole numbers."""
 
 _FIXED = {
@@ -42,9 +49,8 @@ _FIXED = {
 _ADVANCED_ABSENT = (
     "force_reject_AA", "use_multimer_design", "rm_template_seq_predict", "rm_template_sc_predict",
     "predict_initial_guess", "predict_bigbang", "save_design_animations", "save_design_trajectory_plots",
-    "enable_mpnn", "mpnn_fix_interface", "num_seqs", "max_mpnn_sequences", "max_tm-score_filter",
-    "max_seq-similarity_filter", "sampling_temp", "sample_seq_parallel", "backbone_noise", "model_path",
-    "mpnn_weights", "save_mpnn_fasta", "optimise_beta_recycles_valid", "remove_unrelaxed_trajectory",
+    "enable_mpnn", "max_mpnn_sequences", "max_tm-score_filter", "max_seq-similarity_filter", "sample_seq_parallel",
+    "backbone_noise", "model_path", "save_mpnn_fasta", "optimise_beta_recycles_valid", "remove_unrelaxed_trajectory",
     "remove_unrelaxed_complex", "remove_binder_monomer", "zip_animations", "zip_plots", "save_trajectory_pickle",
     "max_trajectories", "enable_rejection_check", "acceptance_rate", "start_monitoring", "af_params_dir", "dssp_path",
     "dalphaball_path",
@@ -84,6 +90,16 @@ class AdvancedSettings:
     def fold_recycles(self) -> int:
         """Extra passes of the folds of finished designs."""
         return int(self.values["num_recycles_validation"])
+
+    def program(self, *, has_weights: bool) -> dict[str, Any]:
+        """Return options of ``--mpnn`` by name; with ``has_weights``, the choice of its weights too."""
+        get = {**PROGRAM, **self.values}
+        return {
+            "mpnn_sequences": int(get["num_seqs"]),
+            "mpnn_temperature": float(get["sampling_temp"]),
+            "mpnn_keep_interface": get["mpnn_fix_interface"],
+            "mpnn_soluble": has_weights and get["mpnn_weights"] == "soluble",
+        }
 
     def design(self) -> dict[str, Any]:
         """Return values of :class:`~fastfold.products.design.config.DesignConfig` by name."""
@@ -195,11 +211,19 @@ def check_structure(target: TargetSettings, path: Path) -> None:
         raise InputError(f"{key}: {error}", path=path) from error
 
 
-def read_advanced(path: Path, say: Callable[[str], None]) -> AdvancedSettings:
-    """Read a ``settings_advanced`` file, or raise InputError; ``say`` gets a line about keys without a meaning here."""
+def read_advanced(path: Path, say: Callable[[str], None], *, has_program: bool = False) -> AdvancedSettings:
+    """Read a ``settings_advanced`` file, or raise InputError.
+
+    Args:
+        path: The file.
+        say: Called with lines about keys that are not used.
+        has_program: True if there is a program of ``--mpnn``, which uses the keys of :data:`PROGRAM`.
+    """
     content = _read(path)
-    used = {key: value for key, value in content.items() if key in DEFAULTS}
-    absent = [key for key in content if key in _ADVANCED_ABSENT]
+    known = {**DEFAULTS, **PROGRAM} if has_program else DEFAULTS
+    absent_keys = _ADVANCED_ABSENT if has_program else (*_ADVANCED_ABSENT, *PROGRAM)
+    used = {key: value for key, value in content.items() if key in known}
+    absent = [key for key in content if key in absent_keys]
     if not used and not absent:
         raise InputError(
             f"has none of the keys of BindCraft's settings_advanced files, such as {next(iter(DEFAULTS))}",
@@ -210,8 +234,8 @@ def read_advanced(path: Path, say: Callable[[str], None]) -> AdvancedSettings:
         _check_design({key: value}, f"{key}: ", path)
     _check_design(used, "", path)
     _announce_absent(path, absent, say)
-    if unknown := [key for key in content if key not in (*DEFAULTS, *_ADVANCED_ABSENT)]:
-        hints = (f"{key} ({suggest(key, DEFAULTS, otherwise='check the spelling')})" for key in unknown)
+    if unknown := [key for key in content if key not in (*known, *absent_keys)]:
+        hints = (f"{key} ({suggest(key, known, otherwise='check the spelling')})" for key in unknown)
         say(f"{path.name}: unknown keys, not used: {', '.join(hints)}")
     return AdvancedSettings({**DEFAULTS, **used})
 
@@ -229,7 +253,7 @@ def _check_design(values: Mapping[str, Any], prefix: str, path: Path) -> None:
 
 def _check_value(key: str, value: Any, path: Path) -> None:
     """Raise InputError for a value of another kind than the default's, or one that is not supported."""
-    default = DEFAULTS[key]
+    default = {**DEFAULTS, **PROGRAM}[key]
     if key == "omit_AAs":
         fits = value is None or value is False or isinstance(value, str)
     elif isinstance(default, bool):
@@ -247,6 +271,10 @@ def _check_value(key: str, value: Any, path: Path) -> None:
         )
     if key == "design_algorithm" and value not in _ALGORITHMS:
         raise InputError(f"{key}: expected {', '.join(_ALGORITHMS)}, found {value!r}", path=path)
+    if key == "mpnn_weights" and value not in ("original", "soluble"):
+        raise InputError(f"{key}: expected original or soluble, found {value!r}", path=path)
+    if key == "num_seqs" and value < 1:
+        raise InputError(f"{key}: expected a whole number from 1, found {value}", path=path)
     if key in _FIXED and value != _FIXED[key]:
         raise InputError(
             f"{key}: only {json.dumps(_FIXED[key])} is supported, found {json.dumps(value)}", path=path

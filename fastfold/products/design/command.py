@@ -217,6 +217,8 @@ def run_design(namespace: argparse.Namespace) -> int:
         options, task, advanced = _fill_by_bindcraft(options, task, say)
     else:
         advanced = None
+    if advanced is not None and options.mpnn is not None:
+        options = _fill_program(options, advanced, namespace)
     make, config = design_task(task), _design_config(namespace, advanced)
     if options.precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")
@@ -269,10 +271,24 @@ def _fill_by_bindcraft(
             check_structure(target, options.settings)
         if options.filters is not None:
             options = replace(options, until=options.until or target.until)
-    advanced = AdvancedSettings() if options.advanced is None else read_advanced(options.advanced, say)
+    advanced = (
+        AdvancedSettings()
+        if options.advanced is None
+        else read_advanced(options.advanced, say, has_program=options.mpnn is not None)
+    )
     if task.flexible == "none":
         task = replace(task, flexible=advanced.flexible)
     return options, task, advanced
+
+
+def _fill_program(
+    options: DesignOptions, advanced: AdvancedSettings, namespace: argparse.Namespace
+) -> DesignOptions:
+    """Return the options with BindCraft's settings of MPNN for those that the command lacks."""
+    from fastfold.products.design.results.program import PROGRAMS
+
+    values = advanced.program(has_weights=options.mpnn in PROGRAMS)
+    return replace(options, **(values | field_values(namespace, DesignOptions, only=tuple(values))))
 
 
 def _design_config(options: argparse.Namespace, advanced: AdvancedSettings | None) -> DesignConfig:

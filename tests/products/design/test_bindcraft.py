@@ -449,6 +449,46 @@ def test_options_of_the_command_change_bindcrafts_settings() -> None:
     assert (mutated.mutation_steps, mutated.tries_percent) == (3, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("program", "words", "expected"),
+    [
+        ("proteinmpnn", (), (20, 0.1, True, True)),
+        ("ligandmpnn", ("--mpnn-sequences", "3", "--mpnn-temperature", "0.3"), (3, 0.3, True, True)),
+        ("own {pdb} {out}", (), (20, 0.1, True, False)),
+    ],
+)
+def test_the_program_of_mpnn_has_bindcrafts_settings(
+    program: str, words: tuple[str, ...], expected: tuple[Any, ...]
+) -> None:
+    """Options of the command come first; weights are those of packages alone."""
+    namespace = _options("t.pdb", "--preset", "bindcraft", "--mpnn", program, *words)
+    options = from_options(command.DesignOptions, namespace)
+    filled = command._fill_program(options, AdvancedSettings(), namespace)
+    names = ("mpnn_sequences", "mpnn_temperature", "mpnn_keep_interface", "mpnn_soluble")
+    assert tuple(getattr(filled, name) for name in names) == expected
+    assert replace(filled, **{name: getattr(options, name) for name in names}) == options
+
+
+def test_settings_of_mpnn_are_read_if_there_is_a_program(tmp_path: Path) -> None:
+    content = {"num_seqs": 5, "sampling_temp": 0.2, "mpnn_weights": "original", "mpnn_fix_interface": False}
+    lines: list[str] = []
+    path = write(tmp_path, content)
+    read_advanced(path, lines.append)
+    assert lines == [f"advanced.json: not used: {', '.join(content)}"]
+    lines.clear()
+    settings = read_advanced(path, lines.append, has_program=True)
+    wanted = {
+        "mpnn_sequences": 5,
+        "mpnn_temperature": 0.2,
+        "mpnn_keep_interface": False,
+        "mpnn_soluble": False,
+    }
+    assert (settings.program(has_weights=True), lines) == (wanted, [])
+    for key, value in (("num_seqs", 0), ("mpnn_weights", "best"), ("sampling_temp", -1), ("num_seqs", 2.5)):
+        with pytest.raises(InputError, match=rf"advanced\.json: {key}: expected"):
+            read_advanced(write(tmp_path, {key: value}), print, has_program=True)
+
+
 def test_options_of_another_program_need_it() -> None:
     for option in ("--mpnn-keep-interface", "--mpnn-soluble"):
         with pytest.raises(ConfigError, match=f"{option} belongs to --mpnn"):
