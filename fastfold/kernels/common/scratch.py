@@ -30,7 +30,7 @@ class Scratch:
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device, self.dtype = torch.device(device), dtype
-        self._buffers: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
         self._kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         self._lanes: dict[int, Scratch] = {}
 
@@ -40,9 +40,9 @@ class Scratch:
         if self.dtype == dtype and self.device == x.device:
             return self
         scratch = Scratch(x.device, dtype)
-        self._kinds.setdefault((self.dtype, self.device), self._buffers)
+        self._kinds.setdefault((self.dtype, self.device), self.buffers)
         scratch._kinds, scratch._lanes = self._kinds, self._lanes
-        scratch._buffers = self._kinds.setdefault((dtype, x.device), scratch._buffers)
+        scratch.buffers = self._kinds.setdefault((dtype, x.device), scratch.buffers)
         return scratch
 
     def lane(self, index: int) -> Scratch:
@@ -55,22 +55,22 @@ class Scratch:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Return a contiguous tensor of any content in the buffer ``name``."""
-        buffer = self._buffers.get(name)
+        buffer = self.buffers.get(name)
         # Most blocks have one shape, and a view costs the host time.
         if buffer is not None and buffer.shape == shape:
             return buffer
         size = math.prod(shape)
         if buffer is not None and buffer.numel() >= size:
             return buffer.view(-1)[:size].view(shape)
-        buffer = self._buffers[name] = torch.empty(shape, device=self.device, dtype=self.dtype)
+        buffer = self.buffers[name] = torch.empty(shape, device=self.device, dtype=self.dtype)
         return buffer
 
     def copy(self, name: str, x: Tensor) -> Tensor:
         """Copy ``x`` into the buffer ``name``, contiguous."""
-        buffer = self._buffers.get(name)
+        buffer = self.buffers.get(name)
         if buffer is None:
             buffer = x.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format)
-            self._buffers[name] = buffer
+            self.buffers[name] = buffer
             return buffer
         return (buffer if buffer.shape == x.shape else self(name, *x.shape)).copy_(x)
 
@@ -182,7 +182,7 @@ def normalize_to(dtype: torch.dtype, x: Tensor, norm: tuple[Tensor, Tensor], eps
     """Normalise a block of any dtype by scale and shift in an exact dtype; round the result once, to ``dtype``."""
     # PyTorch's kernel for bfloat16 data and a norm in float32 computes in float32, and copies nothing.
     if x.dtype == dtype and (dtype == norm[0].dtype or (dtype == torch.bfloat16 and x.device.type == "cpu")):
-        return torch.native_layer_norm(x, x.shape[-1:], *norm, eps)[0]
+        return torch.layer_norm(x, x.shape[-1:], *norm, eps)
     return normalize(x.to(norm[0].dtype), *norm, eps)[0].to(dtype)
 
 

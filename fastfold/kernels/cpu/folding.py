@@ -152,6 +152,9 @@ class FoldedRows:
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch(like.device, like.dtype)
         for i, block, x in sequence_blocks(right):
+            if x.shape[:-1] == right_mask.shape:  # every view costs host time
+                _columns(x, right_mask, self._right)
+                continue
             rows: tuple[int | slice, ...] = (*i, block)
             place: tuple[int | slice, ...] = (*i, slice(None), block)
             _columns(x, right_mask[rows], self._right[place])
@@ -179,20 +182,24 @@ class FoldedRows:
         col_step = max(1, min(columns, BLOCK // c_z))
         row_step = max(1, BLOCK // (c_z * max(1, sequences * c, col_step)))
         factor = counts_of(left_mask, right_mask).add_(self._eps).reciprocal_()[..., None]
+        is_whole = row_step >= rows and col_step >= columns
         for r in range(0, rows, row_step):
-            b_left = columns_l[r : r + row_step]
+            b_left = columns_l if is_whole else columns_l[r : r + row_step]
             height = b_left.shape[0]
             b_folded = scratch("folded", height * sequences, c * c_z)
             torch.mm(b_left.flatten(0, 1), self._weight, out=b_folded)
             b_folded = b_folded.view(height, sequences * c, c_z)
             for j in range(0, columns, col_step):
                 tile = slice(r, r + row_step), slice(j, j + col_step)
-                b_right = columns_r[tile[1]]
+                b_right = columns_r if is_whole else columns_r[tile[1]]
                 b_update = scratch("update", height, b_right.shape[0], c_z)
                 # One call for all rows: products of few sequences take less time than a call.
                 each_right = b_right.expand(height, -1, -1)
                 torch.baddbmm(self._bias, each_right, b_folded, out=b_update)
-                finish(out[tile], b_update, None if residual is None else residual[tile], factor[tile])
+                if is_whole:
+                    finish(out, b_update, residual, factor)
+                else:
+                    finish(out[tile], b_update, None if residual is None else residual[tile], factor[tile])
 
 
 def _columns(x: Tensor, mask: Tensor, out: Tensor) -> Tensor:

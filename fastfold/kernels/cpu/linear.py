@@ -233,11 +233,11 @@ class PreparedLinear:
             return self._activate(onednn_linear(x, self._packed, self._bias))
         if self.products == "bf16" and scratch.dtype == torch.bfloat16:
             return self._activate(self._multiply(x))
-        out = scratch(name, x.shape[0], self._outputs)
-        if self.products is None and self._bias is not None:
-            torch.addmm(self._bias, x, self._weight.t(), out=out)
-            return self._activate(out) if self._relu or self._sigmoid else out
-        return self.fill(out, x, scratch)
+        if self.products is not None or name in scratch.buffers:
+            return self.fill(scratch(name, x.shape[0], self._outputs), x, scratch)
+        # One operator instead of three, because every operator costs host time.
+        out = scratch.buffers[name] = linear(x, self._weight, self._bias)
+        return self._activate(out) if self._relu or self._sigmoid else out
 
     def update(
         self, out: Tensor, x: Tensor, residual: Tensor | None, dropout: Tensor | None, scratch: Scratch
@@ -252,10 +252,14 @@ class PreparedLinear:
         ):
             rows = residual.reshape(len(x), self._outputs)
             out.copy_(onednn_linear_with(x, self._packed, self._bias, rows, "add").view(out.shape))
-        elif dropout is None and residual is not None:
-            torch.add(residual, self(x, "update", scratch).view(out.shape), out=out)
+            return
+        product = self(x, "update", scratch)
+        if out.dim() != 2:
+            product = product.view(out.shape)
+        if dropout is None and residual is not None:
+            torch.add(residual, product, out=out)
         else:
-            finish(out, self(x, "update", scratch).view(out.shape), residual, dropout)
+            finish(out, product, residual, dropout)
 
     def gated(self, x: Tensor, gate: Tensor, scratch: Scratch) -> Tensor:
         """Return the product for ``x [n, K]`` times ``gate [n, N]``, in their dtype, which may be overwritten."""

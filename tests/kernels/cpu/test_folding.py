@@ -110,7 +110,7 @@ def test_blocks_batches_strides_and_parts(block: int, monkeypatch: pytest.Monkey
         out = pair[:, :, part]
         rows(out, inputs["left"][..., part, :], inputs["left_mask"][..., part], out)
     assert relative_error(pair, expected) < 1e-6
-    largest = max(x.numel() for x in rows._scratch._buffers.values())
+    largest = max(x.numel() for x in rows._scratch.buffers.values())
     assert largest <= max(block, 3 * 4 * 24)  # no less than one row's weights
 
 

@@ -221,7 +221,7 @@ def test_temporaries_forward_are_two_pair_tensors(outgoing: bool, monkeypatch: p
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(17, 16, 16).items()}
     z, scratch = inputs["z"], Scratch()
     _on("triton", outgoing=outgoing)(**inputs, residual=z, out=z, scratch=scratch)
-    assert sum(buffer.numel() for buffer in scratch._buffers.values()) == 2 * 24 * 24 * 16
+    assert sum(buffer.numel() for buffer in scratch.buffers.values()) == 2 * 24 * 24 * 16
 
 
 def test_temporaries_of_large_pair_tensors_are_one_and_a_half() -> None:

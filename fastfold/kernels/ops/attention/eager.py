@@ -39,8 +39,7 @@ def prepare(
     if bias is not None and (bias.requires_grad or bias.dtype != dtype or not bias.is_contiguous()):
         bias = bias.detach().to(dtype).contiguous()
     if mask is not None:
-        mask = mask == 0
-        mask = mask if mask.any() else None
+        mask = None if mask.all() else mask == 0
     return bias, mask
 
 
@@ -62,12 +61,15 @@ def attend(
     overwritten unless ``keep_gate`` is set.
     """
     q, k, v, bias, masked, gate = operands
-    rows, queries, heads, _ = q.shape
+    rows, queries, heads, channels = out.shape
+    if not by_head:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    keys = k.shape[2]
     in_place = by_head or q.dtype == torch.bfloat16
     # A block of rows is still in the cache when the gate reads it. Bias and mask together make one tensor of the
     # size of the scores, so with both a block also splits the queries.
     has_scores = by_products or (bias is not None and masked is not None)
-    per_row = heads * queries * k.shape[1] if has_scores else q.shape[1:].numel()
+    per_row = heads * queries * (keys if has_scores else channels)
     per_row = max(1, per_row)  # there may be no rows, and no queries
     step = max(1, BLOCK_ELEMENTS // 4 // per_row)
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
@@ -75,19 +77,18 @@ def attend(
     for r in range(0, rows, step):
         row = slice(r, r + step)
         b_k, b_v = (k, v) if is_whole else (k[row], v[row])
-        b_k, b_v = b_k.transpose(1, 2), b_v.transpose(1, 2)
         if not in_place:
             b_k, b_v = scratch.copy("k", b_k), scratch.copy("v", b_v)
         b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)
-            b_q = (q if is_whole else q[row, query]).transpose(1, 2)
+            b_q = q if is_whole else q[row, :, query]
             b_q = b_q if in_place else scratch.copy("q or gate", b_q)
             b_bias = bias if bias is None or is_whole else bias[:, query]
             if b_bias is not None:
                 b_bias = b_bias.expand(b_q.shape[0], -1, -1, -1)
             if b_masked is not None:
-                shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
+                shape = (len(b_q), 1, 1, keys) if b_bias is None else b_bias.shape
                 b_scores = scratch("bias", *shape)
                 b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
                 b_bias.masked_fill_(b_masked, -math.inf)
@@ -131,15 +132,18 @@ def _multiply(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
 
 
 def split_by_head(projected: Tensor, scratch: Scratch, out: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Split ``projected [r, N, 3 or 4, H, D]`` into queries, keys, values and gate, each ``[r, N, H, D]`` by head.
+    """Split ``projected [r, N, 3 or 4, H, D]`` into queries, keys, values and gate, one head after the other.
 
     They are views of ``out [3 or 4, r, H, N, D]`` if given, else of a buffer.
+
+    Returns:
+        Queries, keys and values ``[r, H, N, D]``, and the gate ``[r, N, H, D]`` if there is one.
     """
     # Heads of a row are interleaved: in float32, strides of a power of two would fall on the same places of the cache.
     # One copy for all, because every operator costs host time.
     by_head = projected.permute(2, 0, 3, 1, 4)
-    out = scratch.copy("by head", by_head) if out is None else out.copy_(by_head)
-    return out.transpose(2, 3).unbind()
+    q, k, v, *gate = (scratch.copy("by head", by_head) if out is None else out.copy_(by_head)).unbind()
+    return (q, k, v, gate[0].transpose(1, 2)) if gate else (q, k, v)
 
 
 def row_step(q: Tensor, k: Tensor) -> int:

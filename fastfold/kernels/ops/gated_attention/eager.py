@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
@@ -160,7 +159,7 @@ def _bias(weights: Weights) -> Tensor | None:
     """Return the bias of all projections, ``[3 H D or 4 H D]``."""
     if weights.bias is None:
         return None
-    return pad(weights.bias, (weights.merged.shape[0] - weights.bias.shape[0], 0))
+    return torch.constant_pad_nd(weights.bias, (weights.merged.shape[0] - weights.bias.shape[0], 0))
 
 
 def project(normed: Tensor, linear: PreparedLinear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
@@ -218,13 +217,16 @@ class AttentionForward:
         by_products = in_bfloat16 and x.device.type == "cpu" and prefers_batched_products()
         by_head = by_products or not in_bfloat16 or kept is not None
         q, k, v, *gate = split_by_head(projected, scratch, kept) if by_head else projected.unbind(2)
+        count, length, kinds, heads, channels = projected.shape
         # Projections that were split are free to hold the result.
-        is_free = by_head and is_own
-        attended = projected.view(-1)[: q.numel()].view(q.shape) if is_free else scratch("attended", *q.shape)
+        if by_head and is_own:
+            attended = projected.view(kinds, count, length, heads, channels)[0]
+        else:
+            attended = scratch("attended", count, length, heads, channels)
         attend(
             attended,
             Operands(q, k, v, bias, masked, gate[0] if gate else None),
-            q.shape[-1] ** -0.5,
+            channels**-0.5,
             scratch,
             add=self._add,
             by_head=by_head,
@@ -232,7 +234,7 @@ class AttentionForward:
             keep_gate=kept is not None,
         )
         self._output.update(
-            out, attended.view(x.shape[0] * x.shape[1], -1), residual, dropout, scratch=scratch
+            out, attended.view(count * length, heads * channels), residual, dropout, scratch=scratch
         )
 
 

@@ -13,7 +13,7 @@ from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, projection_flops
 from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_HEADS
 from fastfold.kernels.common.operator import BackwardPass, define_operator
-from fastfold.kernels.common.parameters import cast_grads, empty_grads
+from fastfold.kernels.common.parameters import cast_grads, empty_grads, with_exact_norms
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -49,14 +49,13 @@ def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 @without_autocast
 def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
-    norm_weight, norm_bias, weight = parameters
-    weight = weight.to(z.dtype)
+    group = PairBiasParams(*parameters)
     if backend == "triton":
         from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 
-        return pair_bias_forward(z, PairBiasParams(norm_weight, norm_bias, weight), EPS)
-    exact = accumulation_dtype(z)
-    norm = norm_weight.to(exact), norm_bias.to(exact)
+        return pair_bias_forward(z, group._replace(weight=group.weight.to(z.dtype)), EPS)
+    norm_weight, norm_bias, weight = with_exact_norms(group, z.dtype)
+    norm = norm_weight, norm_bias
     if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= block_positions(z.shape[-1]) * z.shape[-1]:
         normed = normalize_to(z.dtype, z, norm, EPS).flatten(0, 1)
         return (weight @ normed.t()).view(weight.shape[0], *z.shape[:2])
