@@ -124,42 +124,6 @@ class ExecutionPolicy:
         for start in range(0, max(1, size), max(1, step)):
             yield slice(start, min(size, start + step))
 
-    def apply_residual(
-        self,
-        x: Tensor,
-        branch: Branch,
-        *,
-        dim: int | None,
-        dropout: Tensor | None = None,
-        columns: bool = False,
-    ) -> Tensor:
-        """Return ``x + dropout * update(x)``, computed block by block.
-
-        Args:
-            x: Any tensor.
-            branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
-            dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
-            dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
-            columns: Call the branch with transposed blocks, whose rows are the columns of ``x [*, A, B, c]``.
-        """
-        if self.recompute:
-            branch = self._recomputed(branch)
-        out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
-        if dim is None or self.block_elements is None or x.numel() <= self.block_elements:
-            rows = slice(None) if dim is None else slice(0, x.shape[dim])
-            blocks = [Block(x, rows, dropout, out, self.attention_at_once, self.keep_projections)]
-        else:
-            whole = Block(x, slice(None), dropout, out, self.attention_at_once, self.keep_projections)
-            blocks = [whole.take(dim, rows) for rows in self.slices(x, dim)]
-        results = []
-        for block in blocks:
-            result = branch(block.transposed() if columns else block)
-            if out is None:
-                results.append(result.transpose(-3, -2) if columns else result)
-        if out is not None:
-            return out
-        return results[0] if dim is None or len(results) == 1 else torch.cat(results, dim)
-
     def pair_rows(self, pair: Tensor) -> PairRows:
         """Return an accessor of the rows of ``pair [*, N, N, c]``, which must not be used before they are restored."""
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
@@ -190,7 +154,7 @@ class ExecutionPolicy:
             consume: True if the caller does not read ``x`` again, so that its memory may hold the result.
             out: Tensor for the result, used if no gradients are recorded.
         """
-        function = self._recomputed(function)
+        function = self.recomputed(function)
         blocks = list(self.slices(x, dim, channels))
         results = []
         for index in blocks:
@@ -208,7 +172,8 @@ class ExecutionPolicy:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
-    def _recomputed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def recomputed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return ``function``, to be computed again in the backward pass where the policy says so."""
         if not (self.recompute and torch.is_grad_enabled()):
             return function
         return partial(recomputed, function)
@@ -435,21 +400,41 @@ class PolicyModule(nn.Module):
         branch: Branch,
         *,
         dim: int | None,
-        dropout: nn.Module | None = None,
+        dropout: nn.Module | Tensor | None = None,
         columns: bool = False,
     ) -> Tensor:
-        """Return ``x + dropout * update(x)`` under the policy of the current call, else the module's own.
+        """Return ``x + dropout * update(x)``, computed block by block under the policy of the current call.
 
-        ``dropout`` returns the factors for ``x``, and is called in training only. Further arguments are those of
-        :meth:`ExecutionPolicy.apply_residual`.
+        Args:
+            x: Any tensor.
+            branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
+            dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
+            dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or a module that returns them,
+                called in training only; None for no dropout.
+            columns: Call the branch with transposed blocks, whose rows are the columns of ``x [*, A, B, c]``.
         """
         # One look at the settings of the call, because a block asks for them nine times.
         call = _CALL.get() if _calls else None
         policy = self._policy if call is None else call.policies.get(self, self._policy)
-        factors = None
-        if dropout is not None and (dropout.training if call is None else call.training):
-            factors = dropout(x)
-        return policy.apply_residual(x, branch, dim=dim, dropout=factors, columns=columns)
+        if isinstance(dropout, nn.Module):
+            dropout = dropout(x) if (dropout.training if call is None else call.training) else None
+        if policy.recompute:
+            branch = policy.recomputed(branch)
+        out = None if torch.is_grad_enabled() else x if policy.inplace else torch.empty_like(x)
+        if dim is None or policy.block_elements is None or x.numel() <= policy.block_elements:
+            rows = slice(None) if dim is None else slice(0, x.shape[dim])
+            blocks = [Block(x, rows, dropout, out, policy.attention_at_once, policy.keep_projections)]
+        else:
+            whole = Block(x, slice(None), dropout, out, policy.attention_at_once, policy.keep_projections)
+            blocks = [whole.take(dim, rows) for rows in policy.slices(x, dim)]
+        results = []
+        for block in blocks:
+            result = branch(block.transposed() if columns else block)
+            if out is None:
+                results.append(result.transpose(-3, -2) if columns else result)
+        if out is not None:
+            return out
+        return results[0] if dim is None or len(results) == 1 else torch.cat(results, dim)
 
 
 def policies_of(

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.evoformer.execution import Block, CallSettings, ExecutionPolicy, calling, set_policy
+from fastfold.evoformer.execution import (
+    Block,
+    CallSettings,
+    ExecutionPolicy,
+    PolicyModule,
+    calling,
+    set_policy,
+)
 from tests.helpers.networks import oracle_config
 
 
@@ -22,6 +29,12 @@ def _block(global_column: bool = False, outer_first: bool = False) -> EvoformerB
         for parameter in block.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return block
+
+
+def _module(policy: ExecutionPolicy) -> PolicyModule:
+    module = PolicyModule()
+    module.policy = policy
+    return module
 
 
 def _inputs() -> tuple[torch.Tensor, ...]:
@@ -83,7 +96,7 @@ def test_a_branch_of_columns_sees_them_as_rows(elements: int | None, mode: str) 
 
     policy = ExecutionPolicy(block_elements=elements, inplace=mode == "in place")
     with torch.set_grad_enabled(mode == "gradients"):
-        found = policy.apply_residual(x, sum_along_rows, dim=-2, dropout=dropout, columns=True)
+        found = _module(policy).apply_residual(x, sum_along_rows, dim=-2, dropout=dropout, columns=True)
     assert torch.equal(found, expected)
     assert found.is_contiguous()
     assert (found is x) == (mode == "in place")
@@ -168,7 +181,7 @@ def test_recomputed_blocks_keep_their_inputs_alone(residual: bool) -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             found = (
-                policy.apply_residual(x, lambda block: block.add(squash(block.x)), dim=0)
+                _module(policy).apply_residual(x, lambda block: block.add(squash(block.x)), dim=0)
                 if residual
                 else policy.map(x, lambda rows, _: squash(rows), dim=0)
             )

@@ -135,7 +135,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
                 out=block.out,
             )
 
-        return self.policy.apply_residual(pair, add_update, dim=None, dropout=dropout)
+        return self.apply_residual(pair, add_update, dim=None, dropout=dropout)
 
 
 @dataclass(frozen=True)
