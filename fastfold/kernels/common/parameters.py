@@ -26,8 +26,9 @@ def with_exact_norms(parameters: Params, dtype: torch.dtype) -> Params:
     """Return parameters for PyTorch: names that begin with ``norm`` in an exact dtype, others in ``dtype``."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     # No list and no cast where nothing changes, because each layer comes here in each call.
+    is_exact = dtype == exact
     for name, x in zip(parameters._fields, parameters, strict=True):
-        if x is not None and x.dtype != (exact if name.startswith("norm") else dtype):
+        if x is not None and x.dtype != (dtype if is_exact or not name.startswith("norm") else exact):
             break
     else:
         return parameters

@@ -93,12 +93,16 @@ def share_of(summands: int, dtype: torch.dtype) -> float:
     return 1.0 if dtype != torch.float16 else 0.5 ** max(0, summands - 1).bit_length()
 
 
+autocast_is_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Return True if autocast is on for any device; if not, callers leave out :func:`without_autocast`, to save time."""
+
+
 def without_autocast(function: Callable[..., Any]) -> Any:
     """Run a function in the dtypes of its tensors, whatever autocast asks for."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
-        if not torch._C._is_any_autocast_enabled():
+        if not autocast_is_enabled():
             return function(*args, **options)
         device = ""
         for x in args:

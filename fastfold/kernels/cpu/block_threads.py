@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastfold.kernels.common.backend import is_traced
-from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, block_positions
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, block_positions, position_blocks
 
 MAX_LANES = 8
 """Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
@@ -65,6 +65,29 @@ def for_blocks(
             work(scratch, *block)
         return
     _run([functools.partial(work, scratch.lane(i)) for i in range(threads)], [_Queue(blocks)] * threads)
+
+
+def for_positions(
+    work: Callable[..., None], channels: int, scratch: Scratch, *tensors: Tensor, size: int | None = None
+) -> None:
+    """Call ``work(scratch, positions, *parts)`` for blocks of a forward pass; see :func:`for_blocks`.
+
+    ``positions`` is the slice of a block ``[n, c_t]`` of the tensors ``[*, c_t]``, whose leading axes are equal, in
+    row-major order. Its ``size`` is by default that of :func:`forward_positions` for the dtype of ``scratch``.
+    """
+    if size is None:
+        size, count = block_positions(channels), tensors[0].shape[:-1].numel()
+        if count > size:
+            size = forward_positions(channels, count, scratch.dtype)
+    blocks, start = list[tuple[Any, ...]](), 0
+    for parts in position_blocks(size, *tensors):
+        stop = start + parts[0].shape[0]
+        blocks.append((slice(start, stop), *parts))
+        start = stop
+    if len(blocks) == 1:  # without the preparations for several
+        work(scratch, *blocks[0])
+    else:
+        for_blocks(work, blocks, scratch)
 
 
 def sum_blocks(

@@ -147,7 +147,8 @@ class FoldedRows:
     ) -> None:
         (*batch, sequences, columns), c = right_mask.shape, math.isqrt(weight.shape[-1])
         self._right = like.new_empty(*batch, columns, sequences, c)
-        self._weight = weight.to(like.dtype).unflatten(-1, (c, c)).permute(1, 2, 0).flatten(1)  # [c, (e c_z)]
+        by_channel = weight.to(like.dtype).view(-1, c, c)
+        self._weight = by_channel.permute(1, 2, 0).flatten(1)  # [c, (e c_z)]
         self._bias = bias.to(like.dtype)
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch(like.device, like.dtype)
@@ -204,4 +205,5 @@ class FoldedRows:
 
 def _columns(x: Tensor, mask: Tensor, out: Tensor) -> Tensor:
     """Fill ``out [I, S, c]`` with ``x [S, I, c]`` times its mask."""
-    return torch.mul(x.transpose(0, 1), mask.to(x.dtype).t()[..., None], out=out)
+    torch.mul(x, mask.to(x.dtype)[..., None], out=out.transpose(0, 1))
+    return out

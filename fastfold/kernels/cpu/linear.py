@@ -178,6 +178,11 @@ class PreparedLinear:
         products: Precision of the product; None for the dtype of the data.
     """
 
+    products: Products | None = None
+    _within: Literal["none", "relu", "sigmoid"] = "none"  # activation within the product
+    _with_bias: Tensor | None = None
+    _by_onednn = False
+
     def __init__(
         self,
         weight: Tensor,
@@ -193,10 +198,6 @@ class PreparedLinear:
     ) -> None:
         self._weight, self._bias, self._outputs = weight, bias, weight.shape[0]
         self._relu, self._sigmoid = relu, sigmoid
-        self._within: Literal["none", "relu", "sigmoid"] = "none"
-        self._with_bias: Tensor | None = None
-        self._packed, self._by_onednn = weight, False
-        self.products: Products | None = None
         if weight.dtype != torch.bfloat16 and requested_products() is None and not onednn_multiplies():
             return
         self.products = None if least == "fp32" else reduced(weight)

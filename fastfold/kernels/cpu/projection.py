@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.scratch import Scratch, normalize_to, position_blocks, without_autocast
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions
+from fastfold.kernels.common.scratch import Scratch, normalize_to, without_autocast
+from fastfold.kernels.cpu.block_threads import for_positions
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
     centered,
@@ -62,13 +62,11 @@ def keeps_bfloat16(x: Tensor) -> bool:
 def _forward(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     weight, bias = weight.to(x.dtype), bias.to(x.dtype)  # under autocast, parameters are in float32
     norm, moved = centered(x, (norm_weight.float(), norm_bias.float()), EPS, weight, bias)
-    positions = x.shape[:-1].numel()
-    product = PreparedLinear(weight, moved, positions=positions)
+    product = PreparedLinear(weight, moved, positions=x.shape[:-1].numel())
     out = x.new_empty(*x.shape[:-1], len(weight), dtype=product_dtype(x))
 
-    def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
+    def block(scratch: Scratch, _: slice, b_x: Tensor, b_out: Tensor) -> None:
         b_out.copy_(product(normalize_to(scratch.dtype, b_x, norm, EPS), "product", scratch))
 
-    blocks = position_blocks(forward_positions(x.shape[-1], positions, out.dtype), x, out)
-    for_blocks(block, blocks, Scratch().of(out))
+    for_positions(block, x.shape[-1], Scratch().of(out), x, out)
     return out

@@ -28,7 +28,7 @@ from fastfold.inference.planning.layer_costs import (
     point_attention_bytes,
     template_bytes,
 )
-from fastfold.kernels.ops.gated_attention import passes
+from fastfold.kernels.ops.gated_attention import passes, triton_launch
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
 from fastfold.parallel.planner.recorder import Recorder
@@ -42,7 +42,8 @@ BF16, FP32 = torch.bfloat16, torch.float32
 def _one_row_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the attention operator, whose buffers layers do not declare, compute one row."""
     row_blocks = passes.row_blocks
-    monkeypatch.setattr(passes, "row_blocks", lambda x, _: itertools.islice(row_blocks(x, lambda _: 1), 1))
+    monkeypatch.setattr(triton_launch, "row_step", lambda x: 1)
+    monkeypatch.setattr(passes, "row_blocks", lambda x, step: itertools.islice(row_blocks(x, step), 1))
 
 
 def taken(build: Callable[[], tuple[PolicyModule, Sequence[Any]]], elements: int, dtype: torch.dtype) -> int:

@@ -19,7 +19,7 @@ from fastfold import kernels
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import block_threads
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, for_positions, forward_positions, sum_blocks
 from fastfold.kernels.cpu.linear import reduced_products
 from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
 from fastfold.kernels.ops.outer_product_mean.eager import DEEP
@@ -376,6 +376,27 @@ def test_narrow_channels_get_few_large_blocks_of_a_forward_pass(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: count)
     assert forward_positions(channels, positions) == size
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [2, 200])
+def test_positions_are_numbered_in_row_major_order(rows: int, transposed: bool) -> None:
+    """Of few positions in one block and of many in several, whether or not a view has them in a row."""
+    x = torch.arange(rows * 9.0).view(rows, 9, 1)
+    x = x.transpose(0, 1) if transposed else x
+    order, sizes = torch.zeros(rows * 9), list[int]()
+
+    def work(scratch: Scratch, positions: slice, b_x: Tensor, b_out: Tensor) -> None:
+        sizes.append(len(b_x))
+        order[positions] = b_x[:, 0]
+        torch.mul(b_x, 2, out=b_out)
+
+    out = torch.empty_like(x)
+    for_positions(work, 1024, Scratch(), x, out)
+    assert torch.equal(order, x.flatten())
+    assert torch.equal(out, 2 * x)
+    assert (len(sizes) == 1) == (rows == 2 and not transposed)
+    assert max(sizes) <= 1024
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.kernels.recording import launches_replaced
 from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.cpu import block_threads
 from fastfold.kernels.ops.transition import eager, triton_bwd, triton_fwd
 from tests.helpers import named_operators
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
@@ -223,8 +224,9 @@ def _exact(inputs: dict[str, Any], residual: Tensor) -> Tensor:
 
 def test_passes_fill_what_they_are_given_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both passes of PyTorch in blocks of 4 positions, and Triton's, onto the residual; with gradients as needed."""
-    monkeypatch.setattr(eager, "block_positions", lambda channels: 4)
-    monkeypatch.setattr(eager, "forward_positions", lambda channels, positions, dtype: 4)
+    for module in (eager, block_threads):
+        monkeypatch.setattr(module, "block_positions", lambda channels: 4)
+    monkeypatch.setattr(block_threads, "forward_positions", lambda channels, positions, dtype: 4)
     made = _inputs(3, 7, 12)
     residual, grad = torch.randn(2, 3, 7, 12, dtype=torch.float64)
     exact = _exact(made, residual)

@@ -79,13 +79,13 @@ def test_arranged_weights_hold_a_factor_s_projection_before_its_gate() -> None:
     found = eager.arrange_factors(p, torch.float32)
     expected = [p.proj_weight[:C], p.gate_weight[:C], p.proj_weight[C:], p.gate_weight[C:]]
     assert torch.equal(found.projections, torch.cat(expected).float())
-    assert torch.equal(found.projections_bias[:C, 0], p.proj_bias[:C].float())
+    assert torch.equal(found.projections_bias[:C], p.proj_bias[:C].float())
     assert found.norm[0].dtype == torch.float32
     for mine, given in zip(eager.factor_gradients(found), p, strict=True):
         assert torch.equal(mine, given.float())
     some = eager.of_channels(found, 3, 2)
     assert torch.equal(some.projections, torch.cat([x[3:5] for x in expected]).float())
-    assert torch.equal(some.projections_bias[2:4, 0], p.gate_bias[3:5].float())
+    assert torch.equal(some.projections_bias[2:4], p.gate_bias[3:5].float())
     assert eager.of_channels(found, 0, C) is found
     update = _update_params()
     half = eager.arrange_update(update, torch.bfloat16)

@@ -23,7 +23,13 @@ from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_HEAD_CHANNELS, part
 from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import like_first
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.common.scratch import (
+    Scratch,
+    accumulation_dtype,
+    autocast_is_enabled,
+    refuse_gradients,
+    without_autocast,
+)
 from fastfold.kernels.cpu.linear import product_dtype
 from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.kernels.ops.gated_attention import passes
@@ -50,6 +56,7 @@ def gated_attention_definition(
     return linear(out, w.output_weight, w.output_bias).to(x.dtype)
 
 
+@without_autocast
 def _forward(
     x: Tensor,
     bias: Tensor | None,
@@ -260,13 +267,12 @@ def gated_attention(
             )
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
-    # Asked for only with a request, because each call costs the host time.
-    may_be_cueq = backend is not None or VARIABLE in os.environ
-    if bias is not None and may_be_cueq and cuequivariance.is_requested(x, backend):
+    backend = backend or os.environ.get(VARIABLE)
+    if bias is not None and backend is not None and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
     channels = parameters.query_weight.shape[0] // heads
-    backend = choose_backend(x, backend, fits=channels <= MAX_HEAD_CHANNELS)
+    backend = choose_backend(x, backend or "auto", fits=channels <= MAX_HEAD_CHANNELS)
     if out is None:
         added, group = None if residual is x else residual, parameters.present()
         keep = keep and backend == "torch" and passes.can_keep(x)
@@ -274,9 +280,8 @@ def gated_attention(
         update, _ = _gated_attention(x, bias, mask, added, dropout, group, **options)
         return update
     operands = RowBlock(x, bias, mask, residual, dropout)
-    return passes.forward(
-        out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once
-    )
+    compute = without_autocast(passes.forward) if autocast_is_enabled() else passes.forward
+    return compute(out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once)
 
 
 @without_autocast
@@ -336,6 +341,7 @@ def gated_attention_begin(
     return found
 
 
+@without_autocast
 def _continue(
     x: Tensor,
     begun: Sequence[Tensor],

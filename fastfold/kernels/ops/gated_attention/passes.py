@@ -69,12 +69,7 @@ def blocks_of(backend: str) -> _Backend:
 
 
 def row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index, Index]]:
-    """Return indices of the batch elements of ``x [*, R, N, c]``, each with those of its blocks of rows."""
-    is_one = x.dim() == 3 and x.numel() > 0 and x.shape[0] <= step(x)
-    return iter([((), ())]) if is_one else _several_blocks(x, step)
-
-
-def _several_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index, Index]]:
+    """Yield indices of the batch elements of ``x [*, R, N, c]``, each with those of its blocks of rows."""
     rows = x.shape[-3]
     for i in batch_elements(x):
         size = step(part(x, i))
@@ -82,7 +77,6 @@ def _several_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[
             yield i, i if size >= rows else (*i, slice(r, r + size))
 
 
-@without_autocast
 def forward(
     out: Tensor,
     operands: RowBlock,
@@ -95,12 +89,12 @@ def forward(
     kept: Tensor | None = None,
     at_once: bool = False,
 ) -> Tensor:
-    """Fill ``out``; projections, scores and output exist for one block of rows at a time.
+    """Fill ``out``, without autocast; projections, scores and output exist for one block of rows at a time.
 
     Arguments are those of :func:`fastfold.kernels.gated_attention`; ``begun`` may have the first block's projections.
     In PyTorch, ``kept [3 or 4, *, R, H, N, D]`` is filled with projections for :func:`compute_gradients`.
     """
-    blocks = blocks_of(backend)
+    blocks: _Backend = eager if backend == "torch" else blocks_of(backend)
     x, bias, mask, residual, dropout = operands
     is_reduced = requested_products() is not None
     dtype = product_dtype(x) if is_reduced else x.dtype
@@ -116,11 +110,8 @@ def forward(
     if is_reduced:
         weights = centered_on(x, weights)
     step = blocks.forward_step(weights, heads)
-    indices = row_blocks(x, len if at_once and backend == "triton" else blocks.row_step)
-    first = next(indices, None)
-    if first is None:
-        return out
-    if first == ((), ()):  # a single block
+    rows_of_block = len if at_once and backend == "triton" else blocks.row_step
+    if x.dim() == 3 and x.numel() > 0 and x.shape[0] <= rows_of_block(x):  # a single block
         step(out, RowBlock(x, bias, mask, residual, dropout), scratch, begun[0] if begun else None, kept)
         return out
 
@@ -129,7 +120,7 @@ def forward(
         of_block = part(kept, (slice(None), *rows))
         step(part(out, rows), own, scratch, begun[0] if begun else None, of_block)
 
-    blocks_and_begun = _with_first(itertools.chain([first], indices), begun)
+    blocks_and_begun = _with_first(row_blocks(x, rows_of_block), begun)
     for_blocks(block, blocks_and_begun, scratch, lanes=_most_lanes(x, backend))
     return out
 

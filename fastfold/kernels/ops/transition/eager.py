@@ -20,7 +20,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
     add_product,
@@ -59,7 +59,6 @@ class TransitionParams(NamedTuple):
     b2: Tensor  #: ``[c]``
 
 
-@without_autocast
 def forward(
     out: Tensor,
     x: Tensor,
@@ -67,7 +66,7 @@ def forward(
     residual: Tensor | None,
     scratch: Scratch | None = None,
 ) -> None:
-    """Fill ``out``, which may be ``x`` or ``residual``; arguments as of ``transition``."""
+    """Fill ``out``, which may be ``x`` or ``residual``, without autocast; arguments as of ``transition``."""
     norm_weight, norm_bias, w1, b1, w2, b2 = with_exact_norms(parameters, x.dtype)
     norm, positions = (norm_weight, norm_bias), x.shape[:-1].numel()
     bias: Tensor | None = b1
@@ -82,13 +81,14 @@ def forward(
     second = PreparedLinear(w2, b2, positive=True, mean=mean, positions=positions)
     residuals = () if residual is None else (residual,)
 
-    def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
+    def block(
+        scratch: Scratch, _: slice, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None
+    ) -> None:
         b_hidden = first(normalize_to(scratch.dtype, b_x, norm, EPS), "hidden", scratch)
         second.update(b_out, b_hidden, b_residual, None, scratch)
 
     scratch = Scratch(x.device, dtype) if scratch is None else scratch.of(x, dtype)
-    size = forward_positions(w1.shape[0], positions, dtype)
-    for_blocks(block, position_blocks(size, x, out, *residuals), scratch)
+    for_positions(block, w1.shape[0], scratch, x, out, *residuals)
 
 
 def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:

@@ -14,7 +14,13 @@ from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first, needed_names
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.common.scratch import (
+    Scratch,
+    accumulation_dtype,
+    autocast_is_enabled,
+    refuse_gradients,
+    without_autocast,
+)
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.transition import eager
 from fastfold.kernels.ops.transition.eager import TransitionParams
@@ -44,7 +50,8 @@ def _forward(
 
         without_autocast(triton_fwd.forward)(out, x, parameters, residual)
     else:
-        eager.forward(out, x, parameters, residual, scratch)
+        compute = without_autocast(eager.forward) if autocast_is_enabled() else eager.forward
+        compute(out, x, parameters, residual, scratch)
     return out
 
 

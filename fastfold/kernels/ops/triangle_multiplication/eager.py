@@ -27,7 +27,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     share_of,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
     Norm,
     PreparedLinear,
@@ -55,7 +55,7 @@ class FactorWeights(NamedTuple):
 
     norm: Norm
     projections: Tensor  #: ``[4 c, c_z]``, projection and gate of ``left``, then of ``right``
-    projections_bias: Tensor  #: ``[4 c, 1]``
+    projections_bias: Tensor  #: ``[4 c]``
 
 
 class UpdateWeights(NamedTuple):
@@ -73,13 +73,13 @@ def arrange_factors(parameters: FactorParams, dtype: torch.dtype) -> FactorWeigh
     """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
     p = with_exact_norms(parameters, dtype)
     projections, bias = _interleave(p.proj_weight, p.gate_weight), _interleave(p.proj_bias, p.gate_bias)
-    return FactorWeights((p.norm_weight, p.norm_bias), projections, bias[:, None])
+    return FactorWeights((p.norm_weight, p.norm_bias), projections, bias)
 
 
 def _interleave(projection: Tensor, gate: Tensor) -> Tensor:
     """Join rows of projection and gate of the left factor, then those of the right one."""
-    (left, right), (left_gate, right_gate) = projection.chunk(2), gate.chunk(2)
-    return torch.cat([left, left_gate, right, right_gate])
+    joined = torch.cat([projection.reshape(2, -1), gate.reshape(2, -1)], 1)
+    return joined.view(-1, *projection.shape[1:])
 
 
 def factor_gradients(grads: FactorWeights) -> tuple[Tensor, ...]:
@@ -116,8 +116,9 @@ def of_channels(weights: FactorWeights, first: int, count: int) -> FactorWeights
 
 
 def unless_ones(mask: Tensor) -> tuple[Tensor, ...]:
-    """Return ``mask [R, N]`` as ``[R, N, 1]``, or nothing if it is one everywhere."""
-    return () if bool((mask == 1).all()) else (mask[..., None],)
+    """Return ``mask [R, N]`` as ``[R, N, 1]``, or nothing if it is one everywhere; it is not empty."""
+    lowest, highest = mask.aminmax()
+    return () if lowest.item() == highest.item() == 1 else (mask[..., None],)
 
 
 def _widest(weights: UpdateWeights) -> int:
@@ -181,6 +182,8 @@ class TriangleForward:
             :func:`~fastfold.kernels.common.scratch.share_of`.
     """
 
+    _block_size: int | None = None  #: Positions of a block of factors; None for those of a forward pass
+
     def __init__(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
     ) -> None:
@@ -199,27 +202,23 @@ class TriangleForward:
         assert self._factors is not None
         weights, factors = of_channels(self._factors, first, count), projections.view(2, count, -1)
         norm = weights.norm
-        bias: Tensor | None = weights.projections_bias.flatten()
+        bias: Tensor | None = weights.projections_bias
         if requested_products() is not None:
             norm, bias = centered(z, norm, EPS, weights.projections, bias)
         linear = PreparedLinear(weights.projections, bias)
 
-        def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
-            b_z, *b_mask = parts
+        def block(scratch: Scratch, columns: slice, b_z: Tensor, *b_mask: Tensor) -> None:
             b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
             # Projection and gate logits of left, and of right: [2, 2 c, n].
             b_both = self._multiply(linear, b_x, columns, scratch).view(2, -1, b_x.shape[0])
-            b_factors = factors[:, :, columns]
+            is_whole = b_x.shape[0] == factors.shape[-1]  # every view costs host time
+            b_factors = factors if is_whole else factors[:, :, columns]
             _glu(b_both, 1, out=b_factors)
             for b_keep in b_mask:
                 b_factors.mul_(b_keep.t())
 
-        size = self._positions(weights.projections.shape[0], z.shape[:-1].numel())
-        for_blocks(block, _blocks(size, z, *unless_ones(mask)), self._scratch.of(z, self.dtype))
-
-    def _positions(self, channels: int, positions: int) -> int:
-        """Return the number of positions of a block that is projected to ``channels``, of all ``positions``."""
-        return forward_positions(channels, positions, self.dtype)
+        widest, scratch = weights.projections.shape[0], self._scratch.of(z, self.dtype)
+        for_positions(block, widest, scratch, z, *unless_ones(mask), size=self._block_size)
 
     def _multiply(self, linear: PreparedLinear, b_x: Tensor, columns: slice, scratch: Scratch) -> Tensor:
         """Return the projections ``[N, n]`` of the normalized block ``b_x [n, K]`` at ``columns``."""
@@ -247,10 +246,12 @@ class TriangleForward:
         project = PreparedLinear(weights.out, out_bias, least="bf16")
         gate = PreparedLinear(weights.gate, gate_bias, sigmoid=in_bfloat16, least="bf16")
 
-        def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
-            b_z, b_out, *b_residual = parts
+        def block(
+            scratch: Scratch, columns: slice, b_z: Tensor, b_out: Tensor, b_residual: Tensor | None = None
+        ) -> None:
             b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
-            b_product = scratch.transpose("product by rows", product[:, columns])
+            b_product = product if b_x.shape[0] == product.shape[1] else product[:, columns]
+            b_product = scratch.transpose("product by rows", b_product)
             b_product = normalize_to(scratch.dtype, b_product, norm_out, out_eps)
             if in_bfloat16:
                 b_update = project.gated(b_product, gate(b_x, "gate", scratch), scratch)
@@ -258,10 +259,9 @@ class TriangleForward:
                 b_update = scratch("update", *b_out.shape)
                 _glu(_output(b_x, b_product, project, gate, scratch), -1, out=b_update)
             b_dropout = None if dropout is None else at_positions(dropout, columns)
-            finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
+            finish(b_out, b_update, b_residual, b_dropout)
 
-        size = forward_positions(_widest(weights), z.shape[:-1].numel(), self.dtype)
-        for_blocks(block, _blocks(size, z, out, *residuals), self._scratch.of(z, self.dtype))
+        for_positions(block, _widest(weights), self._scratch.of(z, self.dtype), z, out, *residuals)
 
 
 class TriangleGradients(TriangleForward):
@@ -289,12 +289,9 @@ class TriangleGradients(TriangleForward):
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
+            self._block_size = block_positions(4 * self.channels)  # as in factors_backward
         if update is not None:
             self._update_totals = arrange_update(zeros_of(update, exact), exact)
-
-    def _positions(self, channels: int, positions: int) -> int:
-        # As in factors_backward.
-        return block_positions(channels)
 
     def _multiply(self, linear: PreparedLinear, b_x: Tensor, columns: slice, scratch: Scratch) -> Tensor:
         if not keeps_projections(self._pairs, self.channels):
@@ -357,7 +354,7 @@ class TriangleGradients(TriangleForward):
         assert self._factors is not None
         weights, grad_factors = self._factors, grad_factors.flatten(1)
         adds = () if add is None else (add,)
-        linear = PreparedLinear(weights.projections, weights.projections_bias.flatten())
+        linear = PreparedLinear(weights.projections, weights.projections_bias)
 
         def block(scratch: Scratch, totals: FactorWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad_x, *rest = parts
@@ -376,7 +373,7 @@ class TriangleGradients(TriangleForward):
                 torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
             if self._needs_factor_layers:
                 add_product(totals.projections, b_grad_both, b_x, scratch, z)
-                totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
+                totals.projections_bias.add_(b_grad_both.sum(1))
             add_products(b_grad_x, b_grad_both.t(), weights.projections, scratch)
             b_result = normalize_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)

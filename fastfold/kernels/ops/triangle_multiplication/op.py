@@ -17,7 +17,13 @@ from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import like_first, needed_names
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
+from fastfold.kernels.common.scratch import (
+    Scratch,
+    accumulation_dtype,
+    autocast_is_enabled,
+    refuse_gradients,
+    without_autocast,
+)
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
 from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT, ContractionPlan
@@ -43,6 +49,7 @@ def triangle_multiplication_definition(
     return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
+@without_autocast
 def _forward(
     z: Tensor,
     mask: Tensor,
@@ -177,17 +184,17 @@ def triangle_multiplication(
     """
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
-    # Asked for only with a request, because each call costs the host time.
-    may_be_cueq = backend is not None or VARIABLE in os.environ
-    if may_be_cueq and cuequivariance.is_requested(z, backend):
+    backend = backend or os.environ.get(VARIABLE)
+    if backend is not None and cuequivariance.is_requested(z, backend):
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
-    backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS)
+    backend = choose_backend(z, backend or "auto", fits=max(parameters.out_weight.shape) <= MAX_CHANNELS)
     if out is None:
         added = (None if residual is z else residual, dropout)
         options: dict[str, Any] = {"outgoing": outgoing, "add_z": residual is z, "backend": backend}
         return _triangle_multiplication(z, mask, *added, parameters, **options)
-    return passes.forward(
+    compute = without_autocast(passes.forward) if autocast_is_enabled() else passes.forward
+    return compute(
         out,
         z,
         mask,

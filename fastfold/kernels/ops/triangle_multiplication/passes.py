@@ -61,7 +61,6 @@ def _expand_like(dropout: Tensor | None, z: Tensor) -> Tensor | None:
     return None if dropout is None else dropout.expand_as(z)
 
 
-@without_autocast
 def forward(
     out: Tensor,
     z: Tensor,
@@ -75,9 +74,12 @@ def forward(
     scratch: Scratch | None = None,
     plan: ContractionPlan | None = None,
 ) -> Tensor:
-    """Fill ``out``, which may be ``z`` or ``residual``; arguments as of ``triangle_multiplication``."""
-    operations, plan, scratch = _backend(backend), plan or ContractionPlan(), (scratch or Scratch()).of(z)
-    c = parameters.channels
+    """Fill ``out``, which may be ``z`` or ``residual``, without autocast.
+
+    Arguments are those of ``triangle_multiplication``.
+    """
+    operations, plan, c = _backend(backend), plan or ContractionPlan(), parameters.channels
+    scratch = Scratch(z.device, z.dtype) if scratch is None else scratch.of(z)
     steps = operations.forward_steps(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
     channels = min(c, plan.channels or operations.channel_group(c, z.shape[-2] ** 2))
     in_bfloat16 = steps.dtype == torch.bfloat16 and z.device.type == "cpu"
