@@ -40,9 +40,10 @@ class MSARowAttention(PolicyModule):
         :meth:`bias` of the pair.
         """
         parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
-        bias = self.bias(pair) if bias is None else bias
-        # Laid out here, so that blocks do not each copy the bias.
-        bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
+        if bias is None:
+            bias = self.bias(pair)
+        else:  # laid out here, so that blocks do not each copy the bias
+            bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
         add_attention = partial(self_attention, parameters, heads, bias=bias, mask=msa_mask)
         return self.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout)
 

@@ -43,15 +43,20 @@ class OuterProductMean(PolicyModule):
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
         policy = self.policy
-        if policy.block_elements is None and kernels.keeps_bfloat16(msa):
-            both = kernels.normalized_linear(
-                msa,
-                self.norm.weight,
-                self.norm.bias,
-                torch.cat([self.left.weight, self.right.weight]),
-                torch.cat([self.left.bias, self.right.bias]),
-            )
-            all_left, all_right = both.chunk(2, -1)
+        if policy.block_elements is None:
+            if kernels.keeps_bfloat16(msa):
+                both = kernels.normalized_linear(
+                    msa,
+                    self.norm.weight,
+                    self.norm.bias,
+                    torch.cat([self.left.weight, self.right.weight]),
+                    torch.cat([self.left.bias, self.right.bias]),
+                )
+                all_left, all_right = both.chunk(2, -1)
+            else:
+                normed = kernels.layer_norm(msa, self.norm.weight, self.norm.bias)
+                all_left, all_right = self.left(normed), self.right(normed)
+                del normed
             return self.in_blocks(self.rows([all_right], msa_mask), lambda _: all_left, pair, msa_mask)
         # A side of a deep alignment is large, so the left one is computed for a block's rows only.
         parts = (self.side(narrowed(msa, -3, part), self.right) for part in policy.slices(msa, -3))

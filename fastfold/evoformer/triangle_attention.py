@@ -43,11 +43,13 @@ class TriangleAttention(PolicyModule):
         ``pair_mask [*, N, N]`` is 0 for padding, and ``bias`` a precomputed :meth:`bias` of the pair.
         """
         parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
+        by_row, mask = self.starting, pair_mask
+        is_laid_out = by_row and bias is None
         bias = self.bias(pair) if bias is None else bias
-        by_row = self.starting
-        bias, mask = (bias, pair_mask) if by_row else (bias.transpose(-2, -1), pair_mask.transpose(-2, -1))
-        # Laid out here, so that blocks do not each copy the bias.
-        bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
+        if not by_row:
+            bias, mask = bias.transpose(-2, -1), mask.transpose(-2, -1)
+        if not is_laid_out:  # laid out here, so that blocks do not each copy the bias
+            bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
         add_attention = partial(self_attention, parameters, heads, bias=bias, mask=mask)
         dim = -3 if by_row else -2
         return self.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout, columns=not by_row)
