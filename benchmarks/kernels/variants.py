@@ -17,9 +17,12 @@ from torch import Tensor
 from benchmarks.kernels.recording import as_chip, launches_replaced
 from fastfold.kernels.common.float32_setting import float32_setting
 from fastfold.kernels.common.layout import MAX_HEADS
+from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.common.tuning import FALLBACK, FLOAT32_VARIABLE, TF32X3, configurations
 from fastfold.kernels.ops.attention import triton_bwd as attention_bwd
 from fastfold.kernels.ops.attention import triton_fwd as attention_fwd
+from fastfold.kernels.ops.gated_attention import triton_rows
+from fastfold.kernels.ops.gated_attention.eager import RowBlock, Weights
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
 from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
 from fastfold.kernels.ops.outer_product_mean import triton_bwd as outer_product_bwd
@@ -311,6 +314,22 @@ def _tiles() -> list[KernelVariant]:
     return [KernelVariant(name, *one, "sm_90") for name, one in zip(names, launches, strict=True)]
 
 
+def _attention_rows() -> list[KernelVariant]:
+    """Record the kernel for rows of gated attention, which serves two widths in bfloat16 on two classes of chips."""
+    new = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    heads = 4
+    variants: list[KernelVariant] = []
+    for (major, _), c in itertools.product(triton_rows.CAPABILITIES, triton_rows.WIDTHS):
+        width, norm = heads * triton_rows.HEAD_CHANNELS, new(c, dtype=torch.float32)
+        weights = Weights((norm, norm), new(4 * width, c), new(width), new(c, width), new(c))
+        block = RowBlock(new(2, 32, c), new(heads, 32, 32), new(2, 32))
+        with _recorded_launches() as launches:
+            triton_rows.attend_rows(block, weights, heads, Scratch("meta", torch.bfloat16))
+        chip = f"sm_{major}0"
+        variants += [KernelVariant(f"gated_attention_rows bf16 C={c} {chip}", *one, chip) for one in launches]
+    return variants
+
+
 ATTENTION_CHANNELS = (8, 16, 32, 64, 128)  #: Channels of a head that configurations ship for
 
 
@@ -363,4 +382,5 @@ def all_variants() -> tuple[KernelVariant, ...]:
         *recorded_variants(_update_backward, "C", WIDTHS),
         *recorded_variants(_update_forward, "C", WIDTHS),
         *_tiles(),
+        *_attention_rows(),
     )

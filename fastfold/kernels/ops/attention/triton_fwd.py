@@ -157,26 +157,17 @@ def attend_block(
     return b_new, b_sum * b_old + tl.sum(b_p, 1), b_out
 
 
-@triton.jit(do_not_specialize=SIZES)
-def attention_forward_kernel(
-    x, out, lse, scale, heads, rows, queries, keys, x_strides, out_strides,
-    D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+@triton.jit
+def attend_keys(
+    b_q, p_k, p_v, p_bias, p_hidden, k_step, v_step, keys, o_k, o_d, m_q, m_d,
+    BQ: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention: a program owns queries of one row and head, and walks over the keys."""
-    i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
-    o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
-    o_k = tl.arange(0, BK).to(tl.int64)
+    """Attend from scaled queries ``[BQ, BD]`` to all keys; pointers are those of the first key.
 
-    # [BQ, BD]
-    p_q = head_block(x.q, x_strides.q, i_b, i_r, i_h, o_q, o_d)
-    b_q = scaled(tl.load(p_q, mask=m_qd, other=0.0), scale)
-    p_k = head_of(x.k, x_strides.k, i_b, i_r, i_h)
-    p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
-    p_bias = bias_of(x.bias, x_strides.bias, i_b, i_h, o_q[:, None] * x_strides.bias[2], HAS_BIAS)
-    p_hidden = hidden_of(x.hidden, x_strides.hidden, i_b, i_r, HAS_MASK)
-
-    k_step, v_step = x_strides.k[2], x_strides.v[2]
+    Returns:
+        Maxima and sums of exponentials ``[BQ]``, and values ``[BQ, BD]`` to divide by the sums, in float32.
+    """
     step = tl.full([], BK, tl.int64)
     b_max = tl.full([BQ], LOWEST, tl.float32)
     b_sum = tl.zeros([BQ], tl.float32)
@@ -199,19 +190,52 @@ def attention_forward_kernel(
             p_bias += BK
         if HAS_MASK:
             p_hidden += BK
+    return b_max, b_sum, b_out
 
+
+@triton.jit
+def mean_of_values(
+    b_sum, b_out, p_v, v_step, keys, o_k, o_d, m_d, BQ: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """Return what :func:`attend_keys` returns where all keys are masked: the mean of all values."""
+    step = tl.full([], BK, tl.int64)
+    for i_k in range(0, keys, BK):
+        m_kd = (o_k < keys - i_k)[:, None] & m_d[None, :]
+        b_v = tl.load(p_v + o_k[:, None] * v_step + o_d[None, :], mask=m_kd, other=0.0)
+        b_out += tl.sum(b_v.to(tl.float32), 0)[None, :]
+        p_v += step * v_step
+    # The maximum makes the sum of exponentials infinite, which tells the backward pass.
+    return tl.full([BQ], float("inf"), tl.float32), b_sum + keys, b_out
+
+
+@triton.jit(do_not_specialize=SIZES)
+def attention_forward_kernel(
+    x, out, lse, scale, heads, rows, queries, keys, x_strides, out_strides,
+    D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute attention: a program owns queries of one row and head, and walks over the keys."""
+    i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
+    o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
+    o_k = tl.arange(0, BK).to(tl.int64)
+
+    # [BQ, BD]
+    p_q = head_block(x.q, x_strides.q, i_b, i_r, i_h, o_q, o_d)
+    b_q = scaled(tl.load(p_q, mask=m_qd, other=0.0), scale)
+    p_k = head_of(x.k, x_strides.k, i_b, i_r, i_h)
+    p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
+    p_bias = bias_of(x.bias, x_strides.bias, i_b, i_h, o_q[:, None] * x_strides.bias[2], HAS_BIAS)
+    p_hidden = hidden_of(x.hidden, x_strides.hidden, i_b, i_r, HAS_MASK)
+
+    v_step = x_strides.v[2]
+    b_max, b_sum, b_out = attend_keys(
+        b_q, p_k, p_v, p_bias, p_hidden, x_strides.k[2], v_step, keys, o_k, o_d, m_q, m_d,
+        BQ, BD, BK, HAS_BIAS, HAS_MASK, PRECISION,
+    )  # fmt: skip
     if HAS_MASK:  # noqa: SIM102, this condition is decided at compile time
         if tl.max(b_max, 0) == LOWEST:
-            # All keys are masked, for all queries of the row alike: the mean of all values.
             p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
-            for i_k in range(0, keys, BK):
-                m_kd = (o_k < keys - i_k)[:, None] & m_d[None, :]
-                b_v = tl.load(p_v + o_k[:, None] * v_step + o_d[None, :], mask=m_kd, other=0.0)
-                b_out += tl.sum(b_v.to(tl.float32), 0)[None, :]
-                p_v += step * v_step
-            b_sum += keys
-            # Makes the sum of exponentials infinite, which tells the backward pass.
-            b_max = tl.full([BQ], float("inf"), tl.float32)
+            b_max, b_sum, b_out = mean_of_values(b_sum, b_out, p_v, v_step, keys, o_k, o_d, m_d, BQ, BK)
     b_out = b_out / b_sum[:, None]
     i_bh = i_b * heads + i_h
     tl.store(lse + (i_bh * rows + i_r) * queries + o_q, b_max * LOG2E + tl.log2(b_sum), mask=m_q)

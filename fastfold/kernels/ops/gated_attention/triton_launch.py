@@ -11,7 +11,7 @@ from fastfold.kernels.common.layout import GPU_POSITIONS
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
 from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, aligned, attend_triton, hidden_keys
-from fastfold.kernels.ops.gated_attention import eager
+from fastfold.kernels.ops.gated_attention import eager, triton_rows
 from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project, projections
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
@@ -68,9 +68,11 @@ class TritonAttentionForward(eager.AttentionForward):
         assert kept is None
         weights = self._weights
         x, bias, hidden, residual, dropout = rows
-        attended, *_ = _attend(
-            self.begin(x, scratch) if projected is None else projected, bias, hidden, scratch
-        )
+        if projected is None and triton_rows.serves(x, weights, self._heads):
+            attended = triton_rows.attend_rows(rows, weights, self._heads, scratch)
+        else:
+            projected = self.begin(x, scratch) if projected is None else projected
+            attended, *_ = _attend(projected, bias, hidden, scratch)
         flat = attended.view(-1, weights.output.shape[1])
         update = scratch("update", len(flat), len(weights.output))
         torch.mm(flat, weights.output.t(), out=update)
