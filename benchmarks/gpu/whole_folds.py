@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
+from benchmarks.gpu.attention_rows import attention  # noqa: E402
 from benchmarks.gpu.compiling import kernels  # noqa: E402
 from benchmarks.gpu.rivals import generic, gluon, offload, openfold, triangles  # noqa: E402
 from benchmarks.gpu.timing import REPOSITORY, SITE, TOY, Line, Sizes, Stopwatch, network_of, random_target  # noqa: E402
@@ -431,8 +432,9 @@ PARTS = (
     Part("openfold", 40, openfold),
     Part("training", 45, training),
     Part("triangles", 25, triangles),
-    Part("gluon", 25, gluon),
-    Part("generic", 15, generic),
+    Part("gluon", 20, gluon),
+    Part("generic", 10, generic),
+    Part("attention", 10, attention),
     Part("longest", 40, longest),
     Part("offload", 25, offload),
     Part("profile", 10, profile),

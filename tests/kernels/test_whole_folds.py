@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,14 @@ import torch
 
 from benchmarks import against_openfold
 from benchmarks.gpu import pack, rivals, whole_folds
+from benchmarks.gpu.attention_rows import attention, compare_rows
 from benchmarks.gpu.compiling import OPERATORS, RESIDUES, ROWS, compile_job
 from benchmarks.gpu.rivals import generic, openfold, triangles
 from benchmarks.gpu.whole_folds import PARTS, TOTAL_SECONDS, TOY, TOY_SECONDS, Part, run_apart
 from benchmarks.kernels.cases import cases
+from benchmarks.kernels.measuring import Meter, Timing
+from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.ops.gated_attention import triton_rows
 from fastfold.kernels.ops.triangle_multiplication.triton_tiles import VARIABLE
 
 
@@ -93,6 +99,31 @@ def test_triangle_multiplications_are_timed_in_each_way(monkeypatch: pytest.Monk
     assert line == {"skipped": "cuequivariance_torch is not installed"}
     assert os.environ[VARIABLE] == "0"
     assert rivals.PREBUILT not in os.environ
+
+
+@pytest.mark.skipif(not interpreted(), reason="needs Triton's interpreter")
+def test_attentions_by_one_kernel_are_compared_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong result is an error and is not timed; a stand-in takes the clock's place."""
+    timing = Timing(1.5, 2.5, 0.0, 0.0)
+    monkeypatch.setattr(Meter, "time", lambda self, function, sets: timing)
+    sizes = replace(TOY, block_rows=(0, 1), block_lengths=(3, triton_rows.MAX_LENGTH + 1))
+    lines = list(compare_rows("cpu", sizes))
+    assert [(line["attention"], line["variant"]) for line in lines] == [
+        (name, variant)
+        for name in ("rows of the alignment", "columns of the alignment", "triangle")
+        for variant in ("separate", "rows")
+    ]
+    assert {(line["device_ms"], line["host_ms"]) for line in lines} == {(1.5, 2.5)}
+    assert [line["relative_error"] == 0 for line in lines[::2]] == [True] * 3
+    assert list(attention("cpu", sizes)) == [
+        {"skipped": "needs an A100 or a Hopper GPU (compute capability 8.0 or 9.0)"}
+    ]
+    right = triton_rows.attend_rows
+    monkeypatch.setattr(triton_rows, "attend_rows", lambda *arguments: 2 * right(*arguments))
+    _, line = itertools.islice(compare_rows("cpu", sizes), 2)
+    assert line["variant"] == "rows"
+    assert "error" in line
+    assert "device_ms" not in line
 
 
 def test_blocks_run_beside_openfolds_if_there_is_a_checkout(
