@@ -117,6 +117,16 @@ def _backbone(structure: ObservedStructure) -> list[list[list[float] | None]]:
     ]
 
 
+def _without_alignment(target: Target, index: int, msa_dir: Path) -> str:
+    chain = target.chains[index]
+    what = repr(chain.record or target.record)
+    if target.is_complex and not chain.record:
+        what = f"chain {chain.id}"
+    unread = [path.name for path in unread_files(msa_dir, target, chain)]
+    not_read = f". Not read: {', '.join(unread[:_SHOWN])}; {READABLE}" if unread else ""
+    return f"warning: {target.name}: no alignment of {what} in {msa_dir}; only its sequence is used{not_read}"
+
+
 def announce(
     progress: Progress,
     target: Target,
@@ -130,16 +140,9 @@ def announce(
     """Report the inputs of a target, named ``label``, its networks, and chains without an alignment in ``msa_dir``."""
     say, warn = progress.line, partial(progress.line, important=True)
     rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
-    for index, (chain, count) in enumerate(zip(target.chains, rows, strict=True)):
+    for index, count in enumerate(rows):
         if msa_dir is not None and not target.has_alignment(index) and not count:
-            what = repr(chain.record or target.record)
-            if target.is_complex and not chain.record:
-                what = f"chain {chain.id}"
-            unread = [path.name for path in unread_files(msa_dir, target, chain)]
-            warn(
-                f"warning: {target.name}: no alignment of {what} in {msa_dir}; only its sequence is used"
-                + (f". Not read: {', '.join(unread[:_SHOWN])}; {READABLE}" if unread else "")
-            )
+            warn(_without_alignment(target, index, msa_dir))
     evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
     is_fold = config.embed is None
     if is_fold and config.pae is None and not keeps_pae(target.num_residues, None):

@@ -46,7 +46,7 @@ _STEPS = 8  #: Steps in which a tensor is offloaded, unless the capacity is smal
 
 
 @dataclass(frozen=True)
-class Away:
+class OffloadShare:
     """Number of offloaded rows of a tensor, of all its rows, and their bytes."""
 
     rows: int
@@ -76,7 +76,7 @@ class OffloadRoom:
         """Total number of bytes."""
         return self.host + self.disk
 
-    def choices(self, rows: int, row_bytes: int, *, used: int = 0) -> Iterator[Away]:
+    def choices(self, rows: int, row_bytes: int, *, used: int = 0) -> Iterator[OffloadShare]:
         """Yield offloaded shares of a tensor's rows, from nothing to all or the capacity without ``used`` bytes."""
         on_host, in_all = (max(0, room - used) // max(1, row_bytes) for room in (self.host, self.total))
         counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {
@@ -85,7 +85,7 @@ class OffloadRoom:
         }
         for count in sorted(counts):
             if count <= in_all:
-                yield Away(count, rows, count * row_bytes)
+                yield OffloadShare(count, rows, count * row_bytes)
 
     def split(self, nbytes: int, piece: int = 0) -> tuple[int, int]:
         """Split bytes between host and disk; the last ``piece`` on the host may have to go to the disk whole."""
@@ -393,33 +393,37 @@ def _templates(
     joined = 0
     if fold.ranks > 1:
         joined = max(gather_bytes(heads, n, fold.own, e), reshard_bytes(one, RESHARD_BLOCKS[0]))
-    candidates = []
-    for pair in room.choices(fold.own, shard // fold.own):
-        for product in room.choices(n, c * _product_width(fold) * e, used=pair.nbytes):
-            for channels in channel_groups(c, fold.ranks, fold.device, fold.element_size):
-                contraction = _product_bytes(fold, c, channels=channels, away=product.share) + pairs
-                host, disk = room.split(pair.nbytes + product.nbytes, channels * pairs * e)
-                if disk > room.disk:
-                    continue
-                on_disk = disk / max(1, pair.nbytes + product.nbytes)
-                seconds = steps.templates.seconds(
-                    -(-c // channels), away=product.share, on_disk=on_disk * product.share
-                )
-                copies = template_copies(count, multimer=multimer) * steps.unit_copy * pair.share
-                copies *= 1.0 + (steps.templates.disk - 1.0) * on_disk
-                for held, of_held in kept.items():
-                    working = of_held + one + max(contraction, joined, block)
-                    # The kept rows of the pair have separate memory, allocated before the rest is freed.
-                    stays = shard - pair.nbytes if pair.rows else 0
-                    free = shard - stays if pair.rows else 0
-                    candidates.append(
-                        Candidate(
-                            held,
-                            max(0, stays, working - free),
-                            seconds * (1 if held else 2) + copies,
-                            host=host,
-                            disk=disk,
-                            settings={"pair": pair.kept, "product": product.kept, "channels": channels},
-                        )
-                    )
+
+    def candidates_of(pair: OffloadShare, product: OffloadShare, channels: int) -> Iterator[Candidate]:
+        contraction = _product_bytes(fold, c, channels=channels, away=product.share) + pairs
+        host, disk = room.split(pair.nbytes + product.nbytes, channels * pairs * e)
+        if disk > room.disk:
+            return
+        on_disk = disk / max(1, pair.nbytes + product.nbytes)
+        seconds = steps.templates.seconds(
+            -(-c // channels), away=product.share, on_disk=on_disk * product.share
+        )
+        copies = template_copies(count, multimer=multimer) * steps.unit_copy * pair.share
+        copies *= 1.0 + (steps.templates.disk - 1.0) * on_disk
+        # The kept rows of the pair have separate memory, allocated before the rest is freed.
+        stays = shard - pair.nbytes if pair.rows else 0
+        free = shard - stays if pair.rows else 0
+        for held, of_held in kept.items():
+            working = of_held + one + max(contraction, joined, block)
+            yield Candidate(
+                held,
+                max(0, stays, working - free),
+                seconds * (1 if held else 2) + copies,
+                host=host,
+                disk=disk,
+                settings={"pair": pair.kept, "product": product.kept, "channels": channels},
+            )
+
+    candidates = [
+        candidate
+        for pair in room.choices(fold.own, shard // fold.own)
+        for product in room.choices(n, c * _product_width(fold) * e, used=pair.nbytes)
+        for channels in channel_groups(c, fold.ranks, fold.device, fold.element_size)
+        for candidate in candidates_of(pair, product, channels)
+    ]
     return BlockedOperator("templates", resident, tuple(candidates), "kept")

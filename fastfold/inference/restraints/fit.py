@@ -136,9 +136,9 @@ class _Loss:
             return torch.tensor(values, device=like.device, dtype=like.dtype)
 
         self._atoms = RestrainedAtoms(restraints, aatype, order)
-        self.low, self.high, self.weight = (
-            column([getattr(one, name) for one in restraints]) for name in ("low", "high", "weight")
-        )
+        self.low = column([one.low for one in restraints])
+        self.high = column([one.high for one in restraints])
+        self.weight = column([one.weight for one in restraints])
         self._groups = [torch.tensor(group, device=like.device) for group in grouped(restraints)]
         first, second = self._atoms.first, self._atoms.second
         types = list(zip(restraints, aatype[first].tolist(), aatype[second].tolist(), strict=True))

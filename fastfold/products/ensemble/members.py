@@ -160,5 +160,10 @@ def _in_order(prediction: FoundPrediction, protein: Protein, first: Protein) -> 
     mapping = map_chains(copies, *points, *masks)
     ours, theirs = copies.rows(mapping).T
     order = ours[theirs.argsort()]
-    arrays = {name: getattr(protein, name)[order] for name in ("atom_positions", "atom_mask", "b_factors")}
-    return Member(prediction, replace(protein, **arrays), np.array([i for i, _ in mapping]), order)
+    ordered = replace(
+        protein,
+        atom_positions=protein.atom_positions[order],
+        atom_mask=protein.atom_mask[order],
+        b_factors=protein.b_factors[order],
+    )
+    return Member(prediction, ordered, np.array([i for i, _ in mapping]), order)

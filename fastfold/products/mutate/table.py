@@ -118,10 +118,9 @@ def _difference(old: _MutantFold, new: _MutantFold, sites: np.ndarray) -> dict[s
         "ptm": new.ptm,
         "dplddt": float((new.plddt - old.plddt).mean()),
         "dplddt_site": float((new.plddt - old.plddt)[sites].mean()),
+        "dptm": None if old.ptm is None or new.ptm is None else new.ptm - old.ptm,
+        "diptm": None if old.iptm is None or new.iptm is None else new.iptm - old.iptm,
     }
-    for name in ("ptm", "iptm"):
-        before, after = getattr(old, name), getattr(new, name)
-        scores[f"d{name}"] = None if before is None or after is None else after - before
     if old.pae is not None and new.pae is not None:
         change = new.pae.astype(np.float64) - old.pae
         scores["dpae"] = float(change.mean())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.inference.planning.memory_model import Away, OffloadRoom
+from fastfold.inference.planning.memory_model import OffloadRoom, OffloadShare
 
 
 @pytest.mark.parametrize(("host", "disk"), [(0, 0), (35, 0), (0, 52), (35, 20), (1000, 0)])
 def test_shares_fit_into_the_room_and_one_of_them_fills_it(host: int, disk: int) -> None:
     room = OffloadRoom(host, disk)
     choices = list(room.choices(17, 10))
-    assert choices[0] == Away(0, 17, 0)
+    assert choices[0] == OffloadShare(0, 17, 0)
     assert all(away.nbytes == 10 * away.rows <= room.total for away in choices)
     assert choices[-1].rows == min(17, room.total // 10)
     assert min(17, host // 10) in [away.rows for away in choices]  # as much as needs no disk
