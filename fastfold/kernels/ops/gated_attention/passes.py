@@ -170,7 +170,7 @@ def compute_gradients(
     Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
     :func:`~.op.gated_attention_begin` for the backward pass or empty, and ``out``, projections that :func:`forward`
     kept. With ``add_x``, ``x`` is also the residual.
-    Parameters have no gradients if ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
+    Gradients of parameters are left out if ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
     """
     given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
     needs_parameters = any(needs[2:])
