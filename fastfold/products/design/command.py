@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,9 @@ examples:
 
 
 _COUNT = (1, LARGEST)
+_filters = partial(option, group="filters")
+_programs = partial(option, group="programs")
+_run = partial(option, group="run")
 
 
 @dataclass(frozen=True)
@@ -87,95 +91,78 @@ class DesignOptions:
         metavar="FILE",
         help="networks that fold the designs again (default: those of --weights)",
     )
-    preset: str | None = option(
+    preset: str | None = _programs(
         default=None,
         choices=PRESETS,
-        group="programs",
         help="settings of another program, which options of the command change (default colabdesign)",
     )
-    settings: Path | None = option(
+    settings: Path | None = _programs(
         default=None,
         parse=Path,
-        group="programs",
         metavar="FILE",
         help="BindCraft's settings_target file: structure, chains, hotspots and lengths",
     )
-    advanced: Path | None = option(
+    advanced: Path | None = _programs(
         default=None,
         parse=Path,
-        group="programs",
         metavar="FILE",
         help="BindCraft's settings_advanced file; implies --preset bindcraft",
     )
-    predict_seeds: int = option(
+    predict_seeds: int = _filters(
         default=1,
         bounds=_COUNT,
-        group="filters",
         help="fold each design with N seeds by each network of --predict-weights (default 1)",
     )
-    mpnn: str | None = option(
+    mpnn: str | None = _filters(
         default=None,
-        group="filters",
         metavar="PROGRAM",
         help="fold sequences of another program for the designed backbones as well: proteinmpnn, ligandmpnn, or a "
         "command with {pdb} and {out}, in quotes (docs/design.md)",
     )
-    mpnn_sequences: int = option(
+    mpnn_sequences: int = _filters(
         default=PROGRAM_SEQUENCES,
         bounds=_COUNT,
-        group="filters",
         help=f"sequences of --mpnn for a backbone (default {PROGRAM_SEQUENCES})",
     )
-    mpnn_temperature: float = option(
-        default=0.1,
-        parse=float,
-        group="filters",
-        metavar="X",
-        help="temperature of the sequences of --mpnn (default 0.1)",
+    mpnn_temperature: float = _filters(
+        default=0.1, parse=float, metavar="X", help="temperature of the sequences of --mpnn (default 0.1)"
     )
-    mpnn_omit: str = option(
-        default="",
-        group="filters",
-        metavar="LETTERS",
-        help="residues that --mpnn never uses, besides --forbid",
+    mpnn_omit: str = _filters(
+        default="", metavar="LETTERS", help="residues that --mpnn never uses, besides --forbid"
     )
-    mpnn_soluble: bool = option(
-        default=False, group="filters", help="weights of --mpnn that were trained on soluble proteins"
+    mpnn_soluble: bool = _filters(
+        default=False, help="weights of --mpnn that were trained on soluble proteins"
     )
-    mpnn_keep_interface: bool = option(
-        default=False, group="filters", help="residues within 4 Å of other chains stay as designed"
+    mpnn_keep_interface: bool = _filters(
+        default=False, help="residues within 4 Å of other chains stay as designed"
     )
-    filters: Path | None = option(
+    filters: Path | None = _filters(
         default=None,
         parse=Path,
-        group="filters",
         metavar="FILE",
         help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
     )
-    condition: str | None = option(
+    condition: str | None = _filters(
         "--where",
         default=None,
-        group="filters",
         metavar="CONDITION",
         help='condition on columns of designs.tsv that designs have to meet, such as "iptm>0.6 and rmsd<2"',
     )
-    num_designs: int | None = option(
+    num_designs: int | None = _run(
         "--num-designs",
         "--num-seeds",
         default=None,
         bounds=_COUNT,
-        group="run",
         help=f"designs, of seeds from --seed on (default 1; with --until at most {_MOST_DESIGNS:,})",
     )
-    until: int | None = option(
+    until: int | None = _run(
         default=None,
         bounds=_COUNT,
-        group="run",
         help="fold designs one by one until N sequences pass --filters and --where; several processes may run the same "
         "command in one folder",
     )
-    seed: int = option(default=0, bounds=(0, LARGEST), group="run", help="first seed (default 0)")
-    precision: str = option(default="fp32", group="run", metavar="NAME", help="fp32 (default) or bf16")
+    seed: int = _run(default=0, bounds=(0, LARGEST), help="first seed (default 0)")
+    precision: str = _run(default="fp32", metavar="NAME", help="fp32 (default) or bf16")
     overwrite: bool = option(default=False, group="overwrite", help="start again where settings differ")
 
 

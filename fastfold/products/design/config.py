@@ -19,7 +19,7 @@ _CONTACTS_HELP = (
     "contacts {} chains that the loss counts, such as num=2,cutoff=14,seqsep=9,binary=false,num_pos=20: contacts per "
     "residue, distance in Å, separation, probability alone, and residues that count (all by default)"
 )
-_COUNT: dict[str, Any] = {"bounds": (0, LARGEST), "metavar": "N"}
+_count = partial(option, bounds=(0, LARGEST), metavar="N")
 
 Optimizer = Literal["sgd", "adam"]
 RecycleMode = Literal["last", "average", "first", "sample", "add_prev", "backprop"]
@@ -59,8 +59,7 @@ class DesignConfig:
     """
 
     #: Steps before those, up to nine tenths of a softmax, after which weak designs end
-    screen_steps: int = option(
-        **_COUNT,
+    screen_steps: int = _count(
         default=0,
         help="steps before those of --steps, up to nine tenths of a softmax (default 0; BindCraft: 50)",
     )
@@ -99,7 +98,7 @@ class DesignConfig:
     #: Step length
     learning_rate: float = option(default=0.1, parse=float, metavar="X", help="default 0.1")
     #: Extra passes of the network
-    recycles: int = option("--num-recycles", **_COUNT, default=0, help="extra passes of a step (default 0)")
+    recycles: int = _count("--num-recycles", default=0, help="extra passes of a step (default 0)")
     #: Passes whose gradient counts
     recycle_mode: RecycleMode = option(
         default="last",
@@ -116,16 +115,15 @@ class DesignConfig:
         "--no-recycle-ramp", default=True, help="all extra passes in each step from logits to softmax as well"
     )
     #: Extra passes after the screening steps if more than 15% of the binder is in strands; None for ``recycles``
-    strand_recycles: int | None = option(
-        **_COUNT,
+    strand_recycles: int | None = _count(
         default=None,
         help="extra passes after --screen-steps if over 15%% of the binder is in strands (default --num-recycles)",
     )
     #: True for dropout before the steps on residues
     dropout: bool = option("--no-dropout", default=True, help="no dropout in any step")
     #: Networks drawn for a step; None or 0 for all. Steps on residues and mutations use all.
-    networks: int | None = option(
-        "--num-models", **_COUNT, default=1, help="networks drawn for a step (default 1; 0 for all)"
+    networks: int | None = _count(
+        "--num-models", default=1, help="networks drawn for a step (default 1; 0 for all)"
     )
     #: True if steps on residues and mutations use all networks
     all_networks: bool = option(
