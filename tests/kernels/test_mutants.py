@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         "transition",
         "transition.triton_bwd",
-        "load_normalised(p_x, o_c * x_strides[1], norm, o_c, m_m,",
-        "load_normalised(p_x, o_c * x_strides[1], norm, o_c, o_m >= 0,",
+        "load_normalized(p_x, o_c * x_strides[1], norm, o_c, m_m,",
+        "load_normalized(p_x, o_c * x_strides[1], norm, o_c, o_m >= 0,",
         "tail of rows, backward",
     ),
     Mutant(

@@ -109,7 +109,7 @@ def _flops(compute: Any, *arguments: Any, **options: Any) -> int:
 def test_products_for_gradients_of_attention_weights_are_left_out_and_not_counted() -> None:
     x = torch.randn(ROWS, LENGTH, CHANNELS)
     parameters = [p.cpu() for p in _attention().present()]
-    call: dict[str, Any] = {"x": x, "begun": [], "bias": None, "mask": None, "dropout": None}
+    call: dict[str, Any] = {"x": x, "out": [], "bias": None, "mask": None, "dropout": None}
     call |= {"parameters": parameters, "heads": HEADS, "add_x": False, "backend": "torch"}
     needs = [[True, False] + [trained] * len(parameters) for trained in (True, False)]
     trained, frozen = (_flops(compute_gradients, x, **call, needs=n) for n in needs)
@@ -190,18 +190,18 @@ def test_kept_projections_of_attention_are_not_multiplied_again(monkeypatch: pyt
     )
     assert kept.shape == (4, ROWS, HEADS, LENGTH, WIDTH // HEADS)
     call: dict[str, Any] = {
-        "begun": [],
+        "out": [],
         "bias": None,
         "mask": None,
         "dropout": None,
         "parameters": parameters,
     }
     call |= {"heads": HEADS, "add_x": False, "backend": "torch", "needs": [True, False, True]}
-    plain, saved = (_flops(compute_gradients, x, x, **call, out=out) for out in (None, kept))
+    plain, saved = (_flops(compute_gradients, x, x, **call | {"out": out}) for out in ([], [kept]))
     of_projections = 2 * ROWS * LENGTH * CHANNELS * 4 * WIDTH
     assert plain - saved == of_projections
     costs = [
-        OPERATOR_COSTS["gated_attention_backward"](call | {"x": x, "out": out}).flops for out in (None, kept)
+        OPERATOR_COSTS["gated_attention_backward"](call | {"x": x, "out": out}).flops for out in ([], [kept])
     ]
     assert costs[0] - costs[1] == of_projections
 

@@ -348,7 +348,7 @@ def test_wrong_use_is_named():
         ConfigError, match=r"expected a GeminiConfig, found 5000; use GeminiConfig\(budget=5000"
     ):
         Gemini(build(), None, 5000)
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(TypeError, match="color"):
         Gemini(build(), color="red")
     assert manager.optimizer is optimizer
 

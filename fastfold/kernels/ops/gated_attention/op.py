@@ -137,11 +137,11 @@ def _cost(call: Arguments) -> OperatorCost:
     )
 
 
-def _without_beginning(call: Arguments, whole: OperatorCost) -> OperatorCost:
-    """Subtract the projections of the first block from a call's cost, if ``begun`` has them."""
-    if not call["begun"]:
+def _without_projections(call: Arguments, results: Sequence[Tensor], whole: OperatorCost) -> OperatorCost:
+    """Subtract projections of some rows or all, the last of ``results``, from a call's cost."""
+    if not results:
         return whole
-    done = 2.0 * call["begun"][-1].numel() * call["x"].shape[-1]
+    done = 2.0 * results[-1].numel() * call["x"].shape[-1]
     return replace(whole, flops=whole.flops - done, launches=whole.launches - _BEGIN_LAUNCHES)
 
 
@@ -150,10 +150,8 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     of_parameters = any(call["needs"][2:])
     flops = (2 + of_parameters) * projections + 3.5 * attention + (1 + of_parameters) * output
     traffic = 25 * size_in_bytes(call["x"])
-    if call.get("out") is not None:
-        flops -= projections
     whole = OperatorCost(flops, traffic, launches=14, exponentials=_scores(call))
-    return _without_beginning(call, whole)
+    return _without_projections(call, call["out"], whole)
 
 
 _gated_attention = define_operator(
@@ -165,8 +163,7 @@ _gated_attention = define_operator(
         fake=passes.fake_gradients,
         cost=_backward_cost,
         residual="residual",
-        constants={"begun": []},
-        saved_result=lambda result, call: result[1] if call["keep"] else None,
+        saved_result=lambda result, call: [result[1]] if call["keep"] else [],
         arrange=passes.arrange_gradients,
     ),
     fake=_fake,
@@ -365,7 +362,7 @@ def _continue(
 
 
 def _begun_cost(call: Arguments) -> OperatorCost:
-    return _without_beginning(call, _cost(call))
+    return _without_projections(call, call["begun"], _cost(call))
 
 
 define_operator("gated_attention_begun", _continue, fake=like_first, cost=_begun_cost)

@@ -153,12 +153,11 @@ def can_keep(x: Tensor) -> bool:
 def compute_gradients(
     grad: Tensor,
     x: Tensor,
-    begun: Sequence[Tensor],
+    out: Sequence[Tensor],
     bias: Tensor | None,
     mask: Tensor | None,
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
-    out: Tensor | None = None,
     *,
     needs: Sequence[bool],
     heads: int,
@@ -167,12 +166,13 @@ def compute_gradients(
 ) -> list[Tensor]:
     """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
-    Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``begun``, a result of
-    :func:`~.op.gated_attention_begin` for the backward pass or empty, and ``out``, projections that :func:`forward`
-    kept. With ``add_x``, ``x`` is also the residual.
-    Gradients of parameters are left out if ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
+    Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``out``: projections
+    that :func:`forward` kept, in a list of one tensor; the result of :func:`~.op.gated_attention_begin` for the
+    backward pass; or nothing. With ``add_x``, ``x`` is also the residual. Gradients of parameters are left out if
+    ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
     """
     given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
+    kept = out[0] if len(out) == 1 else None
     needs_parameters = any(needs[2:])
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
@@ -188,11 +188,11 @@ def compute_gradients(
     def block(scratch: Scratch, sums: list[Any], i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
         b_grad, grad_bias = part(grad, rows), part(sums[0], i)
-        kept = part(out, (slice(None), *rows))
-        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun, kept)
+        of_block = part(kept, (slice(None), *rows))
+        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun, of_block)
         finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
 
-    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), begun)
+    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), out if kept is None else ())
     scratch = Scratch().of(x, blocks.backward_dtype(x))
     sum_blocks(block, blocks_and_begun, scratch, sums, lanes=_most_lanes(x, backend))
     grad_bias, totals = sums
