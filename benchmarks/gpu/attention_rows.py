@@ -43,9 +43,9 @@ def compare_rows(device: str, sizes: Sizes) -> Iterator[Line]:
             for variant, value in VARIANTS.items():
                 line: Line = {"attention": name, "rows": rows, "residues": residues, "variant": variant}
                 with torch.no_grad(), environment(VARIABLE, value):
-                    computed = call().float()
-                    expected = computed if expected is None else expected
-                    line["relative_error"] = float((computed - expected).norm() / expected.norm())
+                    update = call().float()
+                    expected = update if expected is None else expected
+                    line["relative_error"] = float((update - expected).norm() / expected.norm())
                     if not line["relative_error"] < MAX_ERROR:
                         yield line | {"error": f"differs from the other kernels by more than {MAX_ERROR}"}
                         continue

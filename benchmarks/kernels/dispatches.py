@@ -1,4 +1,4 @@
-"""Number of operators that PyTorch dispatches for an Evoformer block and a structure module on a GPU: the host's work.
+"""Number of operators that PyTorch dispatches for a pass, a block and a structure module on a GPU: the host's work.
 
 Usage: python -m benchmarks.kernels.dispatches [--write]
 
@@ -14,6 +14,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -26,10 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.kernels.block import block_config
 from benchmarks.kernels.cases import C_M, C_Z
 from benchmarks.kernels.recording import launches_replaced
+from benchmarks.long_sequence import features
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack
 from fastfold.evoformer.execution import set_policy
-from fastfold.evoformer.precision import parameters_to
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import parameters_to, set_precision
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.inference.planning.planner import FOLDING_POLICY, Planner
 from fastfold.kernels.common import operator
@@ -46,7 +49,9 @@ PLANNED_SHAPES = ((516, 256), (516, 1024), (516, 2048))
 FORWARD, BOTH = "forward", "forward + backward"
 EXTRA = "forward, extra MSA"
 PLANNED = "forward, by plan"
+PASS = "pass"
 """Blocks whose layers have the policies of a plan for ``BUDGET``."""
+CLUSTERS = 512  #: Rows of the alignment of official networks, without templates
 BUDGET = 78 * GIB  #: Bytes for the plans, of an H100 with 80 GB
 C_S = 384  #: Channels of the single representation
 C_E = 64  #: Channels of the extra alignment
@@ -175,6 +180,23 @@ def of_structure_module(residues: int) -> tuple[Counter[str], int]:
     return count(forward)
 
 
+def of_pass(residues: int, templates: int) -> tuple[Counter[str], int]:
+    """Count a pass of ``model_1_ptm`` by plan, with the alignments of official networks and a number of templates."""
+    config = model_config("model_1_ptm")
+    with torch.device("meta"):
+        model = set_precision(AlphaFold(config), "bf16").eval()
+    alignments = features(residues, CLUSTERS, EXTRA_SHAPES[0][0])
+    batch = {name: value.to("meta")[None] for name, value in alignments.items()}
+    plan = Planner(config, 2, "cuda").plan(residues, BUDGET)
+    set_policy(model, replace(plan.policy, templates=tuple(range(templates))), plan.blocks)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(batch, 0)
+
+    return count(forward)
+
+
 def counts() -> list[Count]:
     """Count all blocks and shapes."""
     found = []
@@ -190,6 +212,17 @@ def counts() -> list[Count]:
     return [*found, Count("structure module", 1, 100, sum(dispatches.values()), launches)]
 
 
+def counts_of_passes() -> list[Count]:
+    """Count passes of 100 residues, without templates and with four."""
+    table = []
+    for templates in (0, 4):
+        dispatches, launches = of_pass(100, templates)
+        table.append(
+            Count(f"{PASS}, {templates} templates", CLUSTERS, 100, sum(dispatches.values()), launches)
+        )
+    return table
+
+
 def read() -> list[Count]:
     """Read the written table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
@@ -203,7 +236,7 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name} in results/")
     options = parser.parse_args()
-    table = counts()
+    table = [*counts(), *counts_of_passes()]
     print(f"{'bfloat16':<23} {'MSA':>10} {'dispatches':>11} {'launches':>9}")
     for each in table:
         print(

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 import fastfold
-from benchmarks.kernels.dispatches import count, counts, read
+from benchmarks.kernels.dispatches import PASS, Count, count, counts, counts_of_passes, read
 from fastfold import kernels
 from fastfold.evoformer import EvoformerBlock
 from fastfold.evoformer.config import model_config
@@ -20,7 +21,18 @@ from fastfold.kernels.common.backend import runs_directly
 
 
 def test_a_block_dispatches_no_more_operators_than_the_table_says() -> None:
-    for found, written in zip(counts(), read(), strict=True):
+    _check(counts(), [one for one in read() if not one.name.startswith(PASS)])
+
+
+@pytest.mark.long
+def test_a_pass_of_100_residues_dispatches_at_most_7000_operators() -> None:
+    found = counts_of_passes()
+    _check(found, [one for one in read() if one.name.startswith(PASS)])
+    assert 6_000 < found[0].dispatches <= 7_000
+
+
+def _check(counted: list[Count], table: list[Count]) -> None:
+    for found, written in zip(counted, table, strict=True):
         assert found[:3] == written[:3]
         assert found.dispatches <= written.dispatches, f"{found}; rewrite the table if it has to be so"
         assert found.launches <= written.launches, f"{found}; rewrite the table if it has to be so"

@@ -150,11 +150,16 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
     Strides may be any, and nothing is copied. The positions are in row-major order.
     """
     flat: list[Tensor] = []
+    last = None
     for t in tensors:
         if not (t.is_contiguous() or _is_mergeable(t)):  # the outermost axis by index
             outermost = zip(*(t.unbind(0) for t in tensors), strict=True)
             return chain.from_iterable(position_blocks(size, *parts) for parts in outermost)
-        flat.append(t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]))
+        if t is last:  # input, residual and result may be one tensor, and a view costs the host time
+            flat.append(flat[-1])
+        else:
+            flat.append(t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]))
+        last = t
     if flat[0].shape[0] <= size:
         return iter((tuple(flat),))
     return zip(*(t.split(size) for t in flat), strict=True)

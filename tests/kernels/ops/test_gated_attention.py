@@ -323,10 +323,10 @@ def test_all_rows_at_once_make_one_block(backend: str, monkeypatch: pytest.Monke
     """The result is that of several blocks; PyTorch's blocks stay as they are."""
     monkeypatch.setattr({"torch": eager, "triton": triton_launch}[backend], "row_step", lambda x: 2)
     inputs = {name: x.detach() for name, x in on_device(operands(5, 7)).items()}
-    launches, forward = [], triton_launch.TritonAttentionForward.begin
+    launches, forward = [], triton_launch.TritonAttentionForward.__call__
     monkeypatch.setattr(
         triton_launch.TritonAttentionForward,
-        "begin",
+        "__call__",
         lambda *given: launches.append(len(given[1])) or forward(*given),
     )
     found = []

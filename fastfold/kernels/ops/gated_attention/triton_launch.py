@@ -50,8 +50,15 @@ class TritonAttentionForward(eager.AttentionForward):
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Compute projections ``[r, N, 3 or 4, H, D]`` of a block, which need only ``x [r, N, c]``."""
+        return self._project(x, scratch)[-1]
+
+    def _project(self, x: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalised block ``[r, N, c]``, its view ``[r N, c]``, and its projections."""
         normed = layer_norm(x, *self._weights.norm, EPS, backend="triton")
-        return project(normed, self._projections, self._weights, self._heads, scratch)
+        flat = normed.flatten(0, 1)
+        channels = self._weights.output.shape[1] // self._heads
+        projected = self._projections(flat, "projected", scratch)
+        return normed, flat, projected.view(*x.shape[:2], -1, self._heads, channels)
 
     def __call__(
         self,
@@ -68,19 +75,19 @@ class TritonAttentionForward(eager.AttentionForward):
         assert kept is None
         weights = self._weights
         x, bias, hidden, residual, dropout = rows
+        update = None
         if projected is None and triton_rows.serves(x, weights, self._heads):
             attended = triton_rows.attend_rows(rows, weights, self._heads, scratch)
         else:
-            projected = self.begin(x, scratch) if projected is None else projected
+            if projected is None:
+                # After its projections, the normalised block is free to hold the update.
+                update, flat_update, projected = self._project(x, scratch)
             attended, *_ = _attend(projected, bias, hidden, scratch)
-        flat = attended.view(-1, weights.output.shape[1])
-        update = scratch("update", len(flat), len(weights.output))
-        torch.mm(flat, weights.output.t(), out=update)
-        fill_update(
-            out,
-            UpdateOperands(update.view(*x.shape[:2], -1), residual, weights.output_bias, None, dropout),
-            "triton",
-        )
+        if update is None:
+            update = scratch("update", *x.shape)
+            flat_update = update.flatten(0, 1)
+        torch.mm(attended.view(-1, weights.output.shape[1]), weights.output.t(), out=flat_update)
+        fill_update(out, UpdateOperands(update, residual, weights.output_bias, None, dropout), "triton")
 
 
 def _attend(

@@ -65,7 +65,9 @@ def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, mult
     heads, channels = parameters.weight.shape
     *batch, length, columns, _ = z.shape
     width = columns if batch else -(-columns // multiple) * multiple
-    out = z.new_empty(*batch, heads, length, width)[..., :columns]
+    out = z.new_empty(*batch, heads, length, width)
+    if width > columns:
+        out = out[..., :columns]
     if z.numel() == 0:
         return out
     in_order = math.prod(batch) == 1
