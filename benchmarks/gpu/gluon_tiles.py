@@ -29,7 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fastfold.kernels.common.launch import launch
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
-from fastfold.kernels.ops.triangle_multiplication.triton_tiles import CHANNELS, folded
+from fastfold.kernels.ops.triangle_multiplication.triton_tiles import CHANNELS
 
 BM, BH, STAGES = 64, 64, 4
 WARPGROUPS = gl.constexpr(2)
@@ -278,6 +278,12 @@ def _programs(z: Tensor) -> int:
     return torch.cuda.get_device_properties(z.device).multi_processor_count if z.is_cuda else 3
 
 
+def _folded(weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights ``[O, C]`` with a norm's scale, and in float32 the bias with its shift ``[O]``."""
+    exact = weight.float()
+    return (exact * scale.float()).to(weight.dtype), torch.addmv(bias.float(), exact, shift.float())
+
+
 def _by_chunks(projection: Tensor, gate: Tensor) -> Tensor:
     """Join rows of projections and gates ``[c, *]``, BH of one and BH of the other in turn."""
     return torch.stack([x.unflatten(0, (-1, BH)) for x in (projection, gate)], 1).flatten(0, 2)
@@ -289,8 +295,8 @@ def project(factors: Tensor, z: Tensor, mask: Tensor, weights: FactorParams) -> 
     ``W`` is a multiple of 8. Factors are zero past the pair.
     """
     norm = (weights.norm_weight, weights.norm_bias)
-    projection, _, bias = folded(weights.proj_weight, weights.proj_bias, *norm)
-    gate, _, gate_bias = folded(weights.gate_weight, weights.gate_bias, *norm)
+    projection, bias = _folded(weights.proj_weight, weights.proj_bias, *norm)
+    gate, gate_bias = _folded(weights.gate_weight, weights.gate_bias, *norm)
     channels, rows, width = factors.shape
     launch(triangle_project_gluon_kernel, (_programs(z),))(
         _descriptor(z, 1, BM, CHANNELS),
@@ -312,10 +318,10 @@ def write_update(out: Tensor, product: Tensor, z: Tensor, weights: UpdateParams)
 
     All are contiguous, in bfloat16.
     """
-    update, _, bias = folded(
+    update, bias = _folded(
         weights.out_weight, weights.out_bias, weights.norm_out_weight, weights.norm_out_bias
     )
-    gate, _, gate_bias = folded(
+    gate, gate_bias = _folded(
         weights.out_gate_weight, weights.out_gate_bias, weights.norm_weight, weights.norm_bias
     )
     launch(triangle_output_gluon_kernel, (_programs(z),))(

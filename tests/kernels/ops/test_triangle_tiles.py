@@ -137,6 +137,22 @@ def test_the_operator_is_its_definition(outgoing: bool, channels: int | None) ->
     assert torch.equal(kernels.triangle_multiplication(z, mask, p, residual=z, out=z, **options), found)
 
 
+@needs_tiles
+def test_weights_are_folded_by_one_kernel() -> None:
+    """Two weights, each with its norm, of rows from two places; the last program's rows are not all there."""
+    torch.manual_seed(0)
+    weights, biases = (_randn(60, 128), _randn(60, 128)), (_randn(60), _randn(60))
+    norms = tuple((1 + _randn(128, scale=0.2).float(), _randn(128).float()) for _ in range(2))
+    rows = torch.cat((torch.arange(5, 25), torch.arange(40, 58)))
+    found, sums = triton_tiles.folded(weights, biases, norms, 38, (20, 5, 20))
+    for i, (weight, bias, (scale, shift)) in enumerate(zip(weights, biases, norms, strict=True)):
+        exact = weight[rows].float()
+        scaled = (exact * scale).to(torch.bfloat16)
+        assert torch.equal(found[38 * i : 38 * (i + 1)], scaled)
+        torch.testing.assert_close(sums[i, 0], scaled.float().sum(1), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(sums[i, 1], bias[rows].float() + exact @ shift, rtol=1e-5, atol=1e-4)
+
+
 def _launched(
     monkeypatch: pytest.MonkeyPatch, *, c: int = 128, dtype: Any = torch.bfloat16, **given: Any
 ) -> set[str]:
@@ -164,6 +180,8 @@ from benchmarks.kernels.compilation import needs_of, no_gpu
 from benchmarks.kernels.machine_code import listing
 
 for variant in variants._tiles():
+    if variant.name.startswith("fold"):
+        continue
     with no_gpu(90):
         compiled = variant.kernel.run(*variant.arguments, grid=(1,), warmup=True, **variant.options)
     names = Counter(one.name.split(".")[0] for one in listing(compiled))
@@ -187,7 +205,8 @@ def test_hopper_copies_tiles_in_the_background_and_keeps_the_weights() -> None:
         assert needed <= shared[name]
 
 
-TILES = {"triangle_project_tiles_kernel", "triangle_output_tiles_kernel"}
+FOLD = "fold_weights_kernel"
+TILES = {FOLD, "triangle_project_tiles_kernel", "triangle_output_tiles_kernel"}
 PLAIN = {"triangle_project_kernel", "triangle_output_kernel"}
 
 
@@ -195,11 +214,16 @@ PLAIN = {"triangle_project_kernel", "triangle_output_kernel"}
 def test_what_tiles_do_not_serve_keeps_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _launched(monkeypatch) == TILES
     assert _launched(monkeypatch, plan=ContractionPlan(32)) == {
+        FOLD,
         "triangle_project_kernel",
         "triangle_output_tiles_kernel",
     }
     for given in ({"residual": None}, {"dropout": torch.ones(6, 6, 128, device=DEVICE)}):
-        assert _launched(monkeypatch, **given) == {"triangle_project_tiles_kernel", "triangle_output_kernel"}
+        assert _launched(monkeypatch, **given) == {
+            FOLD,
+            "triangle_project_tiles_kernel",
+            "triangle_output_kernel",
+        }
     assert _launched(monkeypatch, c=64) == PLAIN
     assert _launched(monkeypatch, dtype=torch.float32) == PLAIN
     monkeypatch.delenv(triton_tiles.VARIABLE)

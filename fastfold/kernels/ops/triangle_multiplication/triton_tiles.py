@@ -29,8 +29,11 @@ VARIABLE = "FASTFOLD_TRIANGLE_TILES"
 
 CHANNELS = 128  #: Channels of pair and product
 BM, BH, STAGES = 64, 64, 3
+BO = 16  #: Rows of weights of a program that folds them
 _PROJECT_CHANNELS = 2 * BH  #: Channels of factors that a program of the projection owns
 _INTERPRETED_PROGRAMS = 3
+
+Pair = tuple[Tensor, Tensor]
 
 
 def serves(z: Tensor, channels: int, width: int) -> bool:
@@ -63,11 +66,58 @@ def _descriptor(x: Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
 
 
-def folded(weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights ``[O, C]`` with a norm's scale, and in float32 their sums and the bias with its shift ``[O]``."""
-    exact = weight.float()
-    scaled = (exact * scale.float()).to(weight.dtype)
-    return scaled, scaled.float().sum(1), torch.addmv(bias.float(), exact, shift.float())
+@triton.jit
+def weights_row(o_c, row_groups):
+    """Return the weights' rows of channels ``o_c``: a number of channels from one row on, and the rest from another."""
+    return o_c + tl.where(o_c < row_groups[0], row_groups[1], row_groups[2])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def fold_weights_kernel(
+    weights, biases, norms, folded, sums, rows, row_groups, C: tl.constexpr, BO: tl.constexpr
+):  # fmt: skip
+    """Fill ``folded [2 O, C]`` with two weights times the scales of their norms, and ``sums [2, 2, O]``.
+
+    These are for each weight the sums of its folded rows, and its biases plus its products with the norm's shift.
+    """
+    o_o, o_c = tl.program_id(0) * BO + tl.arange(0, BO), tl.arange(0, C)
+    o_row = weights_row(o_o, row_groups)
+    m_o = o_o < rows
+    for i_w in tl.static_range(2):
+        p_w = weights[i_w] + o_row[:, None] * C + o_c[None, :]
+        # [BO, C]
+        b_exact = tl.load(p_w, mask=m_o[:, None], other=0.0).to(tl.float32)
+        b_w = cast(b_exact * tl.load(norms[i_w][0] + o_c)[None, :], folded.dtype.element_ty)
+        tl.store(folded + (i_w * rows + o_o)[:, None] * C + o_c[None, :], b_w, mask=m_o[:, None])
+        p_sums = sums + 2 * i_w * rows + o_o
+        tl.store(p_sums, tl.sum(b_w.to(tl.float32), 1), mask=m_o)
+        b_shift = tl.sum(b_exact * tl.load(norms[i_w][1] + o_c)[None, :], 1)
+        tl.store(
+            p_sums + rows,
+            tl.load(biases[i_w] + o_row, mask=m_o, other=0.0).to(tl.float32) + b_shift,
+            mask=m_o,
+        )
+
+
+def folded(
+    weights: Pair, biases: Pair, norms: tuple[Pair, Pair], rows: int, row_groups: tuple[int, int, int]
+) -> tuple[Tensor, Tensor]:
+    """Return two weights ``[2 O, C]`` with the scales of their norms, and in float32 sums and biases ``[2, 2, O]``.
+
+    ``rows`` is O, and ``row_groups`` is that of :func:`weights_row`.
+    """
+    channels = weights[0].shape[1]
+    result = weights[0].new_empty(2 * rows, channels)
+    sums = result.new_empty(2, 2, rows, dtype=torch.float32)
+    launch(fold_weights_kernel, (triton.cdiv(rows, BO),))(
+        *(weights, biases, norms, result, sums, rows, row_groups),
+        C=channels,
+        BO=BO,
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=True,
+    )
+    return result, sums
 
 
 def _programs(z: Tensor) -> int:
@@ -87,10 +137,10 @@ def row_statistics(b_x, C: tl.constexpr, EPS, AXIS: tl.constexpr):
 
 
 @triton.jit
-def load_weights(weight, sums, bias, first, BH: tl.constexpr):
-    """Load BH rows of folded weights ``[BH, CZ]`` by their descriptor, with their sums and biases ``[BH]``."""
-    o_h = first + tl.arange(0, BH)
-    return weight.load([first, 0]), tl.load(sums + o_h), tl.load(bias + o_h)
+def load_weights(weights, sums, i_w, first, rows, BH: tl.constexpr):
+    """Load BH of ``rows`` of a folded weight ``[BH, CZ]`` by their descriptor, with sums and biases ``[BH]``."""
+    p_sums = sums + 2 * i_w * rows + first + tl.arange(0, BH)
+    return weights.load([i_w * rows + first, 0]), tl.load(p_sums), tl.load(p_sums + rows)
 
 
 @triton.jit
@@ -109,16 +159,20 @@ def gated_factors(b_xt, b_rstd, b_shift, b_mask, projection, gate):
 
 @triton.jit(do_not_specialize=["rows", "n", "width", "factor_rows"])
 def triangle_project_tiles_kernel(
-    z, mask, factors, proj_weight, proj_sums, proj_bias, gate_weight, gate_sums, gate_bias,
-    rows, n, width, factor_rows, mask_strides, EPS,
+    z, mask, factors, weights, sums,
+    channels, rows, n, width, factor_rows, mask_strides, EPS,
     CZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """Fill ``factors [*, R', W]`` from ``z [R, N, CZ]``: a program owns 2 BH channels and every n-th tile."""
     first = tl.program_id(1) * 2 * BH
-    low_p = load_weights(proj_weight, proj_sums, proj_bias, first, BH)
-    low_g = load_weights(gate_weight, gate_sums, gate_bias, first, BH)
-    high_p = load_weights(proj_weight, proj_sums, proj_bias, first + BH, BH)
-    high_g = load_weights(gate_weight, gate_sums, gate_bias, first + BH, BH)
+    low_p, low_g = (
+        load_weights(weights, sums, 0, first, channels, BH),
+        load_weights(weights, sums, 1, first, channels, BH),
+    )
+    high_p, high_g = (
+        load_weights(weights, sums, 0, first + BH, channels, BH),
+        load_weights(weights, sums, 1, first + BH, channels, BH),
+    )
     across = tl.cdiv(width, BM)
     for i_t in range(tl.program_id(0), across * factor_rows, tl.num_programs(0)):
         i, j = i_t // across, i_t % across * BM
@@ -136,12 +190,12 @@ def triangle_project_tiles_kernel(
 
 @triton.jit(do_not_specialize=["rows", "n"])
 def triangle_output_tiles_kernel(
-    product, z, out, weight, sums, bias, gate_weight, gate_sums, gate_bias, rows, n, EPS,
+    product, z, out, weights, sums, rows, n, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Fill ``out [R, N, CZ]``, which may be ``z``, with ``z`` plus its update by ``product [C, R', W]``."""
-    b_w, b_sums, b_bias = load_weights(weight, sums, bias, 0, CZ)
-    b_wg, b_gate_sums, b_gate_bias = load_weights(gate_weight, gate_sums, gate_bias, 0, CZ)
+    b_w, b_sums, b_bias = load_weights(weights, sums, 0, 0, CZ, CZ)
+    b_wg, b_gate_sums, b_gate_bias = load_weights(weights, sums, 1, 0, CZ, CZ)
     across = tl.cdiv(n, BM)
     for i_t in range(tl.program_id(0), across * rows, tl.num_programs(0)):
         i, j = i_t // across, i_t % across * BM
@@ -162,24 +216,21 @@ def project_tiles(
     projections: Tensor, z: Tensor, mask: Tensor, weights: FactorParams, first: int, group: int
 ) -> None:
     """Fill factors; arguments are those of :func:`~.triton_factors.project`, where :func:`serves` is true."""
-    half = len(weights.proj_weight) // 2
-
-    def chosen(x: Tensor) -> Tensor:
-        if group == half:
-            return x
-        return torch.cat((x[first : first + group], x[half + first : half + first + group]))
-
-    norm = (weights.norm_weight, weights.norm_bias)
-    projection = folded(chosen(weights.proj_weight), chosen(weights.proj_bias), *norm)
-    gate = folded(chosen(weights.gate_weight), chosen(weights.gate_bias), *norm)
+    half, norm = len(weights.proj_weight) // 2, (weights.norm_weight, weights.norm_bias)
     channels, rows, width = projections.shape
+    matrices, sums = folded(
+        (weights.proj_weight, weights.gate_weight),
+        (weights.proj_bias, weights.gate_bias),
+        (norm, norm),
+        channels,
+        (group, first, first + half - group),
+    )
     launch(triangle_project_tiles_kernel, (_programs(z), channels // _PROJECT_CHANNELS))(
         _descriptor(z, 1, BM, CHANNELS),
         mask,
         _descriptor(projections, BH, 1, BM),
-        *(_descriptor(projection[0], BH, CHANNELS), *projection[1:]),
-        *(_descriptor(gate[0], BH, CHANNELS), *gate[1:]),
-        *(*z.shape[:2], width, rows, mask.stride(), EPS),
+        *(_descriptor(matrices, BH, CHANNELS), sums),
+        *(channels, *z.shape[:2], width, rows, mask.stride(), EPS),
         CZ=CHANNELS,
         BM=BM,
         BH=BH,
@@ -191,14 +242,18 @@ def project_tiles(
 
 def write_update_tiles(out: Tensor, product: Tensor, z: Tensor, weights: UpdateParams) -> None:
     """Fill ``out`` with ``z`` plus its update; arguments are those of :func:`~.triton_update.write_update`."""
-    update = folded(weights.out_weight, weights.out_bias, weights.norm_out_weight, weights.norm_out_bias)
-    gate = folded(weights.out_gate_weight, weights.out_gate_bias, weights.norm_weight, weights.norm_bias)
+    matrices, sums = folded(
+        (weights.out_weight, weights.out_gate_weight),
+        (weights.out_bias, weights.out_gate_bias),
+        ((weights.norm_out_weight, weights.norm_out_bias), (weights.norm_weight, weights.norm_bias)),
+        CHANNELS,
+        (CHANNELS, 0, 0),
+    )
     launch(triangle_output_tiles_kernel, (_programs(z),))(
         _descriptor(product, CHANNELS, 1, BM),
         _descriptor(z, 1, BM, CHANNELS),
         _descriptor(out, 1, BM, CHANNELS),
-        *(_descriptor(update[0], CHANNELS, CHANNELS), *update[1:]),
-        *(_descriptor(gate[0], CHANNELS, CHANNELS), *gate[1:]),
+        *(_descriptor(matrices, CHANNELS, CHANNELS), sums),
         *(*z.shape[:2], EPS),
         C=CHANNELS,
         CZ=CHANNELS,
