@@ -3,10 +3,10 @@
 Usage: python benchmarks/alphafold_program.py CHECKOUT wall|processor
 
 It needs jax, dm-haiku and ml_collections, and nothing of FastFold. ``benchmarks/against_alphafold.py`` and
-``benchmarks/gpu/whole_folds.py`` run it. Each line of the standard input is a JSON object with a case. The answer is
-its time in seconds; the first answer of a case also has the time of its first run, which compiles. Without ``warm_up``
-the first run after the compilation is the answer. The first line of the output names the versions. Products of float32
-are TF32's on a GPU, JAX's default.
+``benchmarks/gpu`` run it. Each line of the standard input is a JSON object with a case. The answer is its time in
+seconds; the first answer of a case also has the time of its first run, which compiles. Without ``warm_up`` the first
+run after the compilation is the answer, and with ``compile_only`` the time of the compilation. The first line of the
+output names the versions. Products of float32 are TF32's on a GPU, JAX's default.
 """
 
 from __future__ import annotations
@@ -130,6 +130,9 @@ def main() -> None:
             request = json.loads(line)
             start = clock()
             runs[line] = compiled(request)
+            if request.get("compile_only"):
+                print(json.dumps({"seconds": clock() - start}), flush=True)
+                continue
             if request.get("warm_up", True):
                 jax.block_until_ready(runs[line]())
                 answer["first"] = clock() - start

@@ -1,14 +1,20 @@
-"""First part of ``whole_folds.py``: compile kernels in several processes, so that no timed part does."""
+"""First part of ``whole_folds.py``: compile kernels in several processes, so that no timed part does.
+
+DeepMind's program is compiled by JAX at the same time.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from pathlib import Path
 
+from benchmarks.gpu.deepmind import answers, compilations
 from benchmarks.gpu.timing import TOY, Line, Sizes, network_of, random_target
 
 PROCESSES = 8
@@ -26,11 +32,20 @@ def kernels(device: str, sizes: Sizes) -> Iterator[Line]:
     jobs = [*NETWORKS, *((name, "gradients") for name in OPERATORS)]
     if sizes is TOY:
         jobs = [NETWORKS[0], (OPERATORS[-1], "gradients")]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+    start = time.perf_counter()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool,
+    ):
+        programs = compilations(device, sizes, Path(folder))
         waiting = {pool.submit(compile_job, name, mode, device): (name, mode) for name, mode in jobs}
         for done in as_completed(waiting):
             name, mode = waiting[done]
             yield {"compiled": name, "mode": mode, "processes": processes, "seconds": round(done.result(), 2)}
+        for residues, program in programs.items():
+            answers(program)
+            seconds = time.perf_counter() - start
+            yield {"compiled": "AlphaFold", "residues": residues, "seconds": round(seconds, 2)}
 
 
 def compile_job(name: str, mode: str, device: str) -> float:

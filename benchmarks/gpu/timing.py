@@ -12,6 +12,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = REPOSITORY / ".gpu" / "site"
 
+PASSES = 4  #: Passes of a fold
+
 Line = dict[str, Any]
 
 

@@ -12,7 +12,6 @@ kills only a part that hangs.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import math
@@ -32,12 +31,12 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.gpu.attention_rows import attention  # noqa: E402
 from benchmarks.gpu.compiling import kernels  # noqa: E402
+from benchmarks.gpu.deepmind import alphafold  # noqa: E402
 from benchmarks.gpu.rivals import generic, gluon, offload, openfold, triangles  # noqa: E402
-from benchmarks.gpu.timing import REPOSITORY, SITE, TOY, Line, Sizes, Stopwatch, network_of, random_target  # noqa: E402
+from benchmarks.gpu.timing import PASSES, SITE, TOY, Line, Sizes, Stopwatch, network_of, random_target  # noqa: E402
 
 sys.path.append(str(SITE))
 
-PASSES = 4
 LIMIT = 1.5
 """A part is killed after this many times its slot."""
 TOY_SECONDS = 600.0
@@ -290,55 +289,6 @@ def training(device: str, sizes: Sizes) -> Iterator[Line]:
             yield line
 
 
-def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
-    """Yield folds of DeepMind's program, if JAX is installed and ``.gpu/alphafold`` has its checkout."""
-    import numpy as np
-
-    from fastfold import model_config
-    from fastfold.data.features.pipeline import featurize
-    from fastfold.data.targets import target_from_sequence
-
-    checkout = REPOSITORY / ".gpu" / "alphafold"
-    if not checkout.is_dir() or not importlib.util.find_spec("jax"):
-        missing = "jax is not installed" if checkout.is_dir() else "no checkout in .gpu/alphafold"
-        yield {"skipped": missing}
-        return
-    for residues in sizes.float32_lengths:
-        sequence, msa = random_target(residues, sizes.rows)
-        target = target_from_sequence(sequence, "random")
-        features = featurize(target.chains, [([msa], [])], model_config("model_3")).stack(PASSES)
-        features["seq_length"] = np.full(PASSES, residues, np.int32)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "features.npz"
-            np.savez(path, **features)
-            program = REPOSITORY / "benchmarks" / "alphafold_program.py"
-            command = [sys.executable, str(program), str(checkout), "wall"]
-            request = {
-                "case": "monomer",
-                "blocks": sizes.blocks,
-                "passes": PASSES,
-                "subbatch": 4,
-                "features": str(path),
-            }
-            packages = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
-            environment = {**os.environ, "PYTHONPATH": packages, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-            environment |= {} if device == "cuda" else {"JAX_PLATFORMS": "cpu"}
-            done = subprocess.run(
-                command,
-                env=environment,
-                input=json.dumps(request) + "\n",
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        if done.returncode:
-            raise RuntimeError(f"AlphaFold's program failed: {done.stderr[-400:]}")
-        versions, answer = map(json.loads, done.stdout.splitlines())
-        line = {"program": "AlphaFold", "network": "model_3", "residues": residues, **versions}
-        for fold, seconds in (("first", answer["first"]), ("second", answer["seconds"])):
-            yield line | {"fold": fold, "passes": PASSES, "fold_s": round(seconds, 3)}
-
-
 def longest(device: str, sizes: Sizes) -> Iterator[Line]:
     """Yield a pass of a network with two blocks at long lengths by a plan, with its peak and the planned one."""
     import torch
@@ -422,13 +372,13 @@ class Part:
 
 
 PARTS = (
-    Part("kernels", 45, kernels),
+    Part("kernels", 60, kernels),
     Part("ceilings", 10, ceilings),
     Part("monomers", 80, monomers),
     Part("multimers", 50, multimers),
     Part("networks", 20, five_networks),
     Part("float32", 25, float32),
-    Part("alphafold", 85, alphafold),
+    Part("alphafold", 70, alphafold),
     Part("openfold", 40, openfold),
     Part("training", 45, training),
     Part("triangles", 25, triangles),

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks import against_openfold
-from benchmarks.gpu import pack, rivals, whole_folds
+from benchmarks.gpu import deepmind, pack, rivals, timing, whole_folds
 from benchmarks.gpu.attention_rows import attention, compare_rows
 from benchmarks.gpu.compiling import OPERATORS, RESIDUES, ROWS, compile_job
 from benchmarks.gpu.rivals import generic, openfold, triangles
@@ -150,11 +150,50 @@ def test_blocks_run_beside_openfolds_if_there_is_a_checkout(
 
 
 def test_alphafolds_part_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_folds, "REPOSITORY", tmp_path)
-    assert list(whole_folds.alphafold("cpu", TOY)) == [{"skipped": "no checkout in .gpu/alphafold"}]
+    monkeypatch.setattr(timing, "REPOSITORY", tmp_path)
+    assert list(deepmind.alphafold("cpu", TOY)) == [{"skipped": "no checkout in .gpu/alphafold"}]
     (tmp_path / ".gpu" / "alphafold").mkdir(parents=True)
-    monkeypatch.setattr(whole_folds.importlib.util, "find_spec", lambda name: None)
-    assert list(whole_folds.alphafold("cpu", TOY)) == [{"skipped": "jax is not installed"}]
+    monkeypatch.setattr(deepmind.importlib.util, "find_spec", lambda name: None)
+    assert list(deepmind.alphafold("cpu", TOY)) == [{"skipped": "jax is not installed"}]
+    assert deepmind.compilations("cpu", TOY, tmp_path) == {}
+
+
+PROGRAM = """
+import json, os, sys
+import numpy as np
+
+print(json.dumps({"jax": "none"}))
+for line in sys.stdin:
+    request = json.loads(line)
+    assert np.load(request["features"])["aatype"].shape == (4, 12)
+    path = os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], "compiled")
+    if request["compile_only"]:
+        open(path, "w").close()
+        print(json.dumps({"seconds": 1.5}))
+    elif os.path.exists(path):
+        print(json.dumps({"first": 3.0, "seconds": 2.0}))
+    else:
+        sys.exit("not compiled")
+"""
+
+
+def test_alphafold_is_compiled_before_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in takes the program's place; its failure is an error with its message."""
+    monkeypatch.setattr(timing, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(deepmind, "CACHE", tmp_path)
+    monkeypatch.setattr(deepmind, "missing", lambda: None)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "alphafold_program.py").write_text(PROGRAM)
+    with pytest.raises(RuntimeError, match="not compiled"):
+        list(deepmind.alphafold("cpu", TOY))
+    ((residues, program),) = deepmind.compilations("cpu", TOY, tmp_path).items()
+    assert residues == 12
+    assert deepmind.answers(program) == [{"jax": "none"}, {"seconds": 1.5}]
+    lines = list(deepmind.alphafold("cpu", TOY))
+    assert [(line["residues"], line["fold"], line["fold_s"]) for line in lines] == [
+        (12, "first", 3.0),
+        (12, "second", 2.0),
+    ]
 
 
 @pytest.mark.slow
