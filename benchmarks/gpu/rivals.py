@@ -184,7 +184,7 @@ def triangle_halves(inputs: dict[str, Any]) -> Iterator[tuple[str, str, Any, Cal
     product = torch.randn(count, width, width, device=z.device).to(z.dtype)
     updates: dict[str, Callable[..., None]] = {
         "plain": lambda out: triton_update.write_update(out, product, z, weights.update, z, None),
-        "tiles": lambda out: triton_tiles.write_update_tiles(out, product, z, weights.update),
+        "tiles": lambda out: triton_tiles.write_update_tiles(out, product, z, weights.update, z, None),
         "gluon": lambda out: gluon_tiles.write_update(out, product, z, weights.update),
     }
     for variant, update in updates.items():

@@ -309,9 +309,15 @@ def _tiles() -> list[KernelVariant]:
     z, mask = new(16, 16, c), new(16, 16)
     with _recorded_launches() as launches:
         triton_tiles.project_tiles(new(2 * c, 16, 16), z, mask, _factor_parameters(new, c), 0, c)
-        triton_tiles.write_update_tiles(z, new(c, 16, 16), z, _update_parameters(new, c))
+        for dropout in (None, new(1, 16, c).expand_as(z)):
+            weights = _update_parameters(new, c)
+            triton_tiles.write_update_tiles(z, new(c, 16, 16), z, weights, z, dropout)
     # Both halves fold their weights by the same kernel.
-    named = {f"{one[0].__name__.removesuffix('_kernel')} bf16 C={c} sm_90": one for one in launches}
+    named = {}
+    for kernel, arguments, options in launches:
+        switch = "dropout " if options.get("HAS_DROPOUT") else ""
+        name = f"{kernel.__name__.removesuffix('_kernel')} bf16 C={c} {switch}sm_90"
+        named[name] = kernel, arguments, options
     return [KernelVariant(name, *one, "sm_90") for name, one in named.items()]
 
 

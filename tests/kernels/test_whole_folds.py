@@ -196,7 +196,7 @@ def test_alphafold_is_compiled_before_its_part(tmp_path: Path, monkeypatch: pyte
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_parts_run_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert whole_folds.main(["--device", "cpu", "--toy", "--out", str(tmp_path)]) == 0
     lines = [json.loads(line) for line in (tmp_path / "whole_folds.jsonl").read_text().splitlines()]

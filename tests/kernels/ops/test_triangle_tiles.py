@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -107,7 +108,8 @@ def test_factors_of_half_of_the_channels() -> None:
 
 @needs_tiles
 @pytest.mark.parametrize(("rows", "n", "width"), [(5, 5, 8), (3, 70, 72), (21, 21, 32)])
-def test_updates_are_those_of_pytorch_in_place(rows: int, n: int, width: int) -> None:
+def test_updates_are_those_of_pytorch(rows: int, n: int, width: int) -> None:
+    """With residual and dropout, without them, and in place."""
     z, _, parameters = _inputs(n)
     z, p = z[:rows].clone(), parameters.update
     product = 3 * _randn(128, width, width) + 1
@@ -117,7 +119,14 @@ def test_updates_are_those_of_pytorch_in_place(rows: int, n: int, width: int) ->
     x = layer_norm(z.double(), (128,), exact.norm_weight, exact.norm_bias, EPS)
     gate = linear(x, exact.out_gate_weight, exact.out_gate_bias).sigmoid()
     expected = z.double() + linear(y, exact.out_weight, exact.out_bias) * gate
-    triton_tiles.write_update_tiles(z, product, z, p)
+    residual, changed = _randn(rows, n, 128), torch.empty_like(z)
+    dropout = 2 * (torch.rand(rows, 1, 128) > 0.5).to(z).expand_as(z)
+    update = expected - z.double()
+    for given, factors in itertools.product((residual, z, None), (dropout, None)):
+        triton_tiles.write_update_tiles(changed, product, z, p, given, factors)
+        exact = update if factors is None else update * factors.double()
+        assert relative_error(changed, exact if given is None else given.double() + exact) < 5e-3
+    triton_tiles.write_update_tiles(z, product, z, p, z, None)
     assert relative_error(z, expected) < 4e-3
 
 
@@ -219,11 +228,13 @@ def test_what_tiles_do_not_serve_keeps_the_other_kernels(monkeypatch: pytest.Mon
         "triangle_output_tiles_kernel",
     }
     for given in ({"residual": None}, {"dropout": torch.ones(6, 6, 128, device=DEVICE)}):
-        assert _launched(monkeypatch, **given) == {
-            FOLD,
-            "triangle_project_tiles_kernel",
-            "triangle_output_kernel",
-        }
+        assert _launched(monkeypatch, **given) == TILES
+    strided = {"residual": _randn(6, 6, 128).transpose(0, 1)}
+    assert _launched(monkeypatch, **strided) == {
+        FOLD,
+        "triangle_project_tiles_kernel",
+        "triangle_output_kernel",
+    }
     assert _launched(monkeypatch, c=64) == PLAIN
     assert _launched(monkeypatch, dtype=torch.float32) == PLAIN
     monkeypatch.delenv(triton_tiles.VARIABLE)

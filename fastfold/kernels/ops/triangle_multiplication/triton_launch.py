@@ -75,8 +75,8 @@ class TritonTriangleForward:
     ) -> None:
         """Compute the result."""
         assert self._update is not None
-        if triton_tiles.serves_update(out, product, z, residual, dropout):
-            triton_tiles.write_update_tiles(out, product, z, self._update)
+        if triton_tiles.serves_update(out, product, z, residual):
+            triton_tiles.write_update_tiles(out, product, z, self._update, residual, dropout)
         else:
             write_update(out, product, z, self._update, residual, dropout, self.share)
 

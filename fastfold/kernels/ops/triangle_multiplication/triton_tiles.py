@@ -49,17 +49,16 @@ def serves(z: Tensor, channels: int, width: int) -> bool:
     return interpreted() or (z.is_cuda and torch.cuda.get_device_capability(z.device) == (9, 0))
 
 
-def serves_update(
-    out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
-) -> bool:
+def serves_update(out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None) -> bool:
     """Return True if tiles are requested and serve the arguments of :func:`~.triton_update.write_update`.
 
-    The residual is ``z`` itself, without dropout.
+    All but the dropout are contiguous.
     """
-    if dropout is not None or residual is None or not serves(z, *product.shape[::2]):
+    if len(product) != CHANNELS or not serves(z, *product.shape[::2]):
         return False
-    is_z = residual.data_ptr() == z.data_ptr() and residual.stride() == z.stride()
-    return is_z and len(product) == CHANNELS and out.is_contiguous() and product.is_contiguous()
+    if residual is not None and (residual.dtype != z.dtype or not residual.is_contiguous()):
+        return False
+    return out.is_contiguous() and product.is_contiguous()
 
 
 def _descriptor(x: Tensor, *block: int) -> TensorDescriptor:
@@ -188,12 +187,23 @@ def triangle_project_tiles_kernel(
         factors.store([first + BH, i, j], b_high.reshape(BH, 1, BM))
 
 
+@triton.jit
+def load_tile(p_x, strides, i, j, n, BM: tl.constexpr, CZ: tl.constexpr):
+    """Load a tile ``[BM, CZ]`` of row ``i`` of ``x [R, N, CZ]`` with any strides, in float32."""
+    # Offsets within a tile fit into 32 bits, which need fewer registers.
+    o_m, o_c = tl.arange(0, BM), tl.arange(0, CZ)
+    p_tile = p_x + tl.cast(i, tl.int64) * strides[0] + tl.cast(j, tl.int64) * strides[1]
+    p_tile += o_m[:, None] * tl.cast(strides[1], tl.int32) + o_c[None, :] * tl.cast(strides[2], tl.int32)
+    return tl.load(p_tile, mask=(o_m < n - j)[:, None], other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["rows", "n"])
 def triangle_output_tiles_kernel(
-    product, z, out, weights, sums, rows, n, EPS,
+    product, z, dropout, residual, out, weights, sums, rows, n, dropout_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BM: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ADD_Z: tl.constexpr,
 ):  # fmt: skip
-    """Fill ``out [R, N, CZ]``, which may be ``z``, with ``z`` plus its update by ``product [C, R', W]``."""
+    """Fill ``out [R, N, CZ]`` with the update of ``z`` by ``product [C, R', W]``, plus a residual or ``z`` itself."""
     b_w, b_sums, b_bias = load_weights(weights, sums, 0, 0, CZ, CZ)
     b_wg, b_gate_sums, b_gate_bias = load_weights(weights, sums, 1, 0, CZ, CZ)
     across = tl.cdiv(n, BM)
@@ -208,7 +218,13 @@ def triangle_output_tiles_kernel(
         b_gate += b_shift[:, None] * b_gate_sums[None, :] + b_gate_bias[None, :]
         b_out = dot(tl.trans(b_p), tl.trans(b_w), "ieee") * b_rstd_p[:, None]
         b_out += b_shift_p[:, None] * b_sums[None, :] + b_bias[None, :]
-        b_out = b_out * sigmoid(b_gate) + b_x.to(tl.float32)
+        b_out *= sigmoid(b_gate)
+        if HAS_DROPOUT:
+            b_out *= load_tile(dropout, dropout_strides, i, j, n, BM, CZ)
+        if HAS_RESIDUAL:
+            b_out += residual.load([i, j, 0]).reshape(BM, CZ).to(tl.float32)
+        if ADD_Z:
+            b_out += b_x.to(tl.float32)
         out.store([i, j, 0], cast(b_out, tl.bfloat16).reshape(1, BM, CZ))
 
 
@@ -240,8 +256,19 @@ def project_tiles(
     )
 
 
-def write_update_tiles(out: Tensor, product: Tensor, z: Tensor, weights: UpdateParams) -> None:
-    """Fill ``out`` with ``z`` plus its update; arguments are those of :func:`~.triton_update.write_update`."""
+def write_update_tiles(
+    out: Tensor,
+    product: Tensor,
+    z: Tensor,
+    weights: UpdateParams,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+) -> None:
+    """Fill ``out`` as :func:`~.triton_update.write_update` does, where :func:`serves_update` is true."""
+    is_z = residual is not None and residual.data_ptr() == z.data_ptr() and residual.stride() == z.stride()
+    # With dropout the pair is loaded again as residual, because its registers are needed meanwhile.
+    add_z = is_z and dropout is None
+    b_dropout, b_residual = (z if x is None else x for x in (dropout, residual))
     matrices, sums = folded(
         (weights.out_weight, weights.out_gate_weight),
         (weights.out_bias, weights.out_gate_bias),
@@ -252,12 +279,16 @@ def write_update_tiles(out: Tensor, product: Tensor, z: Tensor, weights: UpdateP
     launch(triangle_output_tiles_kernel, (_programs(z),))(
         _descriptor(product, CHANNELS, 1, BM),
         _descriptor(z, 1, BM, CHANNELS),
+        *(b_dropout, _descriptor(b_residual, 1, BM, CHANNELS)),
         _descriptor(out, 1, BM, CHANNELS),
         *(_descriptor(matrices, CHANNELS, CHANNELS), sums),
-        *(*z.shape[:2], EPS),
+        *(*z.shape[:2], b_dropout.stride(), EPS),
         C=CHANNELS,
         CZ=CHANNELS,
         BM=BM,
+        HAS_DROPOUT=dropout is not None,
+        HAS_RESIDUAL=residual is not None and not add_z,
+        ADD_Z=add_z,
         num_warps=8,
         num_stages=STAGES,
         enable_fp_fusion=True,
