@@ -67,7 +67,7 @@ snakemake:
 	build/snakemake/bin/python -m pip install --quiet snakemake || \
 		echo "Snakemake was not installed: the test of its example is skipped"
 
-# Wrong operators that fast tests do not notice; hours on two cores.
+# Wrong operators that fast tests do not notice. The first run records which tests call which functions.
 mutants: $(VENV)/installed-test
 	$(BIN)/python benchmarks/mutants.py fastfold/inference fastfold/products fastfold/parallel --out build/mutants.json
 

@@ -3,8 +3,9 @@
     python benchmarks/mutants.py --count 200 --out build/mutants.json fastfold/inference fastfold/products
 
 Each mutant changes one operator of a function: a comparison, an arithmetic operator, ``and`` and ``or``, a condition, a
-number, or one of two functions that are easily confused. The tests of a module are those that import it, and those of
-its folder. A mutant that they pass survives.
+number, or one of two functions that are easily confused. The tests that call the function run in a fork of one process
+(`benchmarks/mutant_runs.py`). If no test calls it in its own process, the mutant is written into a copy of the
+repository, where the tests that import its module run, and those of its folder. A mutant that they pass survives.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.mutant_runs import MutantRuns  # noqa: E402
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -59,7 +65,8 @@ _CONFUSED = {
     "log": "exp",
 }
 _CPU_SECONDS, _SECONDS = 240, 1200.0
-"""Processor time of each process of the tests, which a busy machine does not shorten, and the time for all."""
+"""Processor time and time of the tests in a copy."""
+_TESTS = ["tests/cli", "tests/inference", "tests/parallel", "tests/products"]
 _TESTS_AT_MOST = 12  #: Files that import a module
 
 
@@ -145,7 +152,7 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 def sample(folders: Sequence[Path], count: int, seed: int) -> list[Mutant]:
     """Draw mutants of folders of the package, as many of each folder, in a random order."""
-    draws, chosen = random.Random(seed), []
+    draws, chosen = random.Random(seed), list[Mutant]()
     for number, folder in enumerate(folders):
         every = [
             mutant for file in sorted((REPOSITORY / folder).rglob("*.py")) for mutant in mutants_of(file)
@@ -156,13 +163,21 @@ def sample(folders: Sequence[Path], count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def source_of(mutant: Mutant, folder: Path) -> str:
-    """Return the source of a file with a mutant."""
+def tree_of(mutant: Mutant, folder: Path) -> ast.Module:
+    """Return the syntax tree of a file with a mutant, in the lines of the file."""
     tree = ast.parse((folder / mutant.path).read_text("utf-8"))
     for number, _ in enumerate(changes(tree)):
         if number == mutant.number:
-            return ast.unparse(tree)
+            return ast.fix_missing_locations(tree)
     raise ValueError(f"{mutant.path} has no change {mutant.number}")
+
+
+def codes_of(mutant: Mutant) -> tuple[str, CodeType, CodeType]:
+    """Return a mutant's path, and the right and the wrong code of its module."""
+    file = str(REPOSITORY / mutant.path)
+    trees = ast.parse(Path(file).read_text("utf-8")), tree_of(mutant, REPOSITORY)
+    right, wrong = (compile(tree, file, "exec", dont_inherit=True) for tree in trees)
+    return mutant.path, right, wrong
 
 
 def tests_of(path: str) -> list[str]:
@@ -187,9 +202,8 @@ def _limit_cpu() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
 
 
-def run_tests(folder: Path, tests: list[str]) -> tuple[bool, float]:
-    """Run the fast tests in a copy of the repository; return True if they pass, and the seconds."""
-    start = time.monotonic()
+def run_tests(folder: Path, tests: list[str]) -> bool:
+    """Run fast tests in a copy of the repository; return True if they pass in time."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {
         **os.environ,
@@ -208,21 +222,12 @@ def run_tests(folder: Path, tests: list[str]) -> tuple[bool, float]:
             preexec_fn=_limit_cpu,
         )
     except subprocess.TimeoutExpired:
-        return False, time.monotonic() - start
-    return done.returncode in (0, 5), time.monotonic() - start
+        return False
+    return done.returncode in (0, 5)
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("build/mutants.json"))
-    options = parser.parse_args()
-    chosen = sample(options.folders, options.count, options.seed)
-    killed, lines = 0, []
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+def run_in_copy(mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool]]:
+    """Yield mutants with True if the tests of their modules fail in a copy of the repository that has them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "copy"
         shutil.copytree(
@@ -231,20 +236,53 @@ def main() -> None:
         shared = REPOSITORY.parent / "shared"
         if shared.is_dir():  # data of further tests, see tests/conftest.py
             (folder.parent / "shared").symlink_to(shared)
-        for number, mutant in enumerate(chosen, 1):
-            place, tests = folder / mutant.path, tests_of(mutant.path)
-            before = place.read_text("utf-8")
-            place.write_text(source_of(mutant, folder), "utf-8")
-            passed, seconds = run_tests(folder, tests) if tests else (True, 0.0)
-            place.write_text(before, "utf-8")
-            killed += not passed
-            lines.append({**mutant._asdict(), "killed": not passed, "seconds": round(seconds, 1)})
-            print(
-                f"{number}: {'killed' if not passed else 'SURVIVED'} {mutant.path}:{mutant.line}: {mutant.change}",
-                flush=True,
-            )
-            options.out.write_text(json.dumps(lines, indent=1) + "\n")
-    print(f"{killed} of {len(chosen)} killed")
+        for mutant in mutants:
+            place = folder / mutant.path
+            right = place.read_text("utf-8")
+            place.write_text(ast.unparse(tree_of(mutant, folder)), "utf-8")
+            yield mutant, not run_tests(folder, tests_of(mutant.path))
+            place.write_text(right, "utf-8")
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--tests", nargs="+", default=_TESTS, help="files and folders of tests that run in forks"
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/mutants.json"))
+    parser.add_argument("--record", type=Path, default=Path("build/mutant_tests"))
+    options = parser.parse_args()
+    chosen = sample(options.folders, options.count, options.seed)
+    noticed_by: dict[Mutant, str] = {}
+
+    def report(mutant: Mutant, test: str | None) -> None:
+        if test is not None:
+            noticed_by[mutant] = test
+        text = "SURVIVED" if test is None else f"noticed by {test}"
+        print(f"{mutant.path}:{mutant.line}: {mutant.change}: {text}", flush=True)
+        rows = [{**one._asdict(), "noticed_by": noticed_by.get(one)} for one in chosen]
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+    for folder in (options.out.parent, options.record):
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        runs = MutantRuns(
+            REPOSITORY,
+            options.record.absolute(),
+            (codes_of(one) for one in chosen),
+            lambda number, test: report(chosen[number], test),
+        )
+        pytest.main(
+            ["-q", "-p", "no:cacheprovider", f"--basetemp={name}/tests", *options.tests], plugins=[runs]
+        )
+    if runs.uncalled:
+        for mutant, is_noticed in run_in_copy([chosen[number] for number in runs.uncalled]):
+            report(mutant, "tests in a copy" if is_noticed else None)
+    print(f"{len(noticed_by)} of {len(chosen)} noticed")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import mutants
+from benchmarks import mutant_runs, mutants
+from fastfold.utils.units import parse_bytes
 from tests.conftest import REPOSITORY
 
 SOURCE = '''"""A module."""
@@ -44,7 +49,7 @@ def test_each_operator_of_a_function_is_changed_alone(
     assert len(found) == len(CHANGES)
     plain = ast.unparse(ast.parse(SOURCE)).splitlines()
     for one in found:
-        source = mutants.source_of(one, tmp_path).splitlines()
+        source = ast.unparse(mutants.tree_of(one, tmp_path)).splitlines()
         changed = [line.strip() for line, before in zip(source, plain, strict=True) if line != before]
         assert changed == [CHANGES[one.change]]
 
@@ -60,8 +65,57 @@ def test_tests_of_a_module_are_those_that_import_it_and_those_of_its_folder() ->
     assert mutants.tests_of("fastfold/no_such_folder/no_such_module.py") == []
 
 
+def _outer(values: list[int]) -> int:
+    def inner(value: int) -> int:
+        return value + 1
+
+    return sum(inner(value) for value in values)
+
+
+_NEEDS_QUALIFIED_NAMES = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="code has qualified names since Python 3.11"
+)
+
+
+@_NEEDS_QUALIFIED_NAMES
+def test_a_fork_has_the_mutant() -> None:
+    """Functions that exist already, and inner ones that they define, get the changed code of their file."""
+    file = str(Path(__file__))
+    trees = [ast.parse(Path(file).read_text()) for _ in range(2)]
+    (add,) = (
+        one for one in ast.walk(trees[1]) if isinstance(one, ast.BinOp) and ast.unparse(one) == "value + 1"
+    )
+    add.op = ast.Mult()
+    right, wrong = (compile(tree, file, "exec", dont_inherit=True) for tree in trees)
+    assert mutant_runs.changed_function(right, wrong) == "_outer.<locals>.inner"
+
+    def compute() -> str:
+        mutant_runs.replace_code(right, wrong)
+        return str(_outer([2, 3]))
+
+    assert (mutant_runs.in_fork(compute), _outer([2, 3])) == ("5", 7)
+    assert mutant_runs.in_fork(lambda: None) is None
+    assert mutant_runs.in_fork(lambda: os._exit(3)) == mutant_runs.DIED
+
+
+@_NEEDS_QUALIFIED_NAMES
+def test_calls_of_functions_of_the_package_are_recorded(tmp_path: Path) -> None:
+    def called() -> str:
+        calls = mutant_runs.FunctionCalls(REPOSITORY, tmp_path)
+        calls.start()
+        parse_bytes(3)
+        names = calls.take()
+        return json.dumps([sorted(names), sorted(calls.take() & names)])
+
+    names, later = json.loads(mutant_runs.in_fork(called) or "")
+    assert names[0] == "fastfold/utils/units.py::parse_bytes"
+    assert later == []
+
+
+@_NEEDS_QUALIFIED_NAMES
 @pytest.mark.long
 def test_a_wrong_operator_is_noticed(tmp_path: Path) -> None:
+    """By the tests that call it in a fork, and by those of its module in a copy of the repository."""
     folder = tmp_path / "copy"
     for name in ("fastfold/errors.py", "fastfold/utils/units.py", "tests/utils/test_units.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +123,23 @@ def test_a_wrong_operator_is_noticed(tmp_path: Path) -> None:
     for place in ("fastfold", "fastfold/utils"):
         (folder / place / "__init__.py").write_text("")
     tests = ["tests/utils/test_units.py"]
-    assert mutants.run_tests(folder, tests)[0]
-    mutant = next(
-        one for one in mutants.mutants_of(REPOSITORY / "fastfold/utils/units.py") if one.change == "60 to 61"
-    )
-    (folder / mutant.path).write_text(mutants.source_of(mutant, folder))
-    assert not mutants.run_tests(folder, tests)[0]
+    assert mutants.run_tests(folder, tests)
+    every = mutants.mutants_of(REPOSITORY / "fastfold/utils/units.py")
+    mutant = next(one for one in every if one.change == "60 to 61")
+    (folder / mutant.path).write_text(ast.unparse(mutants.tree_of(mutant, folder)))
+    assert not mutants.run_tests(folder, tests)
+    out = tmp_path / "mutants.json"
+    command = [
+        sys.executable,
+        "benchmarks/mutants.py",
+        "fastfold/utils/workers",
+        "--count",
+        "3",
+        "--seed",
+        "1",
+    ]
+    command += ["--tests", "tests/utils/workers", "--out", str(out), "--record", str(tmp_path / "record")]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    rows = json.loads(out.read_text())
+    assert len(rows) == 3
+    assert any(str(row["noticed_by"]).startswith("tests/utils/workers/test_") for row in rows)
