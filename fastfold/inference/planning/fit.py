@@ -216,7 +216,7 @@ def check_fit(planner: Planner, residues: int, budget: int | None, free: int, *,
     halved = replace(planner, element_size=2).smallest(residues)
     fits = planner.longest(free)
     remedy = "leave out `cuda_graphs`, " if planner.cuda_graph else ""
-    remedy += "use `precision=bf16`, or " if planner.element_size > 2 and halved <= free else ""
+    remedy += "use `precision=bf16`, or " if halved <= free else ""
     raise InputError(
         f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
         f"{f' in each of {planner.ranks} processes' if planner.ranks > 1 else ''}; {planner.device} has "

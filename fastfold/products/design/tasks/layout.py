@@ -108,7 +108,7 @@ def read_contigs(
     kept = [place for part in parts if isinstance(part, np.ndarray) for place in part.tolist()]
     if len(kept) != len(set(kept)):
         raise ConfigError(f"`contigs`: a residue comes twice in {text!r}")
-    if not kept or len(kept) == sum(len(part) if isinstance(part, np.ndarray) else 1 for part in parts):
+    if len({type(part) for part in parts}) == 1:
         raise ConfigError(
             f"`contigs`: expected new residues and residues of the file such as 10-20/A16-36/5, found {text!r}"
         )
