@@ -25,7 +25,7 @@ from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference.folding import network, prediction, predictor
-from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target, plan_target
+from fastfold.inference.planning.fit import Fit, FoldMemory, _reusable_bytes, fit_target, plan_target
 from fastfold.inference.planning.memory_model import channel_groups
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
 from fastfold.inference.planning.time_model import Costs, measure_costs
@@ -247,6 +247,24 @@ def test_when_memory_ends_the_budget_is_halved_and_the_fold_goes_on(error: Excep
     assert "continuing with a budget of" in said[0]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_memory_of_a_failed_fold_returns_to_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    emptied: list[int] = []
+    peaks: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    planner = _AnyBudget()
+    planner.device = device
+
+    def run(plan: Any) -> str:
+        peaks.append(plan.peak)
+        if len(peaks) < 3:
+            raise ERRORS[0]
+        return "folded"
+
+    assert _within(run, [], planner) == "folded"
+    assert len(emptied) == (2 if device == "cuda" else 0)
+
+
 def test_a_network_in_bfloat16_is_planned_as_one() -> None:
     """Although its normalisations stay in float32."""
     with torch.device("meta"):
@@ -445,3 +463,16 @@ def test_plan_prints_peak_blocks_slow_down_and_the_longest_that_fits(cli: Comman
     done = cli.run("plan", "--residues", "5000", *flags)
     assert done.code == 1
     assert "the smallest that works is" in done.err
+
+
+def test_unused_bytes_of_the_common_pool_are_reusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other devices and of graphs are not."""
+
+    def segment(total: int, device: int = 1, pool: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+        return {"total_size": total, "allocated_size": 30, "device": device, "segment_pool_id": list(pool)}
+
+    segments = [segment(100), segment(50), segment(1000, device=0), segment(7000, pool=(0, 1))]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert _reusable_bytes(torch.device("cuda", 1)) == 90
+    assert _reusable_bytes(torch.device("cuda")) == 970

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from fastfold.evoformer.transition import Transition
 from fastfold.inference.planning.layer_costs import (
     MULTIPLICATION,
     LayerSizes,
+    aligned_error_bytes,
     embedding_bytes,
     evoformer_costs,
     point_attention_bytes,
@@ -31,6 +33,7 @@ from fastfold.inference.planning.layer_costs import (
 from fastfold.kernels.ops.gated_attention import passes, triton_launch
 from fastfold.memory import SimulatedDevice
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
+from fastfold.parallel.axial.shards import gather_bytes
 from fastfold.parallel.planner.recorder import Recorder
 
 MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
@@ -172,3 +175,81 @@ def test_blocks_of_point_attention_take_the_bytes_that_plans_count(dtype: torch.
     sizes = LayerSizes(1, N, N, 1, C_Z, dtype.itemsize)
     declared = point_attention_bytes(config, sizes, ROWS * N * C_Z)
     assert 0.9 * declared <= many - few <= declared
+
+
+def _bytes(*shapes: tuple[tuple[int, ...], int]) -> int:
+    """Return the bytes of tensors from their shapes and bytes per element."""
+    return sum(math.prod(shape) * size for shape, size in shapes)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_an_outer_product_holds_one_side_and_a_part_of_the_msa_or_rows_of_the_pair(
+    ranks: int, rows: int
+) -> None:
+    """Ranks pass four left sides on; each row has the norms of its pairs and 4 more bytes a pair."""
+    depth, n, c_m, c, e = 8, 12, 16, 4, 2
+    own = n // ranks
+    config = model_config(MONOMER).model.embeddings_and_evoformer.evoformer
+    config.outer_product_mean.num_outer_channel = c
+    sizes = LayerSizes(depth, n, own, c_m, C_Z, e, ranks)
+    cost = next(one for one in evoformer_costs(config, sizes) if one.layer == "outer_product_mean")
+    elements = rows * n * C_Z
+    msa_rows = min(depth, elements // (n * c_m))
+    normalized = min(elements, depth * n * c_m)
+    part = _bytes(((normalized,), e), ((msa_rows, own, c), e))
+    row = _bytes(((depth, c_m), e), ((n, 2), 4)) + _bytes(((depth, own, c), e), ((depth, own), 4)) / n
+    passed = _bytes(((4, depth, own, c), e)) if ranks > 1 else 0
+    side = _bytes(((depth, own, c), e), ((depth, own), 4))
+    assert cost.nbytes(elements) == side + max(part, passed + int(row * rows))
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+@pytest.mark.parametrize("n", [16, 17, 30])
+def test_attention_holds_its_bias_in_padded_rows_and_buffers_of_a_whole_block(
+    n: int, is_at_once: bool
+) -> None:
+    config, e = model_config(MONOMER).model.embeddings_and_evoformer.evoformer, 2
+    sizes = LayerSizes(8, n, n, 256, C_Z, e, at_once=is_at_once)
+    costs = {one.layer: one for one in evoformer_costs(config, sizes)}
+    padded = 16 * math.ceil(n / 16)
+    for layer, heads, channels, copies in (
+        ("msa_row_attention", 8, 256, 1),
+        ("triangle_attention_starting", 4, C_Z, 2),
+        ("triangle_attention_ending", 4, C_Z, 2),
+    ):
+        elements = 3 * n * channels
+        buffers = _bytes(((int(6.05 * elements),), e), ((heads, 3 * n), 4)) if is_at_once else 0
+        assert costs[layer].nbytes(elements) == _bytes(((copies, heads, n, padded), e)) + buffers, layer
+    many = LayerSizes(8, 4096, 4096 // 4, 256, C_Z, e, 4)
+    rows = {one.layer: one for one in evoformer_costs(config, many)}["msa_row_attention"]
+    bias = _bytes(((8, 4096, 4096), e))
+    assert rows.nbytes(1) == max(bias, gather_bytes(8, 4096, 1024, e))
+
+
+@pytest.mark.parametrize("e", [2, 4])
+def test_blocks_hold_the_tensors_of_their_terms(e: int) -> None:
+    """Numbers of the official networks, for one pair and for seven."""
+    config = model_config(MONOMER).model
+    trunk, sizes = config.embeddings_and_evoformer, LayerSizes(1, N, N, 256, C_Z, e)
+    multimer = model_config(MULTIMER).model.embeddings_and_evoformer
+    head = config.heads.structure_module
+    for pairs in (1, 7):
+        elements = pairs * C_Z
+        assert embedding_bytes(trunk, sizes, elements) == _bytes(((5, pairs, C_Z), e), ((5, pairs), 8))
+        assert embedding_bytes(multimer, sizes, elements) == _bytes(((7, pairs, C_Z), e), ((5, pairs), 8))
+        # Features of 88 channels twice and their bins, and the embeddings of the block before.
+        features = _bytes(((pairs, 39 + 5 + 2 * (39 + 49)), e), ((pairs, 64), e))
+        assert template_bytes(trunk.template, sizes, elements, multimer=False) == max(
+            features,
+            _bytes(((pairs, 39 + 2), 8), ((pairs, 39), 4), ((pairs, 64), e)),
+            _bytes(((pairs, 3 * 64 + 2 * 4), 4)),
+            _bytes(((2, pairs, 64 + C_Z), e)),
+        )
+        assert template_bytes(multimer.template, sizes, elements, multimer=True) == max(
+            _bytes(((pairs, 39 + 2), 8), ((pairs, 39), 4)),
+            _bytes(((pairs, 39 + 6), 4), ((pairs, C_Z + 3 * 64), e)),
+        )
+        terms = max(C_Z if e == 2 else 0, 9 * 12)
+        assert point_attention_bytes(head, sizes, elements) == _bytes(((pairs, C_Z + 2 + terms), 4))
+        assert aligned_error_bytes(elements) == _bytes(((3, pairs, C_Z), 4))

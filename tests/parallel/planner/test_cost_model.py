@@ -24,7 +24,7 @@ from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner import cost_model
 from fastfold.parallel.planner.cost_model import compute_seconds, exchange_seconds, step_cost
 from fastfold.parallel.planner.fake_run import fake_mesh, trace
-from fastfold.parallel.planner.hardware import TRAINING, Rates, accelerator, rates
+from fastfold.parallel.planner.hardware import TRAINING, Rates, accelerator, rates, read_measured
 from fastfold.parallel.planner.recorder import Operation, Part
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 from tests.helpers import named_operators
@@ -387,6 +387,45 @@ def test_the_kernel_benchmark_calibrates_the_compute_side(tmp_path: Path) -> Non
     file.write_text(KERNELS.replace("fastfold,300", "fastfold,fast"))
     with pytest.raises(ConfigError, match="csv:2: expected a line of the kernels' benchmark"):
         rates("h200", measured=file)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "products", "bandwidth"),
+    [
+        ("kernels_h200_float32", ["a,fastfold,300,0.5,900,0.5", "b,fastfold,500,0.7,9,0.2"], 400e12, None),
+        ("KERNELS_H200_x_Float32", ["a,fastfold,300,0.5,900,0.2", "b,fastfold,5,0.2,90,0.3"], 300e12, 90e9),
+        ("kernels_h200_float32", ["a,fastfold,300,0.5,900,0.2", "b,fastfold,5,nan,90,nan"], 300e12, None),
+    ],
+)
+def test_medians_are_of_operators_bound_by_products_or_by_copies(
+    tmp_path: Path, name: str, rows: list[str], products: float, bandwidth: float | None
+) -> None:
+    header = "operator,shape,implementation,tflops,of_product,gbs,of_copy"
+    file = tmp_path / f"{name}.csv"
+    file.write_text("\n".join([header, *(row.replace(",fastfold", ",x,fastfold") for row in rows), ""]))
+    found = read_measured(file, "h200")
+    assert found == {"matrix_rates": {"float32": products}} | ({"bandwidth": bandwidth} if bandwidth else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("kernels_h200", "x\n1\n", "expected a table of 'h200', named kernels_"),
+        ("kernels_h100_float32", "x\n1\n", "expected a table of 'h200', named kernels_"),
+        ("kernels_h200_float32", "", "expected measurements of FastFold's operators, found none"),
+        ("kernels_h200_float32", "implementation\neager\n", "found none"),
+        (
+            "kernels_h200_float32",
+            "implementation,tflops\nfastfold,1\n",
+            ":2: expected a line of the kernels'",
+        ),
+    ],
+)
+def test_other_tables_of_kernels_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    file = tmp_path / f"{name}.csv"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_measured(file, "h200")
 
 
 def test_a_trace_leaves_no_process_group_behind_and_refuses_to_run_beside_one() -> None:
