@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -231,3 +232,28 @@ def test_one_process_has_nothing_to_agree_on() -> None:
     compare_inputs(module, Group(None))
     assert not module._forward_pre_hooks
     agree_over_store("test", {}, "")
+
+
+@pytest.mark.parametrize(
+    ("device", "steps", "waits"), [("cpu", 99, False), ("cuda", 99, True), ("cuda", 1, False)]
+)
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_only_a_gpu_refuses_at_the_next_step_and_not_in_the_first_ones(
+    device: str, steps: int, waits: bool, is_apart: bool
+) -> None:
+    class Flag:
+        def __init__(self) -> None:
+            self.device = torch.device(device)
+
+        def __bool__(self) -> bool:
+            return is_apart
+
+    agreement = StepAgreement.__new__(StepAgreement)
+    agreement._steps, agreement._pending = steps, []
+    flag: Any = Flag()
+    if is_apart and not waits:
+        with pytest.raises(ConfigError, match="they differ"):
+            agreement._refuse(flag, "they differ")
+    else:
+        agreement._refuse(flag, "they differ")
+    assert [one for one, _ in agreement._pending] == ([flag] if waits else [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -72,3 +74,31 @@ def test_the_operator_that_looks_along_the_sequence_is_named() -> None:
     assert first_apart(Model(looks=True)) == "aten.mean in Model sees only this rank's part of the sequence"
     inner = nn.Sequential(nn.Identity(), Model(looks=True))
     assert first_apart(inner) == "aten.mean in 1 (Model) sees only this rank's part of the sequence"
+
+
+def test_kinds_tell_dimensions_and_flags_apart_and_neither_sizes_nor_fractions() -> None:
+    """Operators on single elements count by their name; messages of ranks are left out."""
+    x, aten = torch.ones(2, 3, 4), torch.ops.aten
+
+    def kinds(*calls: tuple[Any, tuple[Any, ...], dict[str, Any] | None]) -> int:
+        log = OperatorLog()
+        for func, args, kwargs in calls:
+            log.record(func, args, kwargs)
+        return len(log.kinds)
+
+    cumsum, total, view = aten.cumsum.default, aten.sum.dim_IntList, aten.view.default
+    assert kinds((cumsum, (x, 0), None), (cumsum, (x, 1), None)) == 2
+    assert kinds((cumsum, (x, 0), None), (cumsum, (x + 1, 0), {})) == 1
+    half = {"dtype": torch.float16}
+    assert (
+        kinds((cumsum, (x, 0), None), (cumsum, (x, 0), half), (cumsum, (x, 0), {"dtype": torch.float32})) == 3
+    )
+    assert (
+        kinds((total, (x, [0, 1]), None), (total, (x, [0, 2]), None), (total, (x, [0, 1], True), None)) == 3
+    )
+    assert kinds((view, (x, [6, 4]), None), (view, (x, [24]), None), (view, (x,), {"size": [2, 12]})) == 1
+    assert kinds((aten.add.Tensor, (x, x), None), (aten.add.Tensor, (x, x), {"alpha": 2})) == 1
+    dropout = aten.native_dropout.default
+    assert kinds((dropout, (x, 0.1, True), None), (dropout, (x, 0.2, True), None)) == 1
+    assert kinds((dropout, (x, 0.1, True), None), (dropout, (x, 0.1, False), None)) == 2
+    assert kinds((aten.detach.default, (x,), None)) == 0

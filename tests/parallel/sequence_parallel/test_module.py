@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from fastfold.errors import ConfigError
 from fastfold.parallel import Group
-from fastfold.parallel.sequence_parallel.module import _SequenceAttention
+from fastfold.parallel.sequence_parallel.module import _key_mask, _SequenceAttention
 
 POSITIONS, BATCH, HEADS, WIDTH = 7, 2, 3, 12
 
@@ -61,3 +62,63 @@ def test_scaled_dot_products_equal_pytorchs_with_fewer_heads_of_keys(method: str
     with over_one_rank(POSITIONS, method):
         result = attended()
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_float", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
+def test_masked_keys_are_those_of_pytorch(is_float: bool, separate: bool) -> None:
+    """True, or minus infinity, masks a key; weights of queries, keys and values may be separate."""
+    torch.manual_seed(2)
+    kinds = {"kdim": 5, "vdim": 5} if separate else {}
+    layer = nn.MultiheadAttention(WIDTH, HEADS, dtype=torch.float64, **kinds)
+    x = torch.randn(POSITIONS, BATCH, WIDTH, dtype=torch.float64)
+    keys = torch.randn(POSITIONS, BATCH, 5, dtype=torch.float64) if separate else x
+    padding = torch.zeros(BATCH, POSITIONS, dtype=torch.bool)
+    padding[0, 2:4] = True
+    mask = torch.zeros(BATCH, POSITIONS, dtype=torch.float64).masked_fill(padding, -torch.inf)
+    given = mask if is_float else padding
+    expected, _ = layer(x, keys, keys, key_padding_mask=given, need_weights=False)
+    with over_one_rank(POSITIONS, "ring"):
+        found, weights = layer(x, keys, keys, key_padding_mask=given, need_weights=False)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert weights is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ({}, {"need_weights": True}, "no rank has all weights"),
+        ({"add_bias_kv": True}, {}, "nn.MultiheadAttention with bias_k is not supported"),
+        ({"add_zero_attn": True}, {}, "nn.MultiheadAttention with add_zero_attn is not supported"),
+        ({}, {"key_padding_mask": [0.0, -torch.inf, -1.0, 0.0]}, "must be 0 or minus infinity"),
+        ({}, {"key_padding_mask": [-1.0] * 4}, "must be 0 or minus infinity"),
+    ],
+)
+def test_attention_that_parts_of_a_sequence_cannot_compute_is_refused(
+    settings: dict[str, Any], arguments: dict[str, Any], message: str
+) -> None:
+    layer, x = nn.MultiheadAttention(WIDTH, HEADS, **settings), torch.randn(4, 1, WIDTH)
+    if "key_padding_mask" in arguments:
+        arguments = {"key_padding_mask": torch.tensor([arguments["key_padding_mask"]])}
+    with pytest.raises(ConfigError, match=message), over_one_rank(4, "ring"):
+        layer(x, x, x, **{"need_weights": False, **arguments})
+
+
+@pytest.mark.parametrize("kind", ["bool", "zero", "large", "row"])
+def test_masks_of_own_keys_are_the_same_for_all_heads_and_queries(kind: str) -> None:
+    used = torch.tensor([[True, True, False, True], [False, True, True, True]])
+    mask: Tensor = used[:, None, None]
+    if kind in ("zero", "large"):
+        value = -torch.inf if kind == "zero" else torch.finfo(torch.float32).min
+        mask = torch.zeros(2, 1, 1, 4).masked_fill(~mask, value)
+    if kind == "row":
+        mask = used[:1]
+    assert torch.equal(_key_mask(mask), used[0] if kind == "row" else used)
+
+
+def test_other_masks_of_own_keys_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected \[\.\.\., 1, 1, keys\], found \[2, 3, 1, 4\]"):
+        _key_mask(torch.ones(2, 3, 1, 4, dtype=torch.bool))
+    for values in ([0.0, -torch.inf, -1.0], [1.0, 1.0, 1.0]):
+        with pytest.raises(ConfigError, match="a mask of own keys must be 0 or minus infinity"):
+            _key_mask(torch.tensor(values)[None, None, None])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,10 +27,12 @@ from fastfold.parallel.tensor_parallel import (
     ParallelLinear,
     ParallelMLP,
     Partition,
+    layers,
     layouts,
 )
 from tests.helpers.drop_reductions import undetected_reductions
 from tests.helpers.spawn_ranks import BACKENDS, launch
+from tests.helpers.thread_ranks import Line, together
 from tests.parallel.plain_transformer import (
     FEATURES,
     Batch,
@@ -309,3 +313,70 @@ def test_layers_that_cannot_be_split_are_refused() -> None:
 def test_one_process_alone_computes_the_plain_layers() -> None:
     mesh, plain = ParallelMesh(ParallelPlan(tp_mode="3d")), make_plain(1)
     _check(_differences(plain, make_parallel(plain, mesh), mesh), "alone")
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 1, 1), (3, 0, 2), (4,)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_uneven_parts_of_features_are_normalised_together(sizes: tuple[int, ...], affine: bool) -> None:
+    """Ranks with few features or none have the statistics of all, and gradients of a plain layer."""
+    generator = torch.Generator().manual_seed(0)
+    x = 3.0 + torch.randn(2, 5, sum(sizes), generator=generator, dtype=torch.float64)
+    target = torch.randn(2, 5, sum(sizes), generator=generator, dtype=torch.float64)
+    norm = nn.LayerNorm(sum(sizes), 1e-3, elementwise_affine=affine, dtype=torch.float64)
+    if affine:
+        nn.init.normal_(norm.weight, generator=generator)
+        nn.init.normal_(norm.bias, generator=generator)
+    whole = x.clone().requires_grad_()
+    expected = norm(whole)
+    (expected * target).sum().backward()
+    line = Line(len(sizes))
+
+    def on_rank(rank: int) -> tuple[Tensor, Tensor]:
+        own = ParallelLayerNorm.__new__(ParallelLayerNorm)
+        nn.Module.__init__(own)
+        own.layout = SimpleNamespace(features=line.group(rank), rows=())  # type: ignore[assignment]
+        own.parts, own.eps = SimpleNamespace(sizes=list(sizes)), norm.eps  # type: ignore[assignment]
+        parts = [
+            None if p is None else nn.Parameter(p.detach().split(sizes)[rank])
+            for p in (norm.weight, norm.bias)
+        ]
+        own.weight, own.bias = parts  # type: ignore[assignment]
+        mine = x.split(sizes, -1)[rank].clone().requires_grad_()
+        y = own(mine)
+        (y * target.split(sizes, -1)[rank]).sum().backward()
+        assert mine.grad is not None
+        if affine:
+            torch.testing.assert_close(own.weight.grad, norm.weight.grad.split(sizes)[rank])  # type: ignore[union-attr]
+        return y.detach(), mine.grad
+
+    found = together(len(sizes), on_rank)
+    torch.testing.assert_close(
+        torch.cat([y for y, _ in found], -1), expected.detach(), rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(
+        torch.cat([gradient for _, gradient in found], -1), whole.grad, rtol=1e-10, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("drops", [True, False])
+def test_ranks_draw_their_own_numbers_for_hidden_features_in_training_alone(
+    monkeypatch: pytest.MonkeyPatch, training: bool, drops: bool
+) -> None:
+    mlp = ParallelMLP.__new__(ParallelMLP)
+    nn.Module.__init__(mlp)
+    activation = nn.Sequential(nn.ReLU(), nn.Dropout(0.5) if drops else nn.Identity())
+    mlp.first, mlp.second = (lambda x, sizes: x + 1), (lambda x, sizes: 2 * x)  # type: ignore[assignment]
+    mlp.activation, mlp._group = activation, Group(None)
+    drawn: list[torch.device] = []
+
+    def own_numbers(group: Group, device: torch.device) -> nullcontext[None]:
+        drawn.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(layers, "own_randomness", own_numbers)
+    mlp.train(training)
+    x = torch.ones(3)
+    found = mlp(x)
+    assert drawn == ([x.device] if training and drops else [])
+    assert set(found.tolist()) <= ({0.0, 8.0} if training and drops else {4.0})
