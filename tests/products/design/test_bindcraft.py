@@ -16,7 +16,7 @@ import torch
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.confidence import predicted_tm_score
 from fastfold.inference.report.groups import _STAGES
-from fastfold.products.design import DesignConfig, command
+from fastfold.products.design import DesignConfig, command, hallucination
 from fastfold.products.design.bindcraft import (
     DEFAULTS,
     AdvancedSettings,
@@ -29,6 +29,7 @@ from fastfold.products.design.command_task import TaskOptions
 from fastfold.products.design.optimize import DesignState, binder_problem, schedule
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.losses import task_losses
+from fastfold.protein import residue_constants as rc
 from fastfold.utils.command_line.from_fields import from_options
 from tests.helpers.results import helix_prediction
 from tests.products.design.test_losses import outputs, task
@@ -239,6 +240,55 @@ def test_clashing_floating_and_unsure_binders_end(backbone: Path) -> None:
     assert binder_problem(one, state(near)) == "1 pairs of CA atoms within 2.5 Å"
 
 
+def test_binders_are_judged_at_the_limits_of_their_rules(backbone: Path) -> None:
+    """Next residues of a chain may be near, and the best of the last stages counts, else of all."""
+    one = binder(backbone, 10, chains=["A"])
+
+    def problem(ca: np.ndarray, log: list[dict[str, Any]]) -> str | None:
+        positions = np.zeros((24, 37, 3))
+        positions[:, rc.atom_order["CA"]] = ca
+        nothing: Any = None
+        return binder_problem(
+            one, DesignState(nothing, nothing, nothing, nothing, positions=positions, log=log)
+        )
+
+    def row(stage: str, loss: float, plddt: float) -> dict[str, Any]:
+        return {"stage": stage, "loss": loss, "designed_plddt": plddt}
+
+    # Two rows 10 Å apart; three residues of the binder come within 3.9 Å of the target.
+    ca = np.array([[4.0 * i, 0, 0] for i in range(14)] + [[4.0 * i, 10.0, 0] for i in range(10)]) + 100.0
+    for number in (14, 16, 18):
+        ca[number, 1] = 103.9
+    good = [row("hard", 1.0, 70.0)]
+    assert problem(ca, good) is None
+    assert problem(ca, [row("hard", 1.0, 69.9)]) == "pLDDT 69.9 below 70"
+    assert problem(ca, [row("soft", 0.0, 10.0), row("hard", 2.0, 10.0), row("mutate", 1.0, 80.0)]) is None
+    assert problem(ca, [row("soft", 0.0, 10.0), row("temperature", 1.0, 80.0)]) == "pLDDT 10.0 below 70"
+    fewer = ca.copy()
+    fewer[18, 1] = 110.0
+    assert problem(fewer, good) == "2 residues at the target, fewer than 3"
+    near = ca.copy()
+    near[5] = near[4] + [0.5, 0, 0]  # the next one
+    assert problem(near, good) is None
+    near[7] = near[4] + [0.0, 0, 2.4]
+    assert problem(near, good) == "2 pairs of CA atoms within 2.5 Å"
+    near[7] = near[4] + [-0.1, 0, 2.5]
+    near[5] = ca[5]
+    assert problem(near, good) is None
+    near = ca.copy()
+    near[13], near[14] = [300.0, 0, 0], [301.0, 0, 0]  # neighbors in the order of residues, of two chains
+    assert problem(near, good) == "1 pairs of CA atoms within 2.5 Å"
+
+
+def test_a_design_without_other_chains_needs_no_neighbors() -> None:
+    positions = np.zeros((10, 37, 3))
+    positions[:, rc.atom_order["CA"], 0] = 4.0 * np.arange(10) + 1
+    nothing: Any = None
+    log = [{"stage": "hard", "loss": 1.0, "designed_plddt": 80.0}]
+    state = DesignState(nothing, nothing, nothing, nothing, positions=positions, log=log)
+    assert binder_problem(hallucination(10), state) is None
+
+
 def test_the_page_knows_all_stages() -> None:
     config = DesignConfig(screen_steps=1, soft_steps=1, temperature_steps=1, hard_steps=1, mutation_steps=1)
     assert [step.stage for step in schedule(config)] == list(_STAGES)
@@ -428,6 +478,11 @@ def test_the_command_fills_in_what_files_have_and_keeps_its_own(backbone: Path, 
     assert (task.length, options.until, task.flexible) == ("9", 7, "free")
     options, _, _ = _filled(*files, "--filters", "f.yaml")
     assert options.until == 3
+    _, task, found = _filled("--settings", str(target))
+    assert (task.length, task.flexible, found) == ("70-80", AdvancedSettings().flexible, AdvancedSettings())
+    _, task, found = _filled("t.pdb", "--advanced", str(advanced))
+    assert (task.structure, task.chains, task.hotspots, task.length) == (Path("t.pdb"), "", "", None)
+    assert (task.flexible, found) == ("sidechains", read_advanced(advanced, print))
     assert _filled("t.pdb", "--preset", "bindcraft")[2] == AdvancedSettings()
     with pytest.raises(ConfigError, match="do not belong to fixbb"):
         _filled("t.pdb", "--preset", "bindcraft", protocol="fixbb")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.products.design import DesignConfig, DesignRequest, hallucination, run_designs
 from fastfold.products.design import run as run_module
+from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
+from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.statistics import statistic_rows, statistic_text
 from fastfold.products.design.results.table import PASSED, failed_filters
+from fastfold.products.design.tasks.task import DesignTask
 from fastfold.products.design.trajectory import SequenceOptimizer
 
 STEPS = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0)
@@ -75,6 +81,85 @@ def test_statistics_count_trajectories_sequences_and_filters() -> None:
         ("filter", "not iptm>0.6"): (2, 3),
     }
     assert statistic_text(statistic_rows([], [])).splitlines()[0] == "kind\tname\tcount\tof\tshare"
+
+
+class _Designer:
+    """Designs of chosen sequences, of which those of seed 1 are given up after the soft stage."""
+
+    digests = ("digest",)
+
+    def __init__(self, *_: object, say: object, **__: object) -> None:
+        self.seeds: list[int] = []
+
+    def evaluator(self, task: DesignTask) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def design(self, task: DesignTask, seed: int, folder: Path) -> Design:
+        empty, log = torch.zeros(0), [{"stage": "soft", "given_up": seed == 1}]
+        state = DesignState(empty, empty, empty, np.zeros(0), np.zeros(0), step=1, log=log)
+        return Design(f"{task.name}_seed_{seed:03d}", task, "ACDEFGHIKL"[seed] * 10, state)
+
+
+@pytest.mark.parametrize(
+    ("until", "busy", "designed", "accepted"),
+    [(2, None, 4, 2), (3, 2, 6, 2), (9, None, 6, 3), (1, None, 3, 1)],
+)
+def test_a_campaign_ends_with_enough_accepted_designs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    until: int,
+    busy: int | None,
+    designed: int,
+    accepted: int,
+) -> None:
+    """Seeds 2, 3 and 5 pass, seed 1 is given up, and another process may work on one."""
+    passing = {2, 3, 5}
+    folded: list[list[str]] = []
+
+    def rows(designs: list[Design], *_: object) -> list[dict[str, object]]:
+        seeds = [int(one.name[-3:]) for one in designs]
+        verdicts = [PASSED if seed in passing else "plddt 1 < 2" for seed in seeds]
+        return [
+            row(one.name, verdict, seed) for one, verdict, seed in zip(designs, verdicts, seeds, strict=True)
+        ]
+
+    def fold(designs: list[Design], *_: object, **__: object) -> list[tuple[str, str]]:
+        folded.append([one.name for one in designs])
+        return [(designs[0].name, "it failed")] if designs[0].name.endswith("4") else []
+
+    monkeypatch.setattr(run_module, "SequenceOptimizer", _Designer)
+    monkeypatch.setattr(run_module, "fold_designs", fold)
+    monkeypatch.setattr(run_module, "design_rows", rows)
+    monkeypatch.setattr(run_module, "write_report", lambda *_, **__: None)
+    lines: list[str] = []
+    request = DesignRequest(
+        hallucination(10), tmp_path, config=STEPS, seeds=range(6), condition="plddt>0", until=until
+    )
+    names = [f"hallucinate_seed_{seed:03d}" for seed in range(6)]
+    (tmp_path / ".fastfold").mkdir()
+    with FileLock(tmp_path / ".fastfold" / f"{names[busy or 0]}.lock") if busy else nullcontext():
+        made = run_designs(request, say=lines.append)
+    own = [name for seed, name in enumerate(names[:designed]) if seed != busy]
+    assert [one.name for one in made] == own
+    assert folded == [[name] for name in own if name != names[1]]
+    assert (tmp_path / "designs.fasta").read_text() == "".join(
+        f">{name}\n{'ACDEFGHIKL'[names.index(name)] * 10}\n" for name in own if name != names[1]
+    )
+    with (tmp_path / run_module.TABLE).open(newline="") as file:
+        table = list(csv.DictReader(file, delimiter="\t"))
+    assert {one["name"] for one in table} == set(own)
+    assert sum(one["filters"] == PASSED for one in table) == accepted
+    told = "\n".join(lines)
+    assert f"{accepted} of {len(own)} designs pass the filters" in told
+    assert f"{min(accepted, 1)} of {until} accepted, {names[2]} with 1" in told or busy == 2
+    assert ("hallucinate_seed_004: it failed" in told) == (names[4] in own)
+    assert (f"{accepted} of {until} accepted after {len(own)} trajectories" in told) == (accepted < until)
+    with (tmp_path / "statistics.tsv").open(newline="") as file:
+        counts = {one["name"]: one["count"] for one in csv.DictReader(file, delimiter="\t")}
+    assert (counts["given up after soft"], counts["finished"]) == ("1", str(len(own)))
+    again = run_designs(request, say=lambda line: None)
+    assert [one.name for one in again] == ([names[2]] if busy and accepted < until else [])
 
 
 @pytest.mark.long

@@ -6,6 +6,8 @@ import contextlib
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import current_call
 from fastfold.evoformer.inputs import Relaxation, relax_sequence
+from fastfold.evoformer.losses.design import seq_ent_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.gradients import differentiable
 from fastfold.products.design.evaluate import Evaluator, RecycleMode, uniform_bias
@@ -272,3 +275,34 @@ def test_forbidden_residues() -> None:
         uniform_bias("CJ")
     with pytest.raises(ConfigError, match="all residues are forbidden"):
         uniform_bias("ACDEFGHIKLMNPQRSTVWY")
+
+
+@pytest.mark.parametrize("is_hard", [False, True])
+def test_limits_and_the_entropy_count_if_they_have_weights(
+    monkeypatch: pytest.MonkeyPatch, is_hard: bool
+) -> None:
+    """Limits see the residues of a hard sequence, else their shares, of the designed chain alone."""
+    seen: list[torch.Tensor] = []
+
+    def of_limits(residues: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen.append(residues)
+        return {"composition": residues.sum(), "charge": residues.mean()}
+
+    evaluator = Evaluator.__new__(Evaluator)
+    evaluator.weights = {"con": 1.0, "charge": 2.0, "seq_ent": 3.0}
+    evaluator._losses = {"con": lambda outputs, aatype: torch.tensor(5.0), "rg": lambda *_: torch.tensor(6.0)}  # type: ignore[dict-item]
+    evaluator.limits = SimpleNamespace(losses=of_limits)  # type: ignore[assignment]
+    evaluator.task = SimpleNamespace(sequence=lambda form: form * 2, designed_chain=np.array([0, 2]))  # type: ignore[assignment]
+    soft, hard, logits = (torch.arange(3.0)[:, None] + number for number in (0, 10, 20))
+    relaxed: Any = SimpleNamespace(soft=soft, hard=hard, logits=logits)
+    nothing: Any = None
+    relaxation = Relaxation(hard=float(is_hard), temperature=0.5)
+    found = evaluator._named_losses(nothing, relaxed, relaxation, nothing)
+    assert found.keys() == {"con", "charge", "seq_ent"}
+    assert float(found["con"]) == 5.0
+    expected = (hard if is_hard else soft)[[0, 2]] * 2
+    assert torch.equal(seen[0], expected)
+    assert float(found["charge"]) == float(expected.mean())
+    assert float(found["seq_ent"]) == float(seq_ent_loss(logits, torch.ones(3), 0.5))
+    evaluator.weights = {"composition": 1.0}
+    assert evaluator._named_losses(nothing, relaxed, relaxation, nothing).keys() == {"composition"}

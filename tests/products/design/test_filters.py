@@ -13,6 +13,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import requested_networks
 from fastfold.inference.report.discover import find_predictions
 from fastfold.products.design.optimize import DesignState
+from fastfold.products.design.results import folds
 from fastfold.products.design.results.filters import Filter, read_filters
 from fastfold.products.design.results.folds import alone_figures, fold_figures, mean_figure, touching
 from fastfold.products.design.results.table import (
@@ -27,6 +28,8 @@ from fastfold.products.design.results.table import (
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.protocols import hallucination
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.interface.geometry import InterfaceGeometry
+from fastfold.protein.metrics.secondary_structure import HELIX, LOOP, STRAND
 from tests.helpers.results import helix_prediction
 
 
@@ -299,3 +302,61 @@ def test_a_filter_of_a_network_reads_its_folds_alone(value: float, higher: bool,
     expected = "" if higher else f"Average_pLDDT {mean:.3g} > 0.5"
     assert Filter("pLDDT", None, 0.5, higher).failure(folds) == expected
     assert Filter("i_pTM", 1, 0.5, True, is_off=True).name == "1_Off_i_pTM"
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_figures_of_an_interface_are_shares_of_its_residues(
+    monkeypatch: pytest.MonkeyPatch, backbone: Path, is_bound: bool
+) -> None:
+    """Ten residues of a binder, of which four touch the target; numbers of the geometry are chosen."""
+    one = binder(backbone, 10, chains=["A"])
+    touching = np.zeros(24, bool)
+    if is_bound:
+        touching[[14, 15, 18, 23]] = True
+    interface = InterfaceGeometry(
+        touching, 500.0 * is_bound, 800.0 if is_bound else 0.0, 0.6, 3, 1, 0.25 if is_bound else None, 0.4
+    )
+    secondary = "L" * 14 + "HHHHHEELLL"
+    letters = {"H": HELIX, "E": STRAND, "L": LOOP}
+    monkeypatch.setattr(folds, "interface_geometry", lambda *_: interface)
+    monkeypatch.setattr(
+        folds, "assign_secondary_structure", lambda *_: "".join(letters[x] for x in secondary)
+    )
+    aatype = rc.sequence_to_aatype("A" * 14 + "WWGGWGGGGY")
+    plddt = np.arange(24) / 100
+    found = folds.geometry_figures(np.zeros((24, 37, 3)), np.ones((24, 37)), aatype, one, plddt)
+    assert tuple(sorted(found)) == tuple(sorted(folds.GEOMETRY))
+    shares = {"Binder_Helix%": 50.0, "Binder_BetaSheet%": 20.0, "Binder_Loop%": 30.0}
+    shares |= {"Interface_Helix%": 75.0, "Interface_BetaSheet%": 0.0, "Interface_Loop%": 25.0}
+    expected = {
+        "ShapeComplementarity": 0.6,
+        "dSASA": 500.0,
+        "Interface_SASA_%": 62.5,
+        "Interface_Hydrophobicity": 25.0,
+        "Surface_Hydrophobicity": 0.4,
+        "n_InterfaceHbonds": 3.0,
+        "InterfaceHbondsPercentage": 75.0,
+        "n_InterfaceUnsatHbonds": 1.0,
+        "InterfaceUnsatHbondsPercentage": 25.0,
+        "ss_pLDDT": pytest.approx(0.17),
+        **shares,
+        **dict.fromkeys(folds.RESIDUES, 0.0),
+        **{"InterfaceAAs_W": 3.0, "InterfaceAAs_Y": 1.0},
+    }
+    if not is_bound:
+        expected |= {"dSASA": 0.0, "InterfaceAAs_W": 0.0, "InterfaceAAs_Y": 0.0}
+        nothing = ("Interface_SASA_%", "Interface_Hydrophobicity", "InterfaceHbondsPercentage")
+        nothing += ("InterfaceUnsatHbondsPercentage",)
+        expected |= dict.fromkeys([*nothing, *(name for name in shares if name.startswith("Interface"))])
+    assert found == expected
+
+
+def test_a_binder_of_loops_has_no_structure_to_be_sure_of(
+    monkeypatch: pytest.MonkeyPatch, backbone: Path
+) -> None:
+    interface = InterfaceGeometry(np.zeros(24, bool), 0.0, 0.0, None, 0, 0, None, None)
+    monkeypatch.setattr(folds, "interface_geometry", lambda *_: interface)
+    monkeypatch.setattr(folds, "assign_secondary_structure", lambda *_: HELIX * 14 + LOOP * 10)
+    one, nothing = binder(backbone, 10, chains=["A"]), np.zeros((24, 37))
+    found = folds.geometry_figures(np.zeros((24, 37, 3)), nothing, np.zeros(24, int), one, np.ones(24))
+    assert (found["ss_pLDDT"], found["Binder_Helix%"], found["Binder_Loop%"]) == (None, 0.0, 100.0)

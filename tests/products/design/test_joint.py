@@ -20,7 +20,8 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.parallel.distributed import DistributedContext
 from fastfold.products.design.config import DesignConfig
-from fastfold.products.design.joint import SharedEvaluator, planned_evaluator
+from fastfold.products.design.evaluate import Evaluation, Evaluator
+from fastfold.products.design.joint import JointEvaluator, SharedEvaluator, planned_evaluator
 from fastfold.products.design.run import TABLE
 from fastfold.products.design.tasks.protocols import hallucination
 from tests.helpers.command_line import CommandLine
@@ -170,3 +171,40 @@ def test_losses_come_from_all_processes_and_everything_else_from_the_first(monom
 def test_what_cannot_be_sent_to_other_processes_is_refused() -> None:
     with pytest.raises(ConfigError, match="define own losses at the top level of a module"):
         DistributedFolder(Here.context).together(lambda models, context: None, [])
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize(("others", "avoided"), [(2, 0), (0, 2), (1, 1)])
+def test_losses_are_means_over_targets_and_over_those_avoided(
+    monkeypatch: pytest.MonkeyPatch, others: int, avoided: int, gradient: bool
+) -> None:
+    """Means of both groups are added, and their losses have names of their own."""
+
+    def one(number: float, name: str) -> Evaluation:
+        change = torch.full((2, 20), number) if gradient else None
+        empty: Any = None
+        return Evaluation(number, {name: 2 * number}, change, plddt=empty, positions=empty, logits=empty)
+
+    def evaluate(number: float, name: str) -> Any:
+        def call(*arguments: Any, **settings: Any) -> Evaluation:
+            calls.append((arguments, settings))
+            return one(number, name)
+
+        return call
+
+    calls: list[Any] = []
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, *a, **s: evaluate(1.0, "con")(*a, **s))
+    joint = JointEvaluator.__new__(JointEvaluator)
+    joint._others = [evaluate(3.0 + i, "con") for i in range(others)]
+    joint._avoided = [evaluate(10.0 + 2 * i, "off_con") for i in range(avoided)]
+    parameters, relaxation = torch.zeros(2, 20), Relaxation()
+    found = joint(parameters, relaxation, gradient=gradient, seed=3)
+    targets = sum([1.0, 3.0, 4.0][: 1 + others]) / (1 + others)
+    off = sum([10.0, 12.0][:avoided]) / avoided if avoided else 0.0
+    assert found.loss == targets + off
+    assert found.losses == {"con": 2 * targets} | ({"off_con": 2 * off} if avoided else {})
+    if gradient:
+        assert torch.equal(found.gradient, torch.full((2, 20), targets + off))
+    else:
+        assert found.gradient is None
+    assert calls == [((parameters, relaxation), {"gradient": gradient, "seed": 3})] * (1 + others + avoided)

@@ -9,7 +9,7 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.inputs import Relaxation, encode_sequence
 from fastfold.evoformer.model import AlphaFold
-from fastfold.products.design.config import DesignConfig
+from fastfold.products.design.config import DesignConfig, parse_contacts
 from fastfold.products.design.evaluate import Evaluator
 from fastfold.products.design.limits import (
     Limits,
@@ -112,3 +112,37 @@ def test_the_penalty_has_a_gradient(monomer: AlphaFold) -> None:
     assert (found.gradient[:, rc.restype_order["A"]] > 0).all()
     with pytest.raises(ConfigError, match="has no loss 'charge'"):
         Evaluator(hallucination(10), [monomer], {"charge": 1.0}, limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num=1", {"num": 1}),
+        ("num_pos=1", {"num_pos": 1}),
+        ("cutoff=2.01", {"cutoff": 2.01}),
+        ("seqsep=0", {"seqsep": 0}),
+        ("", {}),
+        (" num=2 , cutoff=14,", {"num": 2, "cutoff": 14.0}),
+    ],
+)
+def test_smallest_settings_of_contacts_are_kept(text: str, expected: dict[str, float]) -> None:
+    assert parse_contacts("con", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num=0", "num: expected a whole number from 1, found 0"),
+        ("num_pos=0", "num_pos: expected a whole number from 1, found 0"),
+        ("cutoff=2", "cutoff: expected a distance in Å above 2, found 2"),
+        ("cutoff=inf", "cutoff: expected a distance in Å above 2, found inf"),
+        ("cutoff=nan", "cutoff: expected a distance in Å above 2, found nan"),
+        ("seqsep=-1", "seqsep: expected a whole number from 0, found -1"),
+        ("number=1", "expected settings such as num=2,cutoff=14"),
+        ("num=x", "expected settings such as num=2,cutoff=14"),
+        ("num", "expected settings such as num=2,cutoff=14"),
+    ],
+)
+def test_smaller_settings_of_contacts_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^con: {message}"):
+        parse_contacts("con", text)

@@ -6,6 +6,8 @@ Its functions were run in JAX in float64. Radius of gyration and distance of the
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from torch import Tensor
 from fastfold.data.targets import target_from_sequence
 from fastfold.evoformer.losses import design as losses
 from fastfold.evoformer.losses.design import Outputs
+from fastfold.products.design.tasks.binders import BinderParts, binder
 from fastfold.products.design.tasks.losses import task_losses
-from fastfold.products.design.tasks.protocols import hallucination
+from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination, partial
 from fastfold.products.design.tasks.task import DesignTask, Reference
 
 N, TARGET = 24, 14
@@ -197,3 +200,22 @@ def test_gradients_are_finite_differences(name: str) -> None:
         return float(loss(replace(given, **moved), AATYPE))
 
     assert found == pytest.approx((value(1) - value(-1)) / (2 * step), rel=1e-5)
+
+
+def test_kept_residues_belong_to_folds_of_fixed_backbones_and_binders(backbone: Path) -> None:
+    """In other protocols designed residues alone are scored; a binder's errors count against all chains."""
+    cpu = torch.device("cpu")
+
+    def selected(task: DesignTask, loss: str) -> np.ndarray:
+        one: Any = task_losses(task, cpu, torch.float64)[loss]
+        return one.selected.numpy()
+
+    pattern = [0.0] * 4 + [1.0] * 10
+    fixed = fixed_backbone(backbone, chain="A", keep="A1-4")
+    assert selected(fixed, "plddt").tolist() == [1.0] * 14
+    grafted = partial(backbone, "A1-4", chain="A")
+    assert selected(grafted, "plddt").tolist() == pattern
+    assert selected(grafted, "pae").tolist() == [[one] * 14 for one in pattern]
+    bound = binder(backbone, parts=BinderParts(redesign=("B",), keep="B1-3"))
+    assert selected(bound, "plddt").tolist() == [0.0] * 14 + [1.0] * 10
+    assert selected(bound, "pae").tolist() == [[0.0] * 24] * 14 + [[1.0] * 24] * 10

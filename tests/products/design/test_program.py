@@ -7,18 +7,20 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fastfold.errors import ConfigError, InputError
+from fastfold.products.design.limits import Limits, Share
 from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.program import PROGRAMS, ProgramSequence, SequenceProgram
-from fastfold.products.design.results.redesign import Redesign, change_rows, change_text
+from fastfold.products.design.results.redesign import Redesign, change_rows, change_text, program_designs
 from fastfold.products.design.tasks.binders import binder
-from fastfold.products.design.tasks.protocols import hallucination
+from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 
@@ -74,6 +76,14 @@ def test_fields_of_the_command(tmp_path: Path, backbone: Path) -> None:
     assert tied == ""
     assert rest[:-1] == ["B2 B3", "B", "B", "3", "5", "M", ""]
     assert rest[-1].endswith("d.pdb")
+
+
+def test_a_chain_with_one_designed_residue_is_designed(tmp_path: Path, backbone: Path) -> None:
+    task = fixed_backbone(backbone, chain=("A", "B"), keep="A1-6,A8-14,B1-10")
+    given = "".join(task.letters("A"))
+    sequences(program(tmp_path, f">x|{'G' * 2}|>sample=1|{given[:6]}W{given[7:14]}"), task, tmp_path, given)
+    _, _, rest = json.loads((tmp_path / "log.json").read_text())
+    assert rest[1:3] == ["A", "A"]
 
 
 def test_settings_of_the_program_reach_its_command(tmp_path: Path) -> None:
@@ -133,6 +143,40 @@ def test_the_table_of_changes_names_each_substitution(backbone: Path) -> None:
         "\t".join(row),
         "\t".join(map(str, row.values())),
     ]
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1.0, 3), (0.2, 2), (0.0, 0)])
+def test_sequences_within_the_limits_are_designs(
+    tmp_path: Path, backbone: Path, limit: float, kept: int
+) -> None:
+    """Tryptophans are 0.2, 0.2 and 0.4 of five residues; numbers are those of the program."""
+
+    class Program:
+        command = "mpnn --fast"
+
+        def sequences(self, task: DesignTask, pdb: str, text: str, **options: Any) -> list[tuple[str, float]]:
+            calls.append((task, text, options))
+            numbers = [
+                line[22:26].strip() for line in pdb.splitlines() if line[12:16] == " CA " and line[21] == "B"
+            ]
+            assert numbers == ["1", "2", "3", "4", "5"]
+            return [("WAAAA", 1.0), ("AAAAW", 2.0), ("WAAAW", 3.0)]
+
+    calls: list[tuple[DesignTask, str, dict[str, Any]]] = []
+    task = binder(backbone, 5, chains=["A"])
+    state = DesignState(*(torch.zeros(0),) * 3, np.zeros(19, np.float32), np.ones((19, 37, 3), np.float32))
+    design, lines = Design("d", task, "ACDEF", state), list[str]()
+    limits = Limits((Share("W", 0.0, limit),))
+    made = program_designs(design, Redesign(Program()), tmp_path, limits, 7, lines.append)  # type: ignore[arg-type]
+    expected = [("d_mpnn_1", "WAAAA", 1.0), ("d_mpnn_2", "AAAAW", 2.0), ("d_mpnn_3", "WAAAW", 3.0)][:kept]
+    assert [(one.name, one.parameters, one.score) for one in made] == expected
+    assert all(one.is_external and one.state is state for one in made)
+    ((given, text, options),) = calls
+    assert (given, text) == (task, "".join(design.sequences))
+    assert options.pop("kept").tolist() == []
+    assert options == {"folder": tmp_path / "mpnn", "name": "d", "seed": 7}
+    out = f", {3 - kept} left out because they break `composition` or `charge`" if kept < 3 else ""
+    assert lines == [f"d: 3 sequences by mpnn{out}"]
 
 
 def test_copies_are_tied_and_must_be_equal(tmp_path: Path) -> None:
