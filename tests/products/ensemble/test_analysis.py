@@ -72,14 +72,17 @@ def test_clusters_are_numbered_by_size():
     assert cluster_structures(scores, similarity=0.2).tolist() == [1] * 6
 
 
-def test_the_frame_is_centered_with_the_longest_axis_first():
-    rng = np.random.default_rng(2)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_frame_is_centered_with_the_longest_axis_first(seed: int):
+    rng = np.random.default_rng(seed)
     shape = rng.normal(0, 1, (50, 3)) * [1.0, 9.0, 3.0]
     ca = np.stack([shape @ _rotation(rng).T + rng.normal(0, 30, 3) for _ in range(4)])
     found = superpose_on_mean(ca)
     assert np.abs(found - found[0]).max() < 1e-9
     assert np.abs(found.mean((0, 1))).max() < 1e-9
     assert (np.diff(found[0].std(0)) < 0).all()
+    covariance = np.cov(found[0].T)
+    assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-9
     assert float(rmsd(torch.from_numpy(found[1]), torch.from_numpy(ca[1]), torch.ones(50))) < 1e-5
 
 

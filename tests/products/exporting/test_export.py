@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,15 @@ def test_another_file_is_refused_in_one_line(
         load_exported(tmp_path / name, trusted=True)
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
+
+
+def test_a_library_has_one_entry_of_the_compiler_among_others(tmp_path: Path):
+    path = tmp_path / "a.aoti.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/version", "1")
+        archive.writestr("a/data/aotinductor/x.so", "no library")
+    with pytest.raises(InputError, match=r"is not a program of fastfold.export: (?!it has no entry)"):
+        load_exported(path, trusted=True)
 
 
 def test_a_network_with_a_convolution_is_not_padded(tmp_path: Path):

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.errors import InputError
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model
+from fastfold.products.exporting import network_pass
 from fastfold.products.exporting.export import ExportedNetwork
 from fastfold.products.exporting.network_pass import (
     LengthClass,
@@ -123,3 +124,57 @@ def test_features_beyond_the_class_are_refused():
     names, _ = read_features(model, LengthClass(20, 12, 20, 4))
     with pytest.raises(ValueError, match=r"aatype has shape \[28\], the class \[20\]"):
         pad_features({key: features[0][key] for key in names}, LengthClass(20, 12, 20, 4))
+
+
+@pytest.mark.parametrize(
+    ("scales", "tolerance", "last"),
+    [
+        ([1, 3, 3, 5, 9], 0.1, 3),  # one more pass follows the first that changes nothing
+        ([1, 3, 5, 7, 9], 0.1, 4),
+        ([1, 1, 5, 7, 9], 0.1, 2),
+        ([0, 5, 7, 9, 9], 0.1, 1),  # the first pass changes nothing from zeros
+        ([1, 3, 3, 5, 9], 0.0, 4),
+        ([3, 6, 7, 9, 12], 1.6, 3),  # distances of CA atoms change by 1.58 Å
+    ],
+)
+def test_passes_after_the_tolerance_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, scales: list[int], tolerance: float, last: int
+) -> None:
+    """CA atoms on a line of chosen steps; root mean squares of changes are those of four residues."""
+
+    class Step(nn.Module):
+        model = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[float] = []
+
+        def forward(self, features: dict[str, Tensor], previous: dict[str, Tensor]) -> dict[str, Tensor]:
+            self.seen.append(float(previous["prev_pair"]))
+            positions = torch.zeros(4, 37, 3)
+            positions[:, 1, 0] = float(features["scale"]) * torch.arange(4.0)
+            return {"prev_pos": positions, "prev_pair": features["scale"], "plddt": features["scale"] * 2}
+
+    def zeros(model: object, residues: int) -> dict[str, Tensor]:
+        assert residues == 4
+        return {
+            "prev_pos": torch.zeros(4, 37, 3),
+            "prev_pair": torch.zeros(()),
+            "prev_msa_first_row": torch.zeros(()),
+        }
+
+    monkeypatch.setattr(network_pass, "first_previous", zeros)
+    monkeypatch.setattr(network_pass, "_RECYCLED", ("prev_pos", "prev_pair"))
+    passes = UnrolledPasses.__new__(UnrolledPasses)
+    nn.Module.__init__(passes)
+    passes.step, passes.num_recycles, passes.tolerance = Step(), len(scales) - 1, tolerance  # type: ignore[assignment]
+    features = {
+        "scale": torch.tensor(scales, dtype=torch.float32),
+        "aatype": torch.zeros(len(scales), 4),
+        "seq_mask": torch.ones(len(scales), 4),
+    }
+    outputs = passes(features)
+    assert float(outputs["plddt"]) == 2 * scales[last]
+    assert float(outputs["prev_pair"]) == scales[last]
+    seen = [0.0, *map(float, scales[:last])]
+    assert passes.step.seen == seen + [float(scales[last])] * (len(scales) - len(seen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import time
 from collections.abc import Callable
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fastfold.errors import InputError, NetworkError
+from fastfold.errors import ConfigError, InputError, NetworkError
 from fastfold.products.serve import client as clients
-from fastfold.products.serve.client import Client, RefusedError
+from fastfold.products.serve.client import Client, RefusedError, read_templates
 from tests.helpers.loopback import Request, loopback
 
 JOB = {
@@ -190,3 +191,26 @@ def test_a_file_of_any_size_is_refused(tmp_path: Path) -> None:
     ):
         Client(server.url).download(JOB, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_the_largest_size_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loopback(lambda request: request.send(200, CONTENT)) as server:
+        monkeypatch.setattr(clients, "_MAX_FILE", len(CONTENT))
+        assert [path.read_bytes() for path in Client(server.url).download(JOB, tmp_path)] == [CONTENT]
+        monkeypatch.setattr(clients, "_MAX_FILE", len(CONTENT) - 1)
+        with pytest.raises(NetworkError, match="expected a file of results, found 256,000 bytes"):
+            Client(server.url).download(JOB, tmp_path)
+
+
+def test_templates_are_read_by_name_and_names_are_unique(tmp_path: Path) -> None:
+    texts = {"a.cif": "data_a", "b.pdb": "ATOM \ufffd"}
+    (tmp_path / "a.cif.gz").write_bytes(gzip.compress(b"data_a"))
+    (tmp_path / "b.pdb").write_bytes(b"ATOM \xff")
+    paths = [tmp_path / "a.cif.gz", tmp_path / "b.pdb"]
+    assert read_templates(paths) == texts
+    assert read_templates([]) == {}
+    (tmp_path / "a.cif").write_text("data_b")
+    with pytest.raises(ConfigError, match=r"two files are named a\.cif; rename one"):
+        read_templates([*paths, tmp_path / "a.cif"])
+    with pytest.raises(InputError, match=r"c\.cif"):
+        read_templates([tmp_path / "c.cif"])

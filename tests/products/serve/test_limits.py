@@ -88,6 +88,39 @@ def test_the_protocol_is_uvicorns_with_a_limit():
     assert issubclass(patient_protocol(1.0, 3), H11Protocol)
 
 
+@pytest.mark.parametrize("max_connections", [1, 2, 3])
+def test_only_beyond_the_limit_the_longest_waiting_connection_is_closed(max_connections: int) -> None:
+    """One connection that sends its head, and two that wait."""
+
+    class Transport:
+        def __init__(self) -> None:
+            self.is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return ("127.0.0.1", 1) if name.endswith("name") else default
+
+    async def connect() -> list[bool]:
+        from uvicorn.config import Config
+        from uvicorn.server import ServerState
+
+        config, state = Config(app=lambda *_: None, lifespan="off"), ServerState()
+        config.load()
+        kind, transports = patient_protocol(60.0, max_connections), []
+        for _ in range(3):
+            protocol = kind(config=config, server_state=state, app_state={})
+            transports.append(Transport())
+            protocol.connection_made(transports[-1])  # type: ignore[arg-type]
+        return [one.is_closed for one in transports]
+
+    closed = [False] * 3
+    if max_connections < 3:
+        closed[0] = True
+    assert asyncio.run(connect()) == closed
+
+
 class Held:
     """Requests that the application holds until it is told."""
 

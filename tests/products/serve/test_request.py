@@ -59,6 +59,8 @@ def test_templates_get_the_suffix_of_their_content():
 
 
 def test_seeds_are_limited():
+    most = JobRequest("sequence", "MKV", settings={"seeds": list(range(MAX_SEEDS))}).config(InferConfig())
+    assert len(most.seeds) == 100
     with pytest.raises(ConfigError, match="at most 100, found 101"):
         JobRequest("sequence", "MKV", settings={"seeds": list(range(MAX_SEEDS + 1))}).config(InferConfig())
 

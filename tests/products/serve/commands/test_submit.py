@@ -52,7 +52,10 @@ def test_records_and_alignments_are_downloaded_to_folders(server: str, cli: Comm
 
 
 def test_jobs_are_submitted_first_and_fetched_later(server: str, cli: CommandLine):
-    done = cli.run("submit", "--sequence", "MKV", "--server", server, "--no-wait")
+    arguments = ("submit", "--sequence", "MKV", "--server", server, "--no-wait")
+    assert cli.run(*arguments, "--out", cli.out).code == 0
+    assert not cli.out.exists()
+    done = cli.run(*arguments)
     job, _, name = done.out.strip().partition("\t")
     assert (done.code, name) == (0, "query")
     done = cli.run("submit", "--job", job, "--server", server, "--out", cli.out, "--quiet")
