@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fastfold.data.msa.find import read_msa
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.api import _read_alignment
 from fastfold.inference.planning import planner
 from tests.helpers.command_line import ORACLES, CommandLine, small_model, small_weights
 
@@ -255,3 +257,20 @@ def test_the_public_names_are_those_of_the_documentation():
         assert getattr(fastfold, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = fastfold.nothing
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["MKV", "M1V"], "record 'row_2'.*'1' is neither a residue nor a gap"),
+        (["MKV", "MKV", "MKVV"], "record 'row_3'.*found 4 in row 3"),
+        (["MKA"], "record 'row_1'.*the alignment belongs to another sequence"),
+        (["MKV", "M\nV"], "as a row of msa, found a line end or '>'"),
+        (np.array([list("MKV"), list("MK1")]), "record 'row_2'"),
+    ],
+)
+def test_wrong_rows_of_an_alignment_are_named_from_one(rows: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _read_alignment(rows, "MKV")
+    read = _read_alignment(["MKV", "M-V"], "MKV")
+    assert list(read.sequences) == ["MKV", "M-V"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +251,13 @@ class TestSettingsOfTheNetwork:
         assert np.allclose(guess[1, rc.atom_order["CA"]], [3.8, 0.0, 0.0])
         with pytest.raises(InputError, match="HSE 8 of its chain 'A' is H, where the target has S"):
             initial_structure(path, target_from_sequence("AS"))
+        for sequence, difference in (
+            ("AHA", "its chains: 2 residues; the target's: 3 residues"),
+            ("A:H", "its chains: 2 residues; the target's: 1 residues, 1 residues"),
+            ("SS", "ALA 7 of its chain 'A' is A, where the target has S"),
+        ):
+            with pytest.raises(InputError, match=re.escape(difference)):
+                initial_structure(path, target_from_sequence(sequence))
 
     def test_a_ring_is_not_an_open_chain(self, model: fastfold.AlphaFold, plain: np.ndarray):
         assert not np.array_equal(plain, positions(model, cyclic=True))

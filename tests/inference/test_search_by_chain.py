@@ -422,3 +422,26 @@ def test_a_line_names_the_files(
     put(tmp_path / "x.a3m", A)
     search.run([target_from_sequence(A, "x")], tmp_path)
     assert f"x: uses {tmp_path / 'x.a3m'}; not searched\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "engines", "files", "line"),
+    [
+        ("hetero", ("ur", PAIRING), "A", "chain A uses {}; searching chain B, pairing all chains"),
+        ("hetero", ("ur",), "A", "chain A uses {}; searching chain B"),
+        ("hetero", (PAIRING,), "AB", "chain A uses {}, chain B uses {}; not searched, pairing all chains"),
+        ("homo", ("ur", PAIRING), "A", "chains A, B use {}; not searched"),
+        ("hetero", ("ur", PAIRING), "", ""),
+    ],
+)
+def test_a_line_tells_which_files_replace_a_search(
+    tmp_path: Path, target: str, engines: tuple[str, ...], files: str, line: str
+) -> None:
+    sequences = {"hetero": f"{A}:{B}", "homo": f"{A}:{A}"}[target]
+    paths = []
+    for letter in files:
+        paths.append(tmp_path / f"t_{letter}.a3m")
+        paths[-1].write_text(f">query\n{A if letter == 'A' else B}\n")
+    search = AlignmentSearch([Engine(name) for name in engines], tmp_path)  # type: ignore[list-item]
+    found = search.line(target_from_sequence(sequences, name="t"))
+    assert found == (f"t: {line.format(*paths)}" if line else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from fastfold.data.targets import Chain, Target
 from fastfold.errors import InputError, WeightsError
+from fastfold.inference import target_runner
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.target_lines import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -109,3 +111,99 @@ def test_weights_that_cannot_be_used_end_the_run_or_are_left_out(
     runner._check_networks()  # the second time nothing is loaded and nothing said
     assert [network.name for network in runner.networks] == kept
     assert said.lines == [("warning: left out: a is damaged", True)]
+
+
+class _Folder:
+    """Records of a target, best first, of which the second is relaxed."""
+
+    def __init__(self, files: tuple[str, ...] = ()) -> None:
+        scores = ({}, {"relaxation": 1}, {}, {})
+        self.stem, self.state = "t", Path("state")
+        self.parent = SimpleNamespace(path=Path("out"), output_format="fastfold", style="fastfold")
+        self._records = [
+            SimpleNamespace(id=f"r{i}", scores=one, files=dict.fromkeys(files))
+            for i, one in enumerate(scores)
+        ]
+
+    def records(self) -> list[Any]:
+        return list(self._records)
+
+
+def _sent(steps: Any, answer: Any) -> tuple[list[Any], Any]:
+    """Return the work that a generator waits for, and its result when it gets an answer."""
+    asked: list[Any] = []
+    try:
+        asked.append(next(steps))
+        while True:
+            asked.append(steps.send(answer))
+    except StopIteration as end:
+        return asked, end.value
+
+
+@pytest.mark.parametrize(
+    ("relax", "number", "chosen"),
+    [
+        ("none", 0, None),
+        ("best", 0, ["r0"]),
+        ("all", 0, ["r0", "r2", "r3"]),
+        ("best", 3, ["r0", "r2"]),
+    ],
+)
+def test_the_best_predictions_are_relaxed_once(
+    tmp_path: Path, relax: str, number: int, chosen: list[str] | None
+) -> None:
+    """Threads are divided between the processes in the background."""
+    runner, said = _runner(tmp_path, RunOptions(), [])
+    runner.config = replace(runner.config, relax=relax, num_relax=number)  # type: ignore[arg-type]
+    runner.background = SimpleNamespace(processes=2)  # type: ignore[assignment]
+    notes: list[str] = []
+    said.note = notes.append  # type: ignore[attr-defined]
+    results: Any = _Folder()
+    asked, is_relaxed = _sent(
+        runner._relax(results, "1/1 t"), [("r0", "better", True), ("r2", "worse", False)]
+    )
+    if chosen is None:
+        assert (asked, is_relaxed, notes) == ([], False, [])
+        return
+    (work,) = asked
+    assert work.arguments[:4] == (Path("out"), "fastfold", ("t", Path("state")), chosen)
+    assert work.arguments[5].threads == max(1, torch.get_num_threads() // 2)
+    assert notes == ["1/1 t: relaxing"]
+    assert is_relaxed
+    assert said.lines == [("1/1 t r0: better", False), ("1/1 t r2: worse", True)]
+    runner.background = None
+    results._records = [one for one in results._records if one.scores]
+    assert _sent(runner._relax(results, "t"), []) == ([], False)
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("has_picture", [False, True])
+@pytest.mark.parametrize("plots", [False, True])
+def test_plots_are_drawn_where_they_are_missing_or_old(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made: bool,
+    overwrite: bool,
+    has_picture: bool,
+    plots: bool,
+) -> None:
+    runner, _ = _runner(tmp_path, RunOptions(overwrite=overwrite), [])
+    runner.config = replace(runner.config, plots=plots)
+    drawn: list[str] = []
+    coverages: list[bool] = []
+    monkeypatch.setattr(TargetRunner, "_draw", lambda self, results, record: drawn.append(record.id))
+    monkeypatch.setattr(TargetRunner, "_finish", lambda self, results, label: iter(()))
+
+    def draw_coverage(results: Any, name: str, *, again: bool) -> bool:
+        coverages.append(again)
+        return False
+
+    monkeypatch.setattr(target_runner, "draw_missing_coverage", draw_coverage)
+    results: Any = _Folder((".png",) if has_picture else ())
+    target: Any = SimpleNamespace(name="t")
+    _, is_changed = _sent(runner._rest(results, target, ["r1", "r3"], made=made), None)
+    again = made and overwrite
+    expected = ["r1", "r3"] if plots and (again or not has_picture) else []
+    assert (drawn, coverages) == (expected, [again] if plots else [])
+    assert bool(is_changed) is bool(expected)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,18 @@ from fastfold.inference.api import load_model
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.folding import batch as batch_module
-from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length, pad_features
+from fastfold.inference.folding.batch import (
+    Answer,
+    BatchFolder,
+    Request,
+    batch_plan,
+    group_by_length,
+    pad_features,
+)
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.planning.fit import FoldMemory
+from fastfold.memory import BudgetError
 from tests.helpers.command_line import CommandLine, small_model
 from tests.helpers.networks import random_model
 
@@ -268,3 +277,40 @@ def test_a_target_that_fails_in_a_batch_is_named(cli: CommandLine, monkeypatch: 
     assert found.code == 1
     assert "2 folded, 1 failed" in found.out
     assert "error: record 'bad': broken features" in found.err
+
+
+@pytest.mark.parametrize(
+    ("rows", "templates", "expected"),
+    [((5, 9), (1, 4), (9, 4)), ((5, None), (4, 1), (None, 4)), ((9, 5), (None, None), (9, None))],
+)
+def test_targets_are_planned_as_the_largest_of_them(
+    rows: tuple[int | None, ...], templates: tuple[int | None, ...], expected: tuple[int | None, ...]
+) -> None:
+    """The memory is divided; without the rows of one target the plan is that of any number."""
+
+    @dataclass(frozen=True)
+    class Planner:
+        rows: int | None
+        templates: int | None
+
+        def plan(self, residues: int, budget: int) -> SimpleNamespace:
+            if budget < 100:
+                raise BudgetError("too little", 100)
+            asked.append((self.rows, self.templates, residues, budget))
+            return SimpleNamespace(blocks=budget < 200)
+
+    def plan(*budgets: int) -> Any:
+        fits = [
+            SimpleNamespace(planner=Planner(*sizes), residues=residues, budget=budget)
+            for *sizes, residues, budget in zip(rows, templates, (30, 20), budgets, strict=True)
+        ]
+        requests = [
+            SimpleNamespace(model=fit, predictor=SimpleNamespace(fit=lambda model: model)) for fit in fits
+        ]
+        return batch_plan(requests)  # type: ignore[arg-type]
+
+    asked: list[tuple[int | None, int | None, int, int]] = []
+    assert plan(900, 401).blocks is False
+    assert asked == [(*expected, 30, 200)]
+    assert plan(900, 300) is None
+    assert plan(150, 900) is None

@@ -18,6 +18,7 @@ from Bio.PDB import MMCIFParser
 
 from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.output.predictions import Predictions
 from fastfold.inference.output.score_files import pae_json
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
@@ -275,6 +276,23 @@ def test_a_prediction_shows_itself_in_three_lines_and_in_a_notebook():
     shown = named._repr_html_()
     assert "<script>" not in shown
     assert "data:image/png;base64,iVBOR" in shown
+
+
+def test_predictions_are_a_table_of_their_scores():
+    first, second = (
+        dataclasses.replace(make_prediction(), name=name, seed=seed) for name, seed in (("<a>", 1), ("b", 2))
+    )
+    assert Predictions()._repr_html_() == "<p>no predictions</p>"
+    one = Predictions({"<a>": [first]})
+    (row,) = one.table()
+    assert (row["name"], row["rank"], row["seed"]) == ("<a>", 1, 1)
+    shown = one._repr_html_()
+    assert shown.startswith("<table><thead><tr><th>name</th><th>rank</th><th>model</th><th>seed</th>")
+    assert "<tbody><tr><td>&lt;a&gt;</td><td>1</td>" in shown
+    assert f"<td>{row['plddt']:.3g}</td>" in shown
+    several = Predictions({"<a>": [first, second], "b": [second]})
+    assert [(one["rank"], one["seed"]) for one in several.table()] == [(1, 1), (2, 2), (1, 2)]
+    assert several._repr_html_().count("<tr>") == 4
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.0, True, "1"])

@@ -81,6 +81,20 @@ def test_another_fold_s_state_and_a_damaged_file_are_left_alone(tmp_path: Path) 
         assert _state(tmp_path).load(CPU) is None
 
 
+@pytest.mark.parametrize("newer", ["x.state", "x.state.next"])
+def test_the_later_of_two_states_counts(tmp_path: Path, newer: str) -> None:
+    """A process that ended while it replaced the file leaves both."""
+    files = {}
+    for cycle in (1, 2):
+        _state(tmp_path).save(cycle, 5, {"prev_pos": torch.full((4, 3), float(cycle))})
+        files[cycle] = (tmp_path / "x.state").read_bytes()
+    (tmp_path / newer).write_bytes(files[2])
+    (tmp_path / ("x.state" if newer != "x.state" else "x.state.next")).write_bytes(files[1])
+    found = _state(tmp_path).load(CPU)
+    assert found is not None
+    assert (found[0], float(found[2]["prev_pos"][0, 0])) == (2, 2.0)
+
+
 def test_only_the_state_of_long_passes_is_written(tmp_path: Path) -> None:
     times = iter([0.0, 0.0, 50.0, 50.0, 200.0, 200.0, 300.0])
     state = _state(tmp_path, after=100.0, clock=lambda: next(times))

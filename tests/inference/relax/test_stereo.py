@@ -16,7 +16,7 @@ from fastfold.inference.relax import RelaxConfig, minimize, relax
 from fastfold.inference.relax.minimize import Minimized
 from fastfold.inference.relax.platforms import choose_platform
 from fastfold.inference.relax.prepare import PreparedStructure, prepare, to_protein
-from fastfold.inference.relax.stereo import violating_residues, wrong_hands
+from fastfold.inference.relax.stereo import check_not_mirrored, violating_residues, wrong_hands
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.geometry import dihedrals
 from fastfold.protein.labels import AuthorNames
@@ -245,3 +245,23 @@ def test_a_mirrored_backbone_is_refused_by_its_phi_angles() -> None:
     mask[:, [slot for name, slot in rc.atom_order.items() if name not in ("N", "CA", "C", "O")]] = 0
     with pytest.raises(InputError, match="chain A is the mirror image of a protein: 10 of 10 phi angles"):
         relax(replace(protein, atom_mask=mask))
+
+
+@pytest.mark.parametrize(
+    ("length", "wrong", "is_refused"),
+    [(20, 10, False), (20, 11, True), (4, 2, False), (3, 3, True), (2, 2, False)],
+)
+def test_a_mirror_image_has_more_wrong_hands_than_right_ones(
+    length: int, wrong: int, is_refused: bool
+) -> None:
+    """Three or more of them."""
+    protein = helix("A" * length)
+    xyz = protein.atom_positions.copy()
+    xyz[:wrong, :, 2] *= -1
+    changed = replace(protein, atom_positions=xyz)
+    names = AuthorNames(("A",), tuple(map(str, range(length))))
+    if not is_refused:
+        check_not_mirrored(changed, names)
+        return
+    with pytest.raises(InputError, match=f"mirror image of a protein: {wrong} of {length} alpha carbons"):
+        check_not_mirrored(changed, names)

@@ -42,6 +42,13 @@ def test_a_design_has_its_curve_film_and_verdicts(tmp_path: Path) -> None:
     np.testing.assert_allclose(last, trace[-1] - trace[-1].mean(0), atol=0.02)
 
 
+def test_a_film_of_one_frame_is_shown(tmp_path: Path) -> None:
+    trace = design_results(tmp_path)[:1]
+    (tmp_path / "trajectories" / "d_seed_000.pdb").write_text(film_pdb(trace, np.repeat([0, 1], [12, 10])))
+    film = found(tmp_path)[0][0]["film"]
+    assert (film["frames"], film["chains"], film["steps"]) == (1, [12, 10], [0])
+
+
 def test_films_stay_within_their_room(tmp_path: Path) -> None:
     design_results(tmp_path)
     (design,), said = found(tmp_path, room=10)

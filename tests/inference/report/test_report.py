@@ -7,6 +7,7 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import InputError
+from fastfold.inference.report import write as write_module
 from fastfold.inference.report import write_report
 from fastfold.inference.report.discover import find_predictions
 from fastfold.inference.report.encode import pack_json, pack_pae, pack_structure
@@ -220,6 +222,47 @@ def test_unknown_residues_and_chains_without_atoms_keep_their_place(tmp_path: Pa
     with pytest.raises(ValueError, match="differ from those of the scores"):
         pack_structure(paths["pdb"], ("W" * 5, "XXX", "W" * 5))
     assert isinstance(changed.protein, Protein)
+
+
+def test_views_are_centered_with_the_longest_axes_in_their_plane(tmp_path: Path) -> None:
+    """Extents are centered, and variances along x, y and z are the eigenvalues of the atoms' covariance."""
+    prediction = helix_prediction("t", 12, 5)
+    layout, packed = pack_structure(prediction.save(tmp_path, plots=False)["cif"], prediction.sequences)
+    atoms = prediction.atom_positions[prediction.atom_mask > 0]
+    assert layout["atoms"] == len(atoms)
+    points = np.frombuffer(unpack(packed)[17 * 5 :], "<i2").reshape(-1, 3) * layout["step"]
+    np.testing.assert_allclose(points.min(0), -points.max(0), atol=0.011)
+    variances = np.linalg.svd(atoms - atoms.mean(0), compute_uv=False) ** 2 / len(atoms)
+    np.testing.assert_allclose(points.var(0), variances, rtol=0.01)
+    turn = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
+    _, moved = pack_structure(
+        tmp_path / Path(prediction.save(tmp_path, plots=False)["cif"]).name,
+        prediction.sequences,
+        motion=(turn, np.array([1.0, 2, 3])),
+    )
+    points = np.frombuffer(unpack(moved)[17 * 5 :], "<i2").reshape(-1, 3) * layout["step"]
+    np.testing.assert_allclose(points, atoms @ turn.T + [1, 2, 3], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("content", "factor"), [("structure", lambda n: 2**14 * n), ("pae", lambda n: 2**5 * n**2)]
+)
+def test_files_with_more_bytes_than_their_residues_need_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, factor: Callable[[int], int]
+) -> None:
+    """16 KiB for a residue of a structure and 32 bytes for a pair's error, in addition to the room of any file."""
+    helix_prediction("t", 12, 5).save(tmp_path, plots=False)
+    (found,) = find_predictions(tmp_path)
+    path = found.structure if content == "structure" else found.files["_pae.json"]
+    assert path is not None
+    size = path.stat().st_size
+    for less, is_left_out in ((0, False), (1, True)):
+        monkeypatch.setattr(write_module, "_ROOM", size - factor(17) - less)
+        said: list[str] = []
+        assert (content in write_module._heavy(found, said.append)) != is_left_out
+        lines = [line for line in said if path.name in line]
+        assert len(lines) == is_left_out
+        assert all(f"expected at most {size - 1:,} bytes, found {size:,}" in line for line in lines)
 
 
 def test_the_best_come_first_where_there_is_not_room_for_all(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def test_weak_residues_are_named_by_chain_and_number() -> None:
     )
     many = verdict_of(chain([40.0, 90.0] * 5))["text"]
     assert many.endswith("Residues below 50: 1, 3, 5 and others.")
+    three = verdict_of(chain([40.0, 90.0] * 3))["text"]
+    assert three.endswith("Residues below 50: 1, 3, 5.")
     two = {"sequences": ["AA", "AA"], "plddt": [90.0, 40.0, 40.0, 90.0], "ptm": None, "iptm": None}
     assert verdict_of(two)["text"].endswith("Residues below 50: A 2, B 1.")
 

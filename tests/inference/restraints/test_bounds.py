@@ -158,6 +158,7 @@ def test_restraints_that_exclude_each_other_are_refused(
     with pytest.raises(InputError) as error:
         check(*restraints)
     assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 2, "one line for each contradiction"
 
 
 @pytest.mark.parametrize(

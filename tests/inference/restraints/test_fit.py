@@ -292,6 +292,62 @@ def test_a_network_that_obeys_restraints_itself_is_refused() -> None:
         fit_restraints(model, sampler, [Restraint(0, 5, 0.0, 8.0)], steps=1)
 
 
+def test_figures_of_a_fit_are_those_of_the_network_and_its_bias() -> None:
+    """One step of Adam changes each feature by the rate; templates are not reported."""
+    model = ends_in_the_structure_module()
+    sequence = "MKTAYIAK"
+    sampler = featurize(target_from_sequence(sequence).chains, [([], [])], model.config)
+    pairs = [
+        Restraint(0, 7, 20.0, 99.0),
+        Restraint(1, 5, 0.0, 40.0, 0.01, group="x"),
+        Restraint(2, 5, 0.0, 0.1, 0.01, group="x"),
+    ]
+    found = fit_restraints(
+        model,
+        sampler,
+        pairs,
+        steps=1,
+        of_templates=[Restraint(0, 3, 0.0, 30.0, 0.01)],
+        leave_one_out=True,
+    )
+
+    def fold(features: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
+        tensors = {key: torch.as_tensor(value) for key, value in features.items()}
+        with torch.no_grad():
+            result = model(lambda cycle, member: dict(tensors), RECYCLES)
+        shares = result["predicted_lddt"]["logits"].softmax(-1)
+        scores = 100 * (shares * (torch.arange(50) + 0.5) / 50).sum(-1)
+        atoms = result["structure_module"]["final_atom_positions"].numpy()
+        return atoms, float(scores.mean())
+
+    plain, plddt = fold(sampler.sample(0))
+    aatype = sequence_to_aatype(sequence)
+    assert found.fit.steps == 1
+    np.testing.assert_allclose(
+        found.fit.before.distances[:3], restraint_distances(pairs, plain, aatype), atol=1e-3
+    )
+    assert found.fit.before.plddt == pytest.approx(plddt, abs=1e-3)
+    assert float(found.fit.probabilities[1, 0]) == pytest.approx(1.0, abs=1e-3)  # 40 Å are beyond all bins
+    biased = found.sampler.sample(0)
+    for name in ("msa_feat", "target_feat"):
+        change = biased[name] - sampler.sample(0)[name]
+        np.testing.assert_allclose(np.abs(change), 0.03, atol=1e-3)
+    after, plddt = fold(biased)
+    assert found.fit.fitted.plddt == pytest.approx(plddt, abs=0.01)
+    np.testing.assert_allclose(
+        found.fit.fitted.distances[:3], restraint_distances(pairs, after, aatype), atol=1e-2
+    )
+    report = found.report(after, 55.0)
+    assert report.confidence is not None
+    assert (report.confidence.before, report.confidence.fitted) == (
+        found.fit.before.plddt,
+        found.fit.fitted.plddt,
+    )
+    assert (len(report.before), len(report.after), report.probabilities.shape) == (3, 3, (3, 2))
+    assert found.fit.left_out is not None
+    assert [(trial.group, trial.contradicts) for trial in found.fit.left_out] == [((0,), ()), ((1, 2), ())]
+
+
 @pytest.mark.slow
 def test_a_network_obeys_restraints() -> None:
     """Helices that are far apart come together; the network is left as it was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,3 +82,42 @@ def test_fewer_rows_are_proposed_where_they_fit(fit: Fit) -> None:
     assert few is not None
     with pytest.raises(InputError, match=r"use max_msa='128:\d+', or "):
         plan_restraints(replace(deep, budget=few.peak + (64 << 20)), is_limited=True)
+
+
+@pytest.mark.parametrize(("device", "host"), [("cuda", 7), ("cpu", 0)])
+@pytest.mark.parametrize(("size", "precision"), [(2, "bf16"), (4, "fp32")])
+def test_gradients_are_planned_with_the_sizes_of_the_fold(
+    monkeypatch: pytest.MonkeyPatch, device: str, host: int, size: int, precision: str
+) -> None:
+    """Host memory is for GPUs; a product of sizes of 128 times 128 is planned, and less only within a budget."""
+    planned: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(restraint_fit, "GradientPlanner", lambda *sizes, **more: (*sizes, more))
+    monkeypatch.setattr(restraint_fit, "plan_gradients", lambda *call, name: planned.append((*call, name)))
+
+    def plan(
+        residues: int, clusters: int, extra: int, templates: int, *, is_limited: bool
+    ) -> dict[str, Any] | None:
+        planned.clear()
+        sizes = SimpleNamespace(clusters=clusters, extra=extra, templates=templates)
+        planner = SimpleNamespace(
+            fold=lambda residues: sizes, config="c", element_size=size, device=device, ranks=3, host_memory=7
+        )
+        fit: Any = SimpleNamespace(planner=planner, residues=residues, budget=99, name="T")
+        plan_restraints(fit, is_limited=is_limited)
+        if not planned:
+            return None
+        ((made, *rest),) = planned
+        assert (*made[:3], *rest) == ("c", residues, precision, 99, "T, steps towards restraints")
+        return dict(made[3])
+
+    expected = {"device": device, "ranks": 3, "host_memory": host, "msa": 5, "extra_msa": 9}
+    held = 6 * 71 * 4 * 5 * 128
+    assert plan(128, 5, 9, 0, is_limited=False) == {**expected, "templates": (), "held": held}
+    assert plan(128, 5, 9, 2, is_limited=False) == {**expected, "templates": None, "held": held}
+    assert plan(127, 5, 9, 2, is_limited=False) is None
+    assert plan(127, 5, 9, 2, is_limited=True) is not None
+    assert [plan(64, *rows, 0, is_limited=False) is None for rows in ((256, 1), (1, 256), (255, 255))] == [
+        False,
+        False,
+        True,
+    ]

@@ -48,3 +48,15 @@ def test_twenty_lines_are_named_and_others_counted() -> None:
     refuse_lines(PATH, "has bad rows", [])
     with pytest.raises(InputError, match=r"(?s)has bad rows:\nline 0\n.*line 19\n\.\.\. and 3 more"):
         refuse_lines(PATH, "has bad rows", [f"line {number}" for number in range(23)])
+
+
+@pytest.mark.parametrize("number", [0, 1, 19, 20, 21, 25])
+def test_at_most_twenty_lines_are_named(number: int) -> None:
+    errors = [f"line {i}: wrong" for i in range(number)]
+    if not errors:
+        refuse_lines(Path("links.csv"), "has a problem", errors)
+        return
+    with pytest.raises(InputError) as error:
+        refuse_lines(Path("links.csv"), "has a problem", errors)
+    more = [f"... and {number - 20} more"] if number > 20 else []
+    assert str(error.value).splitlines() == ["links.csv: has a problem:", *errors[:20], *more]

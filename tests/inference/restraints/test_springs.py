@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from fastfold.evoformer.config import descent_settings, model_config
 from fastfold.evoformer.structure.distogram_descent import descend
 from fastfold.evoformer.structure.restraint_springs import RESTRAINT_FEATURES
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.network import RunNetwork
 from fastfold.inference.network_settings import apply_settings, numeric_settings
 from fastfold.inference.restraints.distances import atom_reach
 from fastfold.inference.restraints.restraint import Restraint
-from fastfold.inference.restraints.springs import add_springs
+from fastfold.inference.restraints.springs import add_springs, fold_with_springs
 from fastfold.protein.residue_constants import restype_order
 from fastfold.protein.validation import check_structure
 from tests.helpers.command_line import small_model
@@ -52,6 +54,59 @@ def test_features_name_points_and_limits_of_the_descent() -> None:
 def test_unknown_residues_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown residue"):
         features("MKXAYIAK", [Restraint(2, 7, 0.0, 8.0)])
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_distances_before_are_those_of_the_last_layer_and_groups_are_left_out(leave_one_out: bool) -> None:
+    """A network of chosen structures: CA atoms on a line, 1 and 2 Å apart by layer, and 4 Å when folded.
+
+    The second group holds only in folds without the first one, where atoms are 9 Å apart.
+    """
+    config, sequence = fastfold.load_model("mini").config, "MKTAYIAK"
+    target = target_from_sequence(sequence)
+    sampler = featurize(target.chains, [([], [])], config)
+    given = [
+        Restraint(0, 2, 0.0, 8.0, group="near"),
+        Restraint(1, 3, 9.0, 30.0),
+        Restraint(0, 1, 0.0, 3.0, group="near"),
+    ]
+    line = np.arange(8.0)[:, None] * np.array([1.0, 0, 0])
+    layers = torch.zeros(2, 8, 14, 3)
+    layers[:, :, 1] = torch.tensor(np.stack([line, 2 * line]))
+    probabilities = torch.tensor([[0.5, 0.25], [0.75, 0.125], [0.25, 0.25]], dtype=torch.bfloat16)
+    runs: list[int] = []
+
+    def run(*_: object) -> tuple[dict[str, object], dict[str, torch.Tensor]]:
+        sides = {"atom_pos": layers.to(torch.bfloat16)}
+        return {"structure_module": {"sidechains": sides, "restraint_probabilities": probabilities}}, {}
+
+    def fold(one: SimpleNamespace, run: RunNetwork) -> SimpleNamespace:
+        run(*[None] * 4)  # type: ignore[arg-type]
+        number = len(one.sampler.static[RESTRAINT_FEATURES[2]])
+        runs.append(number)
+        assert (one.on_cycle, one.recycles) == ((None, []) if number < 3 else (print, [1]))
+        positions = np.zeros((8, 37, 3), np.float32)
+        positions[:, 1] = line * (4 if number != 1 else 9)
+        aatype = np.array([restype_order[letter] for letter in sequence])
+        return SimpleNamespace(atom_positions=positions, aatype=aatype, mean_plddt=61.0)
+
+    one = SimpleNamespace(sampler=sampler, target=target, on_cycle=print, recycles=[1])
+    _, report = fold_with_springs(one, given, fold, run, leave_one_out=leave_one_out)  # type: ignore[arg-type]
+    np.testing.assert_allclose(report.before, [4, 4, 2], atol=1e-5)
+    np.testing.assert_allclose(report.after, [8, 8, 4], atol=1e-5)
+    assert report.probabilities.tolist() == [[0.5, 0.25], [0.75, 0.125], [0.25, 0.25]]
+    assert (report.probabilities.dtype, report.plddt) == (np.float32, 61.0)
+    assert report.restraints == tuple(given)
+    if not leave_one_out:
+        assert (runs, report.left_out) == ([3], None)
+        return
+    assert runs == [3, 1, 2]
+    assert report.left_out is not None
+    first, second = report.left_out
+    assert (first.group, first.contradicts, first.plddt) == ((0, 2), (1,), 0.0)
+    np.testing.assert_allclose(first.distances, [18, 18, 9], atol=1e-5)
+    assert (second.group, second.contradicts, second.plddt) == ((1,), (), 0.0)
+    np.testing.assert_allclose(second.distances, [8, 8, 4], atol=1e-5)
 
 
 def test_a_restrained_fold_obeys_and_stays_a_protein(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fastfold.inference.output.summary import read_summary
-from fastfold.inference.workers.job import JobResult, Task
+from fastfold.inference.workers.job import FoldedJob, Job, JobResult, Task
+from fastfold.inference.workers.run import _Screen
 from fastfold.inference.workers.scheduler import MAX_LOSSES
 from fastfold.inference.workers.worker_process import WorkerProcess
 from tests.helpers import sequence_databases
@@ -226,3 +229,68 @@ def finished_files(out: Path) -> dict[str, tuple[int, int]]:
 def reported(log: Path) -> list[str]:
     """The lines of a run that report a folded target."""
     return [line for line in log.read_text().splitlines() if " pLDDT " in line]
+
+
+class _Results:
+    """Notes what becomes of targets, in place of a folder and a display of progress."""
+
+    def __init__(self) -> None:
+        self.folded: list[str] = ["earlier"]
+        self.skipped: list[str] = ["a", "b"]
+        self.failed: list[tuple[str, str]] = [("c", "")]
+        self.notes: list[tuple[Any, ...]] = []
+        self.folder = SimpleNamespace(target=lambda target: f"folder of {target.name}")
+        self.summary = SimpleNamespace(update=lambda place: self.note("update", place))
+        self.progress = SimpleNamespace(
+            line=lambda text, important=False: self.note("line", text, important),
+            skip=lambda cost: self.note("skip", cost),
+            step=lambda *values: self.note("step", *values),
+        )
+
+    def note(self, *values: Any) -> None:
+        self.notes.append(values)
+
+    def add(self, name: str, predictions: tuple[str, ...], *, made: bool) -> None:
+        self.note("add", name, predictions, made)
+
+    def fail(self, name: str, reason: str, cost: float) -> None:
+        self.note("fail", name, reason, cost)
+
+
+def test_a_result_of_a_worker_is_reported_by_its_kind() -> None:
+    """The fifth of nine targets; the seconds of a fold and of what finishes it are added."""
+    target, results = SimpleNamespace(name="t"), _Results()
+    one: Any = _Screen([target] * 9, [1.0] * 9, results)  # type: ignore[list-item, arg-type]
+    fold = Job(4, "t", "fold", target, 2.5)
+    finish = Job(22, "t", "finish", FoldedJob(target, JobResult("done", seconds=61.0)), 2.5)
+
+    def notes(job: Job, result: JobResult) -> list[tuple[Any, ...]]:
+        results.notes.clear()
+        one._report(job, result)
+        return list(results.notes)
+
+    added = [("update", "folder of t"), ("add", "t", ("p",), True)]
+    done = JobResult("done", "pLDDT 80", ("a line",), seconds=4.0, predictions=("p",))
+    line = ("line", "a line", True)
+    assert notes(fold, done) == [line, *added, ("step", "5/9 t", "pLDDT 80, 0:04", 2.5)]
+    assert notes(finish, done) == [line, *added, ("step", "5/9 t", "pLDDT 80, 1:05", 2.5)]
+    assert notes(fold, JobResult("failed", "why")) == [("fail", "t", "why", 2.5)]
+    assert notes(fold, JobResult("finished", predictions=("p",))) == [
+        ("update", "folder of t"),
+        ("add", "t", ("p",), False),
+        ("skip", 2.5),
+        ("line", "5/9 t: finished before with the same input and settings, skipped", False),
+    ]
+    search = Job(1, "s", "search", (), 1.0)
+    assert notes(search, JobResult("done")) == []
+    assert notes(search, JobResult("failed", "why")) == [("line", "error: s: why", True)]
+
+
+def test_folded_targets_are_finished_by_other_workers() -> None:
+    """Numbers of their jobs are behind those of targets and of groups."""
+    one: Any = _Screen([SimpleNamespace(name="t")] * 9, [1.0] * 9, _Results())  # type: ignore[list-item, arg-type]
+    fold, result = Job(4, "t", "fold", "target", 2.5), JobResult("done")
+    assert one._rest(fold, result) == Job(22, "t", "finish", FoldedJob("target", result), 2.5)
+    assert one._rest(fold, JobResult("failed")) is None
+    assert one._rest(Job(1, "s", "search", (), 1.0), result) is None
+    assert one._rest(Job(22, "t", "finish", (), 1.0), result) is None

@@ -7,6 +7,8 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
+from fastfold.inference.progress import Progress
 from fastfold.inference.request import RunOptions
 from fastfold.inference.workers.job import FoldedJob, Job, JobResult, Task
 from fastfold.inference.workers.search import ChainQuery
@@ -227,3 +230,26 @@ def test_a_fold_that_cannot_be_finished_fails_with_its_reason(
 
 def raise_(error: Exception) -> None:
     raise error
+
+
+@pytest.mark.parametrize("status", ["done", "finished"])
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_fold_that_was_made_or_changed_is_done(status: str, is_changed: bool) -> None:
+    """A fold that was there before, and that nothing was added to, is finished; lines of both steps are kept."""
+    calls: list[Any] = []
+
+    def finish(target: Target, predictions: tuple[str, ...], *, made: bool) -> bool:
+        calls.append((target, predictions, made))
+        runner.progress.line("relaxed", important=True)
+        return is_changed
+
+    runner: Any = SimpleNamespace(
+        progress=Progress(0.0, quiet=True), options=SimpleNamespace(reference=None), finish=finish
+    )
+    finisher = FinishWorker(None)  # type: ignore[arg-type]
+    finisher._runner = runner
+    folded = JobResult(status, "text", ("folded",), 3.0, predictions=("p",))  # type: ignore[arg-type]
+    found = finisher(0, Task(Job(1, "t", "finish", FoldedJob(TARGET, folded), 1.0), None))
+    assert calls == [(TARGET, ("p",), status == "done")]
+    assert found.status == ("done" if status == "done" or is_changed else "finished")
+    assert (found.text, list(found.lines), found.seconds) == ("text", ["folded", "relaxed"], 3.0)
