@@ -42,7 +42,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _decompose(name: str, operator: Any, *arguments: Any, **options: Any) -> Any:
     given = dict(zip((x.name for x in operator._schema.arguments), arguments, strict=False)) | options
-    given.pop("backend", None)
+    for option in ("backend", "keep"):  # of the operators alone
+        given.pop(option, None)
     if name in _GROUPS:
         lists = (given.pop(key, ()) for key in ("sides", "masks", "parameters"))
         given |= _GROUPS[name](*(x for tensors in lists for x in tensors))._asdict()
@@ -61,4 +62,6 @@ def _decompose(name: str, operator: Any, *arguments: Any, **options: Any) -> Any
     if name == "attention":  # without sums of exponentials
         return update, update.new_empty(0, dtype=torch.float32)
     update = update if dropout is None else update * dropout
-    return update if residual is None else residual + update
+    update = update if residual is None else residual + update
+    # Nothing is kept for a backward pass.
+    return (update, update.new_empty(0)) if name == "gated_attention" else update

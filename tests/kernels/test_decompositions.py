@@ -43,7 +43,7 @@ _CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
                 *(_SQUARE, _random(_C), _SQUARE, _random(_C)),
             ],
         ),
-        {"heads": 2, "add_x": True},
+        {"heads": 2, "add_x": True, "keep": False},
     ),
     "layer_norm": ((_PAIR, _random(_C), None, 1e-5), {}),
     "outer_product_mean": (

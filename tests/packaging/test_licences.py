@@ -57,7 +57,7 @@ def test_dependencies_are_those_of_all_platforms_and_extras(script: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("metadata", "licence"),
+    ("metadata", "license"),
     [
         ({"license_expression": "MIT", "license": "other"}, "MIT"),
         ({"classifier": ["License :: OSI Approved :: MIT License"], "license": "x" * 100}, "MIT License"),
