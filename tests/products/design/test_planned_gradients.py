@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.inputs import Relaxation
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import set_precision
@@ -57,6 +58,15 @@ def test_policies_leave_no_trace(monomer: AlphaFold) -> None:
     model = copy.deepcopy(monomer).double()
     evaluate(model, hallucination(10), GradientRun(GradientPolicy(True, pairs=30)))
     assert [(type(m), getattr(m, "policy", None)) for m in model.modules()] == before
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_blocks_of_the_trunk_alone_keep_projections(monomer: AlphaFold, keep: bool) -> None:
+    policies = GradientPolicy(False, keep_projections=keep).policies(monomer)
+    trunk = [m for stack in (monomer.evoformer, monomer.extra_msa_stack) for m in stack.modules()]
+    kept = {module: policy.keep_projections for module, policy in policies.items()}
+    assert {kept[m] for m in trunk if isinstance(m, PolicyModule)} == {keep}
+    assert not kept[monomer.structure_module]
 
 
 def test_long_targets_are_recomputed() -> None:
