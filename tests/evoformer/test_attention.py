@@ -59,6 +59,17 @@ def test_a_block_of_self_attention_adds_its_update_times_dropout() -> None:
         assert found.data_ptr() == out.data_ptr()
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_block_says_if_projections_are_kept_for_the_backward_pass(keep: bool) -> None:
+    layer = randomized(Attention(C_Q, C_Q, C_Q, heads=HEADS, c_hidden=C, gating=True, zero_init=False))
+    parameters, mask = kernel_parameters(randomized(LayerNorm(C_Q)), layer), torch.ones(R, N_Q).double()
+    saved: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
+        block = Block(random(R, N_Q, C_Q).requires_grad_(), slice(None), None, None, keep=keep)
+        self_attention(parameters, HEADS, block, None, mask)
+    assert ((4, R, HEADS, N_Q, C // HEADS) in saved) == keep
+
+
 def test_initial_layers_are_silent_or_open_as_the_supplement_says() -> None:
     """Section 1.11.4: the last layer is zero where asked for, and gates start with weights 0 and biases 1."""
     for make in (
