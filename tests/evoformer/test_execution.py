@@ -104,6 +104,20 @@ def test_a_branch_of_columns_sees_them_as_rows(elements: int | None, mode: str) 
     assert shapes == [(rows.stop - rows.start, 3, 4, rows) for rows in blocks]
 
 
+@pytest.mark.parametrize("block_elements", [None, 12])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("name", ["at_once", "keep"])
+def test_blocks_carry_the_settings_of_attention(name: str, columns: bool, block_elements: int | None) -> None:
+    field = {"at_once": "attention_at_once", "keep": "keep_projections"}[name]
+    policy = ExecutionPolicy(**{field: True, "block_elements": block_elements})
+    blocks: list[Block] = []
+    _module(policy).apply_residual(
+        torch.zeros(4, 6, 2), lambda block: blocks.append(block) or block.x, dim=-3, columns=columns
+    )
+    assert len(blocks) == (1 if block_elements is None else 4)
+    assert {(block.at_once, block.keep) for block in blocks} == {(name == "at_once", name == "keep")}
+
+
 def test_dropout_is_drawn_in_training_alone() -> None:
     """By the settings of the call, else by the mode of the layer's dropout."""
     layer, pair = _block().pair_transition, _inputs()[1]
