@@ -18,10 +18,12 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
@@ -151,12 +153,12 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 
 def sample(folders: Sequence[Path], count: int, seed: int) -> list[Mutant]:
-    """Draw mutants of folders of the package, as many of each folder, in a random order."""
+    """Draw mutants of folders or files of the package, as many of each, in a random order."""
     draws, chosen = random.Random(seed), list[Mutant]()
     for number, folder in enumerate(folders):
-        every = [
-            mutant for file in sorted((REPOSITORY / folder).rglob("*.py")) for mutant in mutants_of(file)
-        ]
+        place = REPOSITORY / folder
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        every = [mutant for file in files for mutant in mutants_of(file)]
         share = (count - len(chosen)) // (len(folders) - number)
         chosen += draws.sample(every, min(share, len(every)))
     draws.shuffle(chosen)
@@ -211,19 +213,24 @@ def run_tests(folder: Path, tests: list[str]) -> bool:
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+    # Without pipes and in a group, so that processes of the tests cannot outlive the limit.
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_limit_cpu,
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            timeout=_SECONDS,
-            capture_output=True,
-            check=False,
-            preexec_fn=_limit_cpu,
-        )
+        return process.wait(_SECONDS) in (0, 5)
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode in (0, 5)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def run_in_copy(mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool]]:

@@ -132,14 +132,14 @@ def test_a_wrong_operator_is_noticed(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "benchmarks/mutants.py",
-        "fastfold/utils/workers",
+        "fastfold/utils/units.py",
         "--count",
         "3",
         "--seed",
         "1",
     ]
-    command += ["--tests", "tests/utils/workers", "--out", str(out), "--record", str(tmp_path / "record")]
-    subprocess.run(command, cwd=REPOSITORY, check=True)
+    command += ["--tests", *tests, "--out", str(out), "--record", str(tmp_path / "record")]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
     rows = json.loads(out.read_text())
     assert len(rows) == 3
-    assert any(str(row["noticed_by"]).startswith("tests/utils/workers/test_") for row in rows)
+    assert any(str(row["noticed_by"]).startswith("tests/utils/test_units.py") for row in rows)
