@@ -71,10 +71,7 @@ def train_on_one_process(name: str, epochs: int = 1) -> State:
     for step in range(STEPS * epochs):
         batch = torch.utils.data.default_collate(samples[step * ROWS : (step + 1) * ROWS])
         model(**batch)["loss"].backward()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
-        for gradient in gradients:
-            gradient.mul_(min(1.0, NORM / norm))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), NORM)
         optimizer.step()
         optimizer.zero_grad()
     return model.state_dict()

@@ -66,8 +66,13 @@ def _models() -> list[str]:
     return ["llama", "vit", "timm"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", LIBRARIES)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, marks=pytest.mark.long if loop == "plain_loop" else pytest.mark.slow)
+        for loop in LIBRARIES
+    ],
+)
 def test_a_loop_of_another_library_trains_as_one_process_does(loop: str) -> None:
     for library in LIBRARIES[loop]:
         pytest.importorskip(library)
