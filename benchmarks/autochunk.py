@@ -3,7 +3,10 @@
 Peaks are those that the simulated device measures, with inputs and results, without parameters. The Evoformer block is
 compared with its hand-made plan: in place, in the block sizes and channels with the lowest peak.
 
-    python benchmarks/autochunk.py [--json FILE] [--markdown FILE]
+    python benchmarks/autochunk.py [--openfold DIR] [--json FILE] [--markdown FILE]
+
+Times are those of one thread's processor, in turns with the module without chunks. With DIR, a checkout of OpenFold,
+its Evoformer block is measured too.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import statistics
 import sys
 import time
@@ -25,7 +27,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import against_openfold
 from benchmarks.kernels.block import block_config
+from benchmarks.parallel import machine
 from fastfold.evoformer import EvoformerBlock, ExecutionPolicy
 from fastfold.evoformer.execution import set_policy
 from fastfold.kernels.decompositions import decompositions
@@ -35,7 +39,9 @@ from fastfold.utils.atomic_files import write_atomic
 
 HAND = (1.2, 1.1)
 """Budgets of the Evoformer block, relative to its peak by hand."""
-ROUNDS = 3
+FRONTIER = (0.4, 0.3, 0.25, 0.2)
+"""Budgets of the modules of the frontier, relative to their peaks."""
+ROUNDS = 5
 MIB = 2**20
 
 
@@ -55,13 +61,13 @@ class Causal(nn.Module):
 
 
 class Vision(nn.Module):
-    """Vision transformer: patches of 16 x 16, a class token, layers, a head."""
+    """Vision transformer: patches, a class token, layers, a head."""
 
-    def __init__(self, c: int, heads: int, layers: int, size: int) -> None:
+    def __init__(self, c: int, heads: int, layers: int, size: int, patch: int = 16) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, c, 16, 16)
+        self.patches = nn.Conv2d(3, c, patch, patch)
         self.token = nn.Parameter(torch.randn(1, 1, c))
-        self.place = nn.Parameter(torch.randn(1, (size // 16) ** 2 + 1, c))
+        self.place = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, c))
         layer = nn.TransformerEncoderLayer(c, heads, 4 * c, 0.0, "gelu", batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(c, 1000)
@@ -105,8 +111,8 @@ class Row:
         whole: Peak without chunks, or for the Evoformer block by hand, in place.
         peak: Peak in chunks.
         regions: Number of parts that run in chunks.
-        search: Seconds that ``autochunk`` took, with the export.
-        slower: Time in chunks over time without, medians of alternate runs.
+        search: Seconds of processor time that ``autochunk`` took, with the export.
+        slower: Processor time in chunks over that without, medians of alternate runs.
         apart: Largest difference of the results, over the largest result.
     """
 
@@ -124,18 +130,18 @@ def row(
     name: str, module: nn.Module, args: tuple[Tensor, ...], budget: int, whole: int, **options: Any
 ) -> Row:
     """Chunk a module, run it, and compare it with the module without chunks."""
-    start = time.perf_counter()
+    start = time.process_time()
     chunked = autochunk(module, args, budget, **options)
-    search = time.perf_counter() - start
+    search = time.process_time() - start
     times: dict[Any, list[float]] = {module: [], chunked: []}
     results = {}
     with torch.no_grad():
         for _ in range(ROUNDS):
             for which, seconds in times.items():
                 fresh = [x.clone() for x in args]
-                start = time.perf_counter()
+                start = time.process_time()
                 results[which] = which(*fresh)
-                seconds.append(time.perf_counter() - start)
+                seconds.append(time.process_time() - start)
     plain, cut = (statistics.median(seconds) for seconds in times.values())
     pairs = list(zip(_flat(results[module]), _flat(results[chunked]), strict=True))
     apart = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
@@ -167,6 +173,47 @@ def general() -> list[Row]:
         module = make().eval()
         whole, least = autochunk(module, args, 1 << 62).plan.peak_before, smallest(module, args)
         rows += [row(name, module, args, budget, whole) for budget in (max(least, whole // 2), least)]
+    return rows
+
+
+class OpenFoldBlock(nn.Module):
+    """Evoformer block of OpenFold in evaluation mode, without its own chunks."""
+
+    def __init__(self, checkout: Path, case: against_openfold.Case) -> None:
+        super().__init__()
+        self.block = against_openfold.OpenFoldBlocks(checkout, case).modules[0]
+
+    def forward(
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Map ``msa [S, N, 256]`` and ``pair [N, N, 128]`` to the same shapes."""
+        msa, pair = self.block(msa, pair, msa_mask, pair_mask)
+        return msa, pair
+
+
+def frontier(checkout: Path | None) -> list[Row]:
+    """Measure shrinking budgets; those that are too small are replaced by the smallest that works."""
+    cases: list[tuple[str, nn.Module, tuple[Tensor, ...]]] = [
+        (
+            "vision transformer, 4 layers, 2 x 1,025 tokens",
+            Vision(192, 3, 4, 256, patch=8),
+            (torch.randn(2, 3, 256, 256),),
+        )
+    ]
+    if checkout is not None:
+        case = against_openfold.Case(1, 64, 128)
+        name = "OpenFold's Evoformer block, 128 residues, 64 rows"
+        cases.append((name, OpenFoldBlock(checkout, case), against_openfold.make_inputs(case)))
+    rows = []
+    for name, module, args in cases:
+        module.eval()
+        whole = autochunk(module, args, 1 << 62).plan.peak_before
+        for share in FRONTIER:
+            try:
+                rows.append(row(name, module, args, int(share * whole), whole))
+            except BudgetError as refused:
+                rows.append(row(name, module, args, refused.smallest, whole))
+                break
     return rows
 
 
@@ -222,10 +269,9 @@ def table(rows: list[Row]) -> str:
     lines = [
         "# AutoChunk",
         "",
-        f"Machine: {torch.get_num_threads()} threads, {platform.machine()}, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, float32.",
+        f"Machine: {machine()}; one thread, float32.",
         "Peaks in MiB as the simulated device measures them, inputs and results included, parameters not. Without",
-        "chunks: for the Evoformer block the best plan made by hand, in place. Times want a quiet machine.",
+        "chunks: for the Evoformer block the best plan made by hand, in place. Times are those of the processor.",
         "",
         "| module | without chunks | budget | peak in chunks | parts in chunks | time over that without | results "
         "apart by | search |",
@@ -247,9 +293,11 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--openfold", type=Path, metavar="DIR", help="checkout of OpenFold, for its block")
     options = parser.parse_args()
     torch.manual_seed(0)
-    rows = general() + evoformer(160, 16)
+    torch.set_num_threads(1)
+    rows = general() + frontier(options.openfold) + evoformer(160, 16)
     text = table(rows)
     print(text)
     if options.json:

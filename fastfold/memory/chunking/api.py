@@ -20,6 +20,7 @@ from fastfold.utils.units import parse_bytes
 
 _ENOUGH = 1 << 62
 _ATTEMPTS = 6
+_HALVINGS = 9
 
 
 class SearchLimit(BudgetError):
@@ -157,29 +158,47 @@ def _within(graph: Graph, search: Search, budget: int) -> tuple[Chosen, int]:
 
     If there is none, it is the choice of the smallest peak; after the end of the time, the best one so far.
     """
-    tried: list[tuple[int, Chosen]] = []
-
-    def fits(choose: Callable[[int], Chosen]) -> bool:
-        target = budget
-        for _ in range(_ATTEMPTS):
-            chosen = choose(target)
-            peak = _measured_peak(graph, chosen.profile.steps)
-            tried.append((peak, chosen))
-            if peak <= budget or not chosen.fits:
-                break
-            target -= peak - budget  # bytes that the estimate missed
-        return peak <= budget
-
-    def go_on(target: int) -> Chosen:
-        return search.choose(target, tried[-1][1].profile.steps if tried else None)
-
-    if not fits(go_on) and not search.is_over:
+    tried: list[tuple[Chosen, int]] = []
+    target, steps = budget, None
+    for _ in range(_ATTEMPTS):
+        chosen = search.choose(target, steps)
+        peak = _measured_peak(graph, chosen.profile.steps)
+        tried.append((chosen, peak))
+        if peak <= budget:
+            return chosen, peak
+        if not chosen.fits:
+            break
+        steps = chosen.profile.steps
+        target -= peak - budget  # bytes that the estimate missed
+    if not search.is_over:
         smallest = search.choose(0)
-        if not fits(lambda target: search.fewest_chunks(smallest.profile.steps, target)):
-            # Only this choice does not depend on the budget, so a search under its peak finds it again.
-            tried = [(_measured_peak(graph, smallest.profile.steps), smallest)]
-    peak, chosen = min(tried, key=lambda choice: choice[0])
-    return chosen, peak
+        smallest_peak = _measured_peak(graph, smallest.profile.steps)
+        if smallest_peak <= budget:
+            return _fewest_chunks(graph, search, smallest, smallest_peak, budget)
+        # Only this choice does not depend on the budget, so a search under its peak finds it again.
+        tried = [(smallest, smallest_peak), *(tried if search.is_over else [])]
+    return min(tried, key=lambda choice: choice[1])
+
+
+def _fewest_chunks(
+    graph: Graph, search: Search, smallest: Chosen, smallest_peak: int, budget: int
+) -> tuple[Chosen, int]:
+    """Return the regions of the smallest peak in as few chunks as the budget allows, and their peak in bytes.
+
+    Estimates of the peak differ from measurements, so bisection finds the largest target that keeps the budget.
+    """
+    best, low, high = (smallest, smallest_peak), 0, 2 * budget
+    for _ in range(_HALVINGS):
+        if search.is_over:
+            break
+        target = (low + high) // 2
+        chosen = search.fewest_chunks(smallest.profile.steps, target)
+        peak = _measured_peak(graph, chosen.profile.steps)
+        if peak <= budget:
+            best, low = (chosen, peak), target
+        else:
+            high = target
+    return best
 
 
 def _measured_peak(graph: Graph, steps: tuple[Step, ...]) -> int:

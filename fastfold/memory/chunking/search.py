@@ -31,7 +31,7 @@ from fastfold.memory.chunking.steps import (
 #: Numbers of steps that a region may extend before and after a peak; larger ones are tried if a smaller one fails
 _WINDOWS = (16, 64)
 _BEGINNINGS = 8
-_REFINED = 16
+_REFINED = 64
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 
 

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from fastfold.errors import ConfigError
 from fastfold.memory import BudgetError, ChunkedModule, ChunkPlan, SearchLimit, autochunk
+from fastfold.memory.chunking import api
+from fastfold.memory.chunking.search import Chosen, Search
 
 
 class CausalBlock(nn.Module):
@@ -93,6 +95,26 @@ def test_the_smallest_budget_works_and_no_smaller_one() -> None:
     assert autochunk(module, x, refused.value.smallest).plan.peak == refused.value.smallest
     with pytest.raises(BudgetError):
         autochunk(module, x, refused.value.smallest - 1)
+
+
+def test_regions_of_the_smallest_peak_run_in_as_few_chunks_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 8)), torch.randn(512, 8)
+    with pytest.raises(BudgetError) as refused:
+        autochunk(module, x, 1)
+    smallest = refused.value.smallest
+    choose, measured_peak = Search.choose, api._measured_peak
+
+    def choose_smallest(search: Search, target: int, steps: Any = None) -> Chosen:
+        """A search that gets stuck above every budget but the smallest."""
+        return search.unchunked() if target else choose(search, 0)
+
+    # Estimates miss half of the bytes above the smallest peak.
+    monkeypatch.setattr(Search, "choose", choose_smallest)
+    monkeypatch.setattr(api, "_measured_peak", lambda *graph: 2 * measured_peak(*graph) - smallest)
+    budget = 2 * smallest
+    plan = autochunk(module, x, budget).plan
+    assert 0.95 * budget < plan.peak <= budget
+    assert [region.size for region in plan.regions] == [9]
 
 
 def test_inputs_that_may_be_overwritten_hold_the_result() -> None:

@@ -15,6 +15,9 @@ from fastfold.evoformer import EvoformerBlock
 from fastfold.evoformer.config import model_config
 from fastfold.kernels.decompositions import decompositions
 from fastfold.memory import BudgetError, autochunk
+from fastfold.memory.chunking.graph import export_graph
+from fastfold.memory.chunking.search import Search
+from fastfold.memory.chunking.steps import measure_memory
 
 _N, _S, _C_M, _C_Z = 18, 6, 16, 8
 
@@ -55,6 +58,17 @@ def test_a_layer_in_half_its_memory_is_equal(name: str) -> None:
     assert chunked.plan.peak <= 1.2 * refused.value.smallest < 0.5 * chunked.plan.peak_before
     with torch.no_grad():
         torch.testing.assert_close(chunked(*args), module(*args), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.long
+def test_a_block_is_planned_in_a_tenth_of_its_memory() -> None:
+    """Too few refined regions end the search above it."""
+    block, n = _block(32, 16), 40
+    with torch.enable_grad():
+        graph = export_graph(block, _tensors(n, 8, 32, 16, torch.float32), {}, decompositions())
+    search = Search(measure_memory(graph), donate=True)
+    chosen = search.choose(search.unchunked().profile.peak // 10)
+    assert chosen.fits
 
 
 @pytest.mark.slow
