@@ -93,11 +93,18 @@ def gradient_run(
     device: torch.device,
     group: Group | None = None,
     templates: tuple[int, ...] | None = None,
+    *,
+    has_alignment: bool = False,
 ) -> GradientRun:
-    """Return the passes by a plan, with the host's memory that they need, or by a target's length without one."""
+    """Return the passes by a plan, with the host's memory that they need, or by a target's length without one.
+
+    Without a plan, attention's projections are kept if they take a small part of the free memory. Those of a target
+    that ``has_alignment`` are not, because its rows are not known here.
+    """
     if plan is None:
         ranks = 1 if group is None else group.size
-        keep = device.type == "cpu" and _KEPT_BYTES * residues**2 < available_bytes(device) // _KEPT_SHARE
+        keep = device.type == "cpu" and not has_alignment
+        keep = keep and _KEPT_BYTES * residues**2 < available_bytes(device) // _KEPT_SHARE
         policy = GradientPolicy.of_length(residues, templates, keep_projections=keep, ranks=ranks)
         return GradientRun(policy, None, group)
     is_saved = plan.policy.host > 0

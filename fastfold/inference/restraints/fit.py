@@ -444,7 +444,7 @@ def _fit_on(
     (model,) = models
     device = next(model.parameters()).device
     group = None if context is None else context.mesh.group("dap")
-    run = gradient_run(plan, len(order), device, group)
+    run = gradient_run(plan, len(order), device, group, has_alignment=True)
 
     def fit(steps: int, leave_one_out: bool) -> FitResult:
         # All of it in the call, because a network is idle between calls.

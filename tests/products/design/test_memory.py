@@ -67,6 +67,8 @@ def test_without_a_plan_projections_are_kept_in_a_quarter_of_the_free_memory(
     monkeypatch.setattr(gradient_plan, "available_bytes", lambda _: int(of_projections * free))
     run = gradient_run(None, 64, torch.device(device))
     assert run.policy.keep_projections == keeps
+    run = gradient_run(None, 64, torch.device(device), has_alignment=True)
+    assert not run.policy.keep_projections
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
