@@ -74,6 +74,10 @@ class Scratch:
             return buffer
         return (buffer if buffer.shape == x.shape else self(name, *x.shape)).copy_(x)
 
+    def contiguous(self, name: str, x: Tensor) -> Tensor:
+        """Return ``x`` if it has no gaps and this dtype, else a copy in the buffer ``name``; for reading only."""
+        return x if x.dtype == self.dtype and x.is_contiguous() else self.copy(name, x)
+
     def transpose(self, name: str, x: Tensor) -> Tensor:
         """Copy ``x.t()`` into the buffer ``name``, contiguous; rows of the matrix ``x`` may be far apart."""
         # Reading a column directly would take one cache line from every row, most often all for the same place in the

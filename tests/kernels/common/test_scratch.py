@@ -75,3 +75,14 @@ def test_a_transposed_copy_is_the_transposed_matrix() -> None:
         assert torch.equal(found, matrix.t())
         assert found.is_contiguous()
         assert torch.equal(kept, wide)
+
+
+def test_only_tensors_with_gaps_or_of_another_dtype_are_copied() -> None:
+    scratch, x = Scratch(), torch.randn(3, 4)
+    assert scratch.contiguous("x", x) is x
+    for other in (x.T, x.double(), x[:, ::2]):
+        copy = scratch.contiguous("x", other)
+        assert copy.data_ptr() != other.data_ptr()
+        assert copy.dtype == torch.float32
+        assert copy.is_contiguous()
+        assert torch.equal(copy, other.float())

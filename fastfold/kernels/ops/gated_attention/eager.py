@@ -257,7 +257,7 @@ class AttentionGradients:
         Returns:
             Normalised ``[r, N, c]``, both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
         """
-        normed, *statistics = normalize(scratch.copy("x", x), *self._weights.norm, EPS)
+        normed, *statistics = normalize(scratch.contiguous("x", x), *self._weights.norm, EPS)
         projected = project(normed, self._projections, self._weights, self._heads, scratch)
         return [normed, *statistics, projected]
 
@@ -284,22 +284,22 @@ class AttentionGradients:
         x, bias, masked, _, dropout = rows
         if kept is None:
             normed, *statistics, projected = begun or self.begin(x, scratch)
-            x = scratch.copy("x", x)
+            x = scratch.contiguous("x", x)
             q, k, v, *gate = projected.unbind(2)
         else:
-            x = scratch.copy("x", x)
+            x = scratch.contiguous("x", x)
             normed, *statistics = normalize(x, *weights.norm, EPS)
             q, k, v, *gate = kept.transpose(2, 3).unbind()
-        grad = scratch.copy("grad_update", grad)
-        if dropout is not None:
-            grad.mul_(dropout)
-        grad = grad.flatten(0, 1)
+        if dropout is None:
+            grad = scratch.contiguous("grad_update", grad).flatten(0, 1)
+        else:
+            grad = scratch.copy("grad_update", grad).mul_(dropout).flatten(0, 1)
         grad_attended = matrix_product(
             grad, weights.output, scratch("grad_attended", len(grad), weights.output.shape[1])
         )
         grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
         grads = grad_projected.unflatten(-1, (-1, *q.shape[2:])).unbind(2)
-        attended = scratch("attended", *q.shape)
+        attended = scratch("attended", *q.shape) if self._needs_parameters else None
         attend_backward(
             grad_attended.view(q.shape),
             Operands(q, k, v, bias, masked, gate[0] if gate else None),
@@ -312,6 +312,7 @@ class AttentionGradients:
         grad_norm: tuple[Tensor | None, Tensor | None] = None, None
         if self._needs_parameters:
             assert totals is not None
+            assert attended is not None
             grad_norm = totals.norm
             add_product(totals.output, grad.t(), attended.view(len(grad), -1), scratch, rows.x)
             totals.output_bias.add_(grad.sum(0))

@@ -321,9 +321,10 @@ class TriangleGradients(TriangleForward):
 
         def block(scratch: Scratch, totals: UpdateWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad, b_grad_x = parts
-            b_grad = scratch.copy("grad", b_grad)
-            if dropout is not None:
-                b_grad.mul_(at_positions(dropout, columns))
+            if dropout is None:
+                b_grad = scratch.contiguous("grad", b_grad)
+            else:
+                b_grad = scratch.copy("grad", b_grad).mul_(at_positions(dropout, columns))
             b_x, _ = _normalize(b_z, weights.norm, scratch.dtype)
             b_product = scratch.transpose("product by rows", product[:, columns])
             b_normed, statistics = _normalize(b_product, weights.norm_out, scratch.dtype)
