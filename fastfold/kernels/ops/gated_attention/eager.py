@@ -282,12 +282,11 @@ class AttentionGradients:
         """
         weights = self._weights
         x, bias, masked, _, dropout = rows
+        x = scratch.contiguous("x", x)
         if kept is None:
             normed, *statistics, projected = begun or self.begin(x, scratch)
-            x = scratch.contiguous("x", x)
             q, k, v, *gate = projected.unbind(2)
         else:
-            x = scratch.contiguous("x", x)
             normed, *statistics = normalize(x, *weights.norm, EPS)
             q, k, v, *gate = kept.transpose(2, 3).unbind()
         if dropout is None:

@@ -179,8 +179,8 @@ def compute_gradients(
     weights = arrange(given, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
     step = blocks.gradient_step(weights, heads, needs_parameters)
     # Triton's first block makes the totals.
-    own_totals = backend == "triton" or not needs_parameters
-    sums: list[Any] = [None, None if own_totals else zeros_like(weights, exact)]
+    begins_with_totals = needs_parameters and backend != "triton"
+    sums: list[Any] = [None, zeros_like(weights, exact) if begins_with_totals else None]
     if bias is not None and needs[1]:
         sums[0] = torch.zeros(bias.shape, dtype=exact, device=bias.device)
     grad_x = torch.empty_like(x)
