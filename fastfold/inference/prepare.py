@@ -16,7 +16,6 @@ from fastfold.data.templates.source import TemplateFinder, open_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.precision import about_missing_units, choose_precision
 from fastfold.inference.config import DEFAULT_SEEDS, InferConfig
-from fastfold.inference.folding.target_lines import find_reference
 from fastfold.inference.models import (
     Network,
     about_mini,
@@ -27,6 +26,7 @@ from fastfold.inference.models import (
     target_cost,
     untrained_networks,
 )
+from fastfold.inference.output.references import find_reference
 from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.request import InferRequest, RunOptions

@@ -24,7 +24,7 @@ from fastfold.inference.distributed import (
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import open_background
 from fastfold.inference.folding.batch import group_by_length
-from fastfold.inference.folding.target_lines import report_comparison
+from fastfold.inference.output.references import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import FailuresFile, SummaryFile
 from fastfold.inference.prepare import InferJob, about_device, about_kernels, prepare

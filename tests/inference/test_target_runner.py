@@ -15,7 +15,7 @@ from fastfold.data.targets import Chain, Target
 from fastfold.errors import InputError, WeightsError
 from fastfold.inference import target_runner
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.target_lines import report_comparison
+from fastfold.inference.output.references import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.request import RunOptions
 from fastfold.inference.target_runner import TargetRunner

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from fastfold.utils.foreign_text import parse_json, read_json_object
 from fastfold.utils.text_files import check_listed, read_text_bytes
 
 SCHEMA_VERSION = 1  #: Version of the scores file; raised when a key is removed or changes its meaning
+BACKBONE = ("N", "CA", "C", "O")  #: Atoms of a reference that its file of scores has
+ReferenceKind = Literal[
+    "experiment", "model", "structure"
+]  #: Kinds of references; ``structure`` if the file names no method
 
 _LARGEST = 1e300
 

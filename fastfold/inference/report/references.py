@@ -10,8 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from fastfold.inference.config import OutputFormat
-from fastfold.inference.folding.target_lines import BACKBONE, ReferenceKind, compare_in_folder
-from fastfold.inference.output.score_files import is_number, mapping_of
+from fastfold.inference.output.score_files import BACKBONE, ReferenceKind, is_number, mapping_of
 from fastfold.inference.report.discover import (
     SCORES,
     FoundPrediction,
@@ -41,6 +40,9 @@ def compare_results(directory: Path, reference: Path, say: Callable[[str], None]
     Raises:
         InputError: The folder has no predictions, or a structure cannot be read.
     """
+    # It imports PyTorch, which a page does not need.
+    from fastfold.inference.output.references import compare_in_folder
+
     names: dict[tuple[Path, str], str] = {}
     for prediction in find_predictions(directory):
         place = prediction.files[SCORES].parent, prediction.target

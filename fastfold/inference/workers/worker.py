@@ -16,8 +16,9 @@ from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import lower_priority
-from fastfold.inference.folding.target_lines import conclusion, report_comparison
+from fastfold.inference.folding.target_lines import conclusion
 from fastfold.inference.models import Network, requested_networks
+from fastfold.inference.output.references import report_comparison
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.planning.fit import share_host_memory
 from fastfold.inference.progress import Progress

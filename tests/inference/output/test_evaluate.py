@@ -10,8 +10,8 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import InputError
-from fastfold.inference.folding import target_lines
-from fastfold.inference.folding.target_lines import compare_target, find_reference
+from fastfold.inference.output import references
+from fastfold.inference.output.references import compare_target, find_reference
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
@@ -137,7 +137,7 @@ def test_a_reference_of_ca_alone_is_refused_before_anything_is_folded(
     ],
 )
 def test_the_method_of_a_file_tells_experiments_from_models(method: str, kind: str) -> None:
-    assert target_lines._kind(method) == kind
+    assert references._kind(method) == kind
 
 
 def test_a_missing_reference_is_named() -> None:
