@@ -33,7 +33,7 @@ class Transition(PolicyModule):
         parameters = self.collected(self.kernel_parameters)
 
         def add_transition(block: Block) -> Tensor:
-            return kernels.transition(block.x, parameters, residual=block.x, out=block.out)
+            return kernels.transition(block.x, parameters, residual=block.x, out=block.out, keep=block.keep)
 
         return self.apply_residual(x, add_transition, dim=-3)
 

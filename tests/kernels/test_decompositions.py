@@ -62,6 +62,7 @@ _CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (
             *(_PAIR, _PAIR + 1, False),
             [_random(_C), _random(_C), _random(7, _C), _random(7), _random(_C, 7), _random(_C)],
+            False,
         ),
         {},
     ),

@@ -108,6 +108,12 @@ def gradient_dtype(x: Tensor) -> torch.dtype:
     return x.dtype if multiplies_units(x) else accumulation_dtype(x)
 
 
+def can_keep(x: Tensor) -> bool:
+    """Return True if the backward pass of PyTorch's path for ``x`` can read values that the forward pass kept."""
+    same = gradient_dtype(x) == x.dtype and requested_products() is None
+    return same and torch.is_grad_enabled()
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor, scratch: Scratch, data: Tensor) -> None:
     """Add the product of two matrices to ``total``, the gradient of a weight that is summed over blocks.
 

@@ -128,6 +128,7 @@ def test_both_parts_cost_what_the_whole_does(
     assert begin.flops + rest.flops == whole.flops
     assert begin.launches + rest.launches == whole.launches
     assert nothing_begun == whole
+    begun = gated_attention_begin(made["x"], parameters, heads=2, backend="torch", backward=True)
     backward = [
         OPERATOR_COSTS["gated_attention_backward"](call | {"out": given}).flops for given in ([], begun)
     ]

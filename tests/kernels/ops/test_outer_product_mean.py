@@ -143,6 +143,26 @@ def test_bfloat16_without_units_for_it(sequences: int, monkeypatch: pytest.Monke
     assert 1e-5 < error < 2e-2
 
 
+@pytest.mark.parametrize(
+    "wanted", [{"left"}, {"right"}, {"left", "right"}, {"left", "right", "weight", "bias"}]
+)
+def test_gradients_of_bfloat16_with_units_for_it(wanted: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles of pairs, whose gradients of both sides are products with one matrix."""
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(outer_product_mean_torch, "BLOCK_ELEMENTS", 16 * 5 * 3)
+    inputs = {name: x.bfloat16() for name, x in _inputs(9, 7, 5).items()}
+    grad = torch.randn(7, 5, 12).bfloat16()
+    found = outer_product_mean_torch.backward(
+        grad, outer_product_mean_torch.OuterProductParams(**inputs), 1e-3, wanted
+    )
+    leaves = {name: x.double().requires_grad_(name not in MASKS) for name, x in inputs.items()}
+    exact = reference.outer_product_mean(**leaves)
+    names = ("left", "right", "weight", "bias")
+    expected = torch.autograd.grad(exact, [leaves[name] for name in names], grad.double())
+    for name, ours, theirs in zip(names, found, expected, strict=True):
+        assert name not in wanted or relative_error(ours, theirs) < 1e-2, name
+
+
 @pytest.mark.parametrize("sequences", [outer_product_mean_torch.DEEP - 1, outer_product_mean_torch.DEEP])
 def test_deep_alignments(sequences: int) -> None:
     """Many tiles, the last ones smaller, with the products of each column alone and of many at once."""

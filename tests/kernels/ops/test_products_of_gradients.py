@@ -10,16 +10,19 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
+from fastfold.kernels import TransitionParams
 from fastfold.kernels.common.cost import OPERATOR_COSTS
-from fastfold.kernels.cpu.linear import reduced_products
-from fastfold.kernels.cpu.products import multiplies_bfloat16
+from fastfold.kernels.cpu.linear import can_keep, reduced_products
+from fastfold.kernels.cpu.products import multiplies_bfloat16, prefers_batched_products
+from fastfold.kernels.ops.attention.eager import has_few_weights
 from fastfold.kernels.ops.gated_attention import eager as attention_blocks
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
-from fastfold.kernels.ops.gated_attention.passes import can_keep, compute_gradients
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Kept, kept_elements
+from fastfold.kernels.ops.gated_attention.passes import compute_gradients
+from fastfold.kernels.ops.transition import eager as transition_blocks
 from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication import passes as triangle
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
-from tests.helpers.kernel_checks import BACKENDS, DEVICE
+from tests.helpers.kernel_checks import BACKENDS, DEVICE, relative_error
 from tests.helpers.named_operators import gated_attention, triangle_multiplication
 
 ROWS, LENGTH, CHANNELS, HEADS, WIDTH = 3, 5, 24, 2, 32
@@ -47,6 +50,12 @@ def _triangle() -> TriangleParams:
     c, c_z = WIDTH, CHANNELS
     shapes = [(c_z,), (c_z,), (2 * c, c_z), (2 * c,), (2 * c, c_z), (2 * c,), (c,), (c,), (c_z, c), (c_z,)]
     return TriangleParams(*(_normal(*shape) / 3 for shape in (*shapes, (c_z, c_z), (c_z,))))
+
+
+def _transition() -> list[Tensor]:
+    """Return the parameters of a transition, with WIDTH hidden channels, on the CPU."""
+    shapes = [(CHANNELS,), (CHANNELS,), (WIDTH, CHANNELS), (WIDTH,), (CHANNELS, WIDTH), (CHANNELS,)]
+    return [_normal(*shape).cpu() / 3 for shape in shapes]
 
 
 def _data_gradients(
@@ -158,37 +167,76 @@ def test_small_projections_of_triangles_are_multiplied_once_in_a_backward_pass(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("gated", [True, False])
-def test_kept_projections_of_attention_give_the_same_gradients(
+def test_kept_values_of_attention_give_the_same_gradients(
     gated: bool, batch: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several blocks of rows, a masked row, dropout and a residual."""
     monkeypatch.setattr(attention_blocks, "row_step", lambda x: 2)
-    group = GatedAttentionParams(*(None if p is None else p.cpu().to(dtype) for p in _attention()))
+    group = GatedAttentionParams.of([p.cpu() for p in _attention().present()])
     if not gated:
         group = group._replace(gate_weight=None, gate_bias=None)
-    leaves = [p.requires_grad_() for p in group.present()]
-    x = torch.randn(*batch, ROWS, LENGTH, CHANNELS, dtype=dtype, requires_grad=True)
-    bias = torch.randn(*batch, HEADS, LENGTH, LENGTH, dtype=dtype, requires_grad=True)
-    mask = (torch.rand(*batch, ROWS, LENGTH) > 0.3).to(dtype)
+    data = {
+        "x": torch.randn(*batch, ROWS, LENGTH, CHANNELS),
+        "bias": torch.randn(*batch, HEADS, LENGTH, LENGTH),
+    }
+    mask = (torch.rand(*batch, ROWS, LENGTH) > 0.3).float()
     mask[..., 0, :] = 0
-    dropout = 1.5 * (torch.rand(*batch, 1, LENGTH, CHANNELS) > 0.3).to(dtype)
-    results = []
-    for keep in (False, True):
-        out = kernels.gated_attention(
-            x, bias, mask, group, heads=HEADS, residual=x, dropout=dropout, keep=keep, backend="torch"
+    dropout = 1.5 * (torch.rand(*batch, 1, LENGTH, CHANNELS) > 0.3)
+
+    def run(keep: bool, dtype: torch.dtype) -> list[Tensor]:
+        """Return the result, and gradients of data and parameters that are rounded to bfloat16 before."""
+        x, bias, *leaves = (
+            t.bfloat16().to(dtype).requires_grad_() for t in (*data.values(), *group.present())
         )
-        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), [x, bias, *leaves])])
-    for plain, kept in zip(*results, strict=True):
-        torch.testing.assert_close(kept, plain)
+        own = GatedAttentionParams.of(leaves)
+        out = kernels.gated_attention(
+            *(x, bias, mask.to(dtype), own),
+            heads=HEADS,
+            residual=x,
+            dropout=dropout.to(dtype),
+            keep=keep,
+            backend="torch",
+        )
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), [x, bias, *leaves])]
+
+    for exact, plain, kept in zip(
+        run(False, torch.float64), run(False, dtype), run(True, dtype), strict=True
+    ):
+        if dtype == torch.bfloat16:  # weights that are kept have other rounding errors
+            assert relative_error(kept, exact) < 2 * relative_error(plain, exact) + 1e-3
+        else:
+            torch.testing.assert_close(kept, plain)
 
 
-def test_kept_projections_of_attention_are_not_multiplied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+WITH_WEIGHTS = pytest.mark.skipif(
+    not (multiplies_bfloat16() and prefers_batched_products()), reason="no batched products of bfloat16"
+)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=WITH_WEIGHTS)], ids=["float32", "bfloat16"]
+)
+def test_kept_values_of_attention_are_not_multiplied_again(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Projections are kept, and in bfloat16 the weights of short rows too."""
     monkeypatch.setattr(attention_blocks, "row_step", lambda x: 2)
-    x, parameters = torch.randn(ROWS, LENGTH, CHANNELS), [p.cpu() for p in _attention().present()]
-    _, kept = torch.ops.fastfold.gated_attention(
+    x = torch.randn(ROWS, LENGTH, CHANNELS, dtype=dtype)
+    parameters = [p.cpu().to(dtype) for p in _attention().present()]
+    _, memory = torch.ops.fastfold.gated_attention(
         x, None, None, None, None, parameters, heads=HEADS, add_x=False, keep=True, backend="torch"
     )
-    assert kept.shape == (4, ROWS, HEADS, LENGTH, WIDTH // HEADS)
+    kept, has_weights = (
+        Kept.of(memory, x, GatedAttentionParams.of(parameters), HEADS),
+        dtype == torch.bfloat16,
+    )
+    assert kept.projected.shape == (4, ROWS, HEADS, LENGTH, WIDTH // HEADS)
+    assert (kept.weights is not None) == has_weights
+    if kept.weights is not None:
+        assert kept.weights.shape == (ROWS, HEADS, LENGTH, LENGTH)
+        torch.testing.assert_close(
+            kept.weights.float().sum(-1), torch.ones(ROWS, HEADS, LENGTH), rtol=0, atol=0.02
+        )
     call: dict[str, Any] = {
         "out": [],
         "bias": None,
@@ -197,13 +245,58 @@ def test_kept_projections_of_attention_are_not_multiplied_again(monkeypatch: pyt
         "parameters": parameters,
     }
     call |= {"heads": HEADS, "add_x": False, "backend": "torch", "needs": [True, False, True]}
-    plain, saved = (_flops(compute_gradients, x, x, **call | {"out": out}) for out in ([], [kept]))
-    of_projections = 2 * ROWS * LENGTH * CHANNELS * 4 * WIDTH
-    assert plain - saved == of_projections
-    costs = [
-        OPERATOR_COSTS["gated_attention_backward"](call | {"x": x, "out": out}).flops for out in ([], [kept])
-    ]
-    assert costs[0] - costs[1] == of_projections
+    outs: tuple[list[Tensor], ...] = ([], [memory])
+    plain, saved = (_flops(compute_gradients, x, x, **call | {"out": out}) for out in outs)
+    of_projections, of_weights = 2 * ROWS * LENGTH * CHANNELS * 4 * WIDTH, 2 * ROWS * LENGTH**2 * WIDTH
+    # PyTorch does not count oneDNN's products, which are those of projections in bfloat16.
+    assert plain - saved == (of_weights if has_weights else of_projections)
+    costs = [OPERATOR_COSTS["gated_attention_backward"](call | {"x": x, "out": out}) for out in outs]
+    assert costs[0].flops - costs[1].flops == of_projections + has_weights * of_weights
+    assert costs[1].exponentials == (0 if has_weights else costs[0].exponentials)
+
+
+@WITH_WEIGHTS
+def test_weights_of_attention_are_kept_if_they_are_no_larger_than_projections() -> None:
+    assert has_few_weights(length=128, heads=8, channels=32)
+    assert not has_few_weights(length=129, heads=8, channels=32)
+    assert not has_few_weights(length=512, heads=8, channels=128)
+    for length, weights in ((64, HEADS * 64 * 64), (65, 0)):
+        x = torch.randn(1, length, CHANNELS).bfloat16()
+        assert kept_elements(x, _attention(), HEADS) == (4 * length * WIDTH, weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_kept_intermediate_of_a_transition_gives_the_same_gradients(dtype: torch.dtype) -> None:
+    """Rows that are columns of a tensor, in several blocks, with and without a residual."""
+    parameters = [p.to(dtype).requires_grad_() for p in _transition()]
+    whole = torch.randn(700, 3, CHANNELS, dtype=dtype, requires_grad=True)
+    x, other = whole.transpose(0, 1), torch.randn(3, 700, CHANNELS, dtype=dtype)
+    for residual in (None, x, other):
+        results = []
+        for keep in (False, True):
+            out = kernels.transition(
+                x, TransitionParams(*parameters), residual=residual, keep=keep, backend="torch"
+            )
+            results.append([out.detach(), *torch.autograd.grad(out.square().sum(), [whole, *parameters])])
+        for plain, kept in zip(*results, strict=True):
+            torch.testing.assert_close(kept, plain)
+
+
+def test_a_kept_intermediate_of_a_transition_is_not_multiplied_again() -> None:
+    x, parameters = torch.randn(ROWS, LENGTH, CHANNELS), _transition()
+    operator = torch.ops.fastfold.transition
+    _, kept = operator(x, None, False, parameters, True, "torch")
+    assert kept.shape == (ROWS * LENGTH, WIDTH)
+    normed = torch.nn.functional.layer_norm(x, (CHANNELS,), parameters[0], parameters[1])
+    torch.testing.assert_close(kept, (normed.flatten(0, 1) @ parameters[2].T + parameters[3]).relu())
+    assert operator(x, None, False, parameters, False, "torch")[1].numel() == 0
+    call = (x, x, TransitionParams(*parameters), False, [True] * 7)
+    plain, saved = (_flops(transition_blocks.backward, *call, *out) for out in ([], [kept]))
+    of_hidden = 2 * ROWS * LENGTH * CHANNELS * WIDTH
+    assert plain - saved == of_hidden
+    cost = OPERATOR_COSTS["transition_backward"]
+    costs = [cost({"x": x, "parameters": parameters, "out": out}).flops for out in ([], [kept])]
+    assert costs[0] - costs[1] == of_hidden
 
 
 def test_projections_are_kept_in_the_dtype_of_data_while_gradients_are_recorded() -> None:

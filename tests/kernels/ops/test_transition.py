@@ -179,7 +179,7 @@ def test_rows_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.
     named_operators.transition(**(inputs | {"x": x}), out=out, backend="triton")
     assert relative_error(out, reference.transition(**{k: v.double() for k, v in inputs.items()})) < 5e-3
     grad = far_apart(torch.randn(x.shape).to(DEVICE), tmp_path / "gradient")
-    rest = ([inputs[name] for name in PARAMETERS], True, [True] * 7, "triton")
+    rest = ([], [inputs[name] for name in PARAMETERS], True, [True] * 7, "triton")
     backward = torch.ops.fastfold.transition_backward
     near = backward(grad.contiguous(), inputs["x"], *rest)
     for found, value in zip(backward(grad, x, *rest), near, strict=True):
@@ -195,10 +195,11 @@ def test_operators_are_registered_properly(backend: str) -> None:
     x, *parameters = (v.requires_grad_() for v in inputs.values())
     residual = torch.randn_like(x).requires_grad_()
     for arguments in ((x, residual, False), (x, None, True)):
-        torch.library.opcheck(torch.ops.fastfold.transition.default, (*arguments, parameters, backend))
+        operator = (*arguments, parameters, backend == "torch", backend)
+        torch.library.opcheck(torch.ops.fastfold.transition.default, operator)
     plain = [p.detach() for p in parameters]
     needs = [True, True, False, True, True, True, False]
-    arguments = (torch.randn_like(x), x.detach(), plain, True, needs, backend)
+    arguments = (torch.randn_like(x), x.detach(), [], plain, True, needs, backend)
     torch.library.opcheck(torch.ops.fastfold.transition_backward.default, arguments)
 
 

@@ -53,12 +53,14 @@ def attend(
     by_head: bool = False,
     by_products: bool = False,
     keep_gate: bool = False,
+    weights: Tensor | None = None,
 ) -> None:
     """Fill ``out [R, Nq, H, D]`` of one batch element; ``add [H, D]`` is added after the gate.
 
     ``scratch`` has the dtype of ``out``. With ``by_head``, queries, keys, values and gate are those of
     :func:`split_by_head`, and with ``by_products`` scores and sums are batched products. The gate may then be
-    overwritten unless ``keep_gate`` is set.
+    overwritten unless ``keep_gate`` is set. Products also fill ``weights [R, H, Nq, Nk]``, those of the keys, for
+    shapes of :func:`has_few_weights`.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, channels = out.shape
@@ -92,12 +94,15 @@ def attend(
                 b_scores = scratch("bias", *shape)
                 b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
                 b_bias.masked_fill_(b_masked, -math.inf)
+            b_weights = None if weights is None else weights[row]
             if by_products:
-                b_out = _multiply(b_q, b_k, b_v, b_bias, scale, scratch)
+                b_out = _multiply(b_q, b_k, b_v, b_bias, scale, scratch, b_weights)
             else:
                 b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
             if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
                 b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
+                if b_weights is not None:
+                    b_weights.masked_fill_(b_empty, 1 / keys)
             b_out, b_place = b_out.transpose(1, 2), out if is_whole else out[row, query]
             if gate is None:
                 b_place.copy_(b_out)
@@ -112,14 +117,28 @@ def attend(
                 torch.addcmul(add, b_out, opened, out=b_place)
 
 
-def _multiply(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, scratch: Scratch) -> Tensor:
+def has_few_weights(length: int, heads: int, channels: int) -> bool:
+    """Return True if the weights of a row's keys are at most as many as elements of its four projections."""
+    return length <= 4 * channels and heads * length**2 <= BLOCK_ELEMENTS
+
+
+def _multiply(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    scratch: Scratch,
+    weights: Tensor | None,
+) -> Tensor:
     """Return attended values ``[R, H, Nq, D]`` by two batched products; the ``bias`` broadcasts against the scores.
 
-    The scores are rounded to the dtype of ``q``, as in AlphaFold's program.
+    The scores are rounded to the dtype of ``q``, as in AlphaFold's program; their place is ``weights [R, H, Nq, Nk]``
+    if given.
     """
     rows, heads, queries, channels = q.shape
     shape = rows * heads, queries, k.shape[2]
-    scores = scratch("scores", *shape)
+    scores = scratch("scores", *shape) if weights is None else weights.view(shape)
     if bias is not None:
         scores.view(rows, heads, queries, -1).copy_(bias)
     # In one operator, so that sums with the bias are rounded once.
@@ -159,11 +178,13 @@ def attend_backward(
     scale: float,
     scratch: Scratch,
     out: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> None:
     """Fill ``grads`` with the gradients of one batch element, from that of the output ``[R, Nq, H, D]``.
 
-    The operands ``[R, N, H, D]`` are those of :func:`attend`. The bias's gradient is added to, and may be None. The
-    buffers have the dtype of the products. ``out [R, Nq, H, D]`` is filled with the output, which is recomputed anyway.
+    The operands ``[R, N, H, D]`` are those of :func:`attend`, and so are ``weights`` if it kept them. The bias's
+    gradient is added to, and may be None. The buffers have the dtype of the products. ``out [R, Nq, H, D]`` is filled
+    with the output, which is recomputed anyway.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
@@ -195,12 +216,15 @@ def attend_backward(
                 )
                 h_weights = scratch("weights", *h_q.shape[:2], keys)
                 by_head = h_weights.unflatten(0, (-1, b_q.shape[1]))  # [h, r, n, Nk]
-                torch.bmm(h_q, h_k.mT, out=h_weights)
-                if bias is not None:
-                    by_head.add_(bias[head, None, query])
-                if b_masked is not None:
-                    by_head.masked_fill_(b_masked, MASKED_LOGIT)
-                torch.softmax(h_weights, -1, out=h_weights)
+                if weights is not None:
+                    by_head.copy_(weights[row, head, query].transpose(0, 1))
+                else:
+                    torch.bmm(h_q, h_k.mT, out=h_weights)
+                    if bias is not None:
+                        by_head.add_(bias[head, None, query])
+                    if b_masked is not None:
+                        by_head.masked_fill_(b_masked, MASKED_LOGIT)
+                    torch.softmax(h_weights, -1, out=h_weights)
                 torch.bmm(h_weights, h_v, out=h_out)
                 h_grad_v.baddbmm_(h_weights.mT, h_grad, beta=earlier)
                 # Gradient of a score: weight times (gradient of the weight - weighted mean of these gradients).

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -30,7 +31,13 @@ from fastfold.kernels.cpu.linear import (
     sample,
 )
 from fastfold.kernels.cpu.products import prefers_batched_products
-from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, split_by_head
+from fastfold.kernels.ops.attention.eager import (
+    Operands,
+    attend,
+    attend_backward,
+    has_few_weights,
+    split_by_head,
+)
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of this module's interface
 
 EPS = 1e-5
@@ -130,7 +137,7 @@ def gradients_of(totals: Weights) -> GatedAttentionParams:
 def row_step(x: Tensor) -> int:
     """Return the number of rows per block of ``x [R, N, c]``, for the projections."""
     rows, length, _ = x.shape
-    narrow = rows * length >= 16 * POSITIONS and product_dtype(x) == torch.bfloat16
+    narrow = rows * length >= 4 * POSITIONS and product_dtype(x) == torch.bfloat16
     return max(1, POSITIONS * (2 if narrow else 1) // max(1, length))
 
 
@@ -179,6 +186,42 @@ class RowBlock(NamedTuple):
     dropout: Tensor | None = None  #: ``[r, N, c]`` or None
 
 
+class Kept(NamedTuple):
+    """Values of the forward pass that the backward pass reads, of some rows or with leading axes of all."""
+
+    projected: Tensor  #: Projections by head, ``[3 or 4, r, H, N, D]``
+    weights: Tensor | None  #: Weights of the keys, ``[r, H, N, N]``, or None
+
+    @classmethod
+    def of(cls, memory: Tensor, x: Tensor, parameters: GatedAttentionParams, heads: int) -> Kept:
+        """Return the values of all rows as views of ``memory``, with :func:`kept_elements`."""
+        *lead, length, _ = x.shape
+        kinds, width = 3 if parameters.gate_weight is None else 4, len(parameters.query_weight)
+        count = kinds * x.shape[:-1].numel() * width
+        weights = memory[count:].view(*lead, heads, length, length) if len(memory) > count else None
+        return cls(memory[:count].view(kinds, *lead, heads, length, width // heads), weights)
+
+    def part(self, rows: tuple[int | slice, ...]) -> Kept:
+        """Return the values of some rows."""
+        return Kept(part(self.projected, (slice(None), *rows)), part(self.weights, rows))
+
+
+def kept_elements(x: Tensor, parameters: GatedAttentionParams, heads: int) -> tuple[int, int]:
+    """Return the numbers of projections and of weights in :class:`Kept` for all rows of ``x``."""
+    length, positions, width = x.shape[-2], x.shape[:-1].numel(), len(parameters.query_weight)
+    # Other scores never exist all at once.
+    has_weights = x.dtype == torch.bfloat16 and multiplies_scores(x.device)
+    has_weights = has_weights and has_few_weights(length, heads, width // heads)
+    projections = (3 if parameters.gate_weight is None else 4) * positions * width
+    return projections, positions * heads * length if has_weights else 0
+
+
+def multiplies_scores(device: torch.device) -> bool:
+    """Return True if scores of bfloat16 data are batched products, because no flash kernel is faster."""
+    # Rounded scores would cause a third of the error of products in bfloat16 alone.
+    return device.type == "cpu" and prefers_batched_products()
+
+
 class AttentionForward:
     """Forward pass of blocks of rows, with the weights of :func:`arrange`."""
 
@@ -204,19 +247,19 @@ class AttentionForward:
         rows: RowBlock,
         scratch: Scratch,
         projected: Tensor | None = None,
-        kept: Tensor | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``projected`` is the result of :meth:`begin`.
+        """Fill ``out [r, N, c]``, which may be ``x`` or the residual, and ``kept``.
 
-        ``kept [3 or 4, r, H, N, D]`` is filled with the projections by head.
+        ``projected`` is the result of :meth:`begin`.
         """
         x, bias, masked, residual, dropout = rows
         is_own = projected is None
         projected = self.begin(x, scratch) if projected is None else projected.to(scratch.dtype)
-        # Rounded scores would cause a third of the error of products in bfloat16 alone.
-        by_products = x.dtype == torch.bfloat16 and x.device.type == "cpu" and prefers_batched_products()
+        by_products = x.dtype == torch.bfloat16 and multiplies_scores(x.device)
         by_head = by_products or scratch.dtype != torch.bfloat16 or kept is not None
-        q, k, v, *gate = split_by_head(projected, scratch, kept) if by_head else projected.unbind(2)
+        place, key_weights = (None, None) if kept is None else kept
+        q, k, v, *gate = split_by_head(projected, scratch, place) if by_head else projected.unbind(2)
         count, length, kinds, heads, channels = projected.shape
         # Projections that were split are free to hold the result.
         if by_head and is_own:
@@ -232,6 +275,7 @@ class AttentionForward:
             by_head=by_head,
             by_products=by_products,
             keep_gate=kept is not None,
+            weights=key_weights,
         )
         self._output.update(
             out, attended.view(count * length, heads * channels), residual, dropout, scratch=scratch
@@ -248,8 +292,8 @@ class AttentionGradients:
     """Gradients of blocks of rows, in the dtype of the weights of :func:`arrange`."""
 
     def __init__(self, weights: Weights, heads: int, needs_parameters: bool) -> None:
-        self._weights, self._heads, self._projections = weights, heads, projections(weights)
-        self._needs_parameters = needs_parameters
+        self._weights, self._heads, self._needs_parameters = weights, heads, needs_parameters
+        self._projections: PreparedLinear | None = None
 
     def begin(self, x: Tensor, scratch: Scratch) -> list[Tensor]:
         """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
@@ -257,6 +301,8 @@ class AttentionGradients:
         Returns:
             Normalised ``[r, N, c]``, both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
         """
+        if self._projections is None:
+            self._projections = projections(self._weights)
         normed, *statistics = normalize(scratch.contiguous("x", x), *self._weights.norm, EPS)
         projected = project(normed, self._projections, self._weights, self._heads, scratch)
         return [normed, *statistics, projected]
@@ -269,13 +315,13 @@ class AttentionGradients:
         totals: Weights | None,
         scratch: Scratch,
         begun: Sequence[Tensor] = (),
-        kept: Tensor | None = None,
+        kept: Kept | None = None,
     ) -> tuple[Tensor, Weights | None]:
         """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
 
         The bias's gradients ``[H, N, N]`` and the parameters', if they are needed, are added to ``grad_bias`` and
-        ``totals``. ``begun`` is the result of :meth:`begin` if it was called before, and ``kept`` that of
-        :class:`AttentionForward`. The buffers have the dtype of the products.
+        ``totals``. ``begun`` is the result of :meth:`begin` if it was called before, and ``kept`` what
+        :class:`AttentionForward` kept. The buffers have the dtype of the products.
 
         Returns:
             Gradient of ``x [r, N, c]``, and the totals.
@@ -288,7 +334,7 @@ class AttentionGradients:
             q, k, v, *gate = projected.unbind(2)
         else:
             normed, *statistics = normalize(x, *weights.norm, EPS)
-            q, k, v, *gate = kept.transpose(2, 3).unbind()
+            q, k, v, *gate = kept.projected.transpose(2, 3).unbind()
         if dropout is None:
             grad = scratch.contiguous("grad_update", grad).flatten(0, 1)
         else:
@@ -306,6 +352,7 @@ class AttentionGradients:
             q.shape[-1] ** -0.5,
             scratch,
             attended,
+            None if kept is None else kept.weights,
         )
         grad_projected = grad_projected.flatten(0, 1)
         grad_norm: tuple[Tensor | None, Tensor | None] = None, None

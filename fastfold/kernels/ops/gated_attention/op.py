@@ -30,10 +30,17 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
-from fastfold.kernels.cpu.linear import product_dtype
+from fastfold.kernels.cpu.linear import can_keep, product_dtype
 from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.kernels.ops.gated_attention import passes
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, centered_on
+from fastfold.kernels.ops.gated_attention.eager import (
+    GatedAttentionParams,
+    Kept,
+    RowBlock,
+    arrange,
+    centered_on,
+    kept_elements,
+)
 from fastfold.kernels.ops.gated_attention.passes import blocks_of, row_blocks
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 
@@ -70,19 +77,17 @@ def _forward(
     keep: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return the result, and with ``keep`` the projections that :func:`passes.compute_gradients` takes."""
+    """Return the result, and with ``keep`` the memory of :class:`~.eager.Kept` for the backward pass."""
     operands = RowBlock(x, bias, mask, x if add_x else residual, dropout)
     group = GatedAttentionParams.of(parameters)
-    kept = _empty_kept(x, group, heads) if keep else None
+    memory = _empty_kept(x, group, heads, keep)
+    kept = Kept.of(memory, x, group, heads) if keep else None
     out = passes.forward(torch.empty_like(x), operands, group, heads=heads, backend=backend, kept=kept)
-    return out, x.new_empty(0) if kept is None else kept
+    return out, memory
 
 
-def _empty_kept(x: Tensor, parameters: GatedAttentionParams, heads: int) -> Tensor:
-    """Return room for queries, keys, values and gate logits by head, ``[3 or 4, *, R, H, N, D]``."""
-    *lead, length, _ = x.shape
-    count = 3 if parameters.gate_weight is None else 4
-    return x.new_empty(count, *lead, heads, length, len(parameters.query_weight) // heads)
+def _empty_kept(x: Tensor, parameters: GatedAttentionParams, heads: int, keep: bool) -> Tensor:
+    return x.new_empty(sum(kept_elements(x, parameters, heads)) if keep else 0)
 
 
 def _fake(
@@ -97,8 +102,7 @@ def _fake(
     keep: bool,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    kept = _empty_kept(x, GatedAttentionParams.of(parameters), heads) if keep else x.new_empty(0)
-    return torch.empty_like(x), kept
+    return torch.empty_like(x), _empty_kept(x, GatedAttentionParams.of(parameters), heads, keep)
 
 
 _BEGIN_LAUNCHES = 2  #: Kernels of a beginning: norm and product
@@ -137,21 +141,32 @@ def _cost(call: Arguments) -> OperatorCost:
     )
 
 
-def _without_projections(call: Arguments, results: Sequence[Tensor], whole: OperatorCost) -> OperatorCost:
-    """Subtract projections of some rows or all, the last of ``results``, from a call's cost."""
-    if not results:
+def _without_projections(call: Arguments, projections: float, whole: OperatorCost) -> OperatorCost:
+    """Subtract a number of projections from a call's cost."""
+    if not projections:
         return whole
-    done = 2.0 * results[-1].numel() * call["x"].shape[-1]
+    done = 2.0 * projections * call["x"].shape[-1]
     return replace(whole, flops=whole.flops - done, launches=whole.launches - _BEGIN_LAUNCHES)
+
+
+def _last_elements(tensors: Sequence[Tensor]) -> int:
+    """Return the number of projections of some rows or all in the last of ``tensors``."""
+    return tensors[-1].numel() if tensors else 0
 
 
 def _backward_cost(call: Arguments) -> OperatorCost:
     projections, attention, output = _flops(call)
-    of_parameters = any(call["needs"][2:])
+    of_parameters, saved, exponentials = any(call["needs"][2:]), call["out"], _scores(call)
     flops = (2 + of_parameters) * projections + 3.5 * attention + (1 + of_parameters) * output
+    known = _last_elements(saved)
+    if len(saved) == 1:
+        group = GatedAttentionParams.of(call["parameters"])
+        known, weights = kept_elements(call["x"], group, call["heads"])
+        if weights:
+            flops, exponentials = flops - 0.5 * attention, 0.0
     traffic = 25 * size_in_bytes(call["x"])
-    whole = OperatorCost(flops, traffic, launches=14, exponentials=_scores(call))
-    return _without_projections(call, call["out"], whole)
+    whole = OperatorCost(flops, traffic, launches=14, exponentials=exponentials)
+    return _without_projections(call, known, whole)
 
 
 _gated_attention = define_operator(
@@ -228,7 +243,8 @@ def gated_attention(
         at_once: With ``out``: let Triton project all rows at once, rather than at most 2^17 positions. The buffers
             then have about 6 times the elements of ``x``.
         keep: While gradients are recorded, let PyTorch's path keep projections for the backward pass, which has less to
-            compute then. They have 3 or 4 times the elements of ``x``, with as many channels as the heads.
+            compute then. They have 3 or 4 times the elements of ``x``, with as many channels as the heads. In bfloat16
+            the weights of the keys may be kept too, unless they have more elements.
         backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.attention`. ``cueq`` is NVIDIA's
             cuEquivariance if there is a bias, and ``auto`` otherwise.
 
@@ -272,7 +288,7 @@ def gated_attention(
     backend = choose_backend(x, backend or "auto", fits=channels <= MAX_HEAD_CHANNELS)
     if out is None:
         added, group = None if residual is x else residual, parameters.present()
-        keep = keep and backend == "torch" and passes.can_keep(x)
+        keep = keep and backend == "torch" and can_keep(x)
         options: dict[str, Any] = {"heads": heads, "add_x": residual is x, "keep": keep, "backend": backend}
         update, _ = _gated_attention(x, bias, mask, added, dropout, group, **options)
         return update
@@ -362,7 +378,7 @@ def _continue(
 
 
 def _begun_cost(call: Arguments) -> OperatorCost:
-    return _without_projections(call, call["begun"], _cost(call))
+    return _without_projections(call, _last_elements(call["begun"]), _cost(call))
 
 
 define_operator("gated_attention_begun", _continue, fake=like_first, cost=_begun_cost)

@@ -24,10 +24,11 @@ from fastfold.kernels.common.scratch import (
 )
 from fastfold.kernels.common.shared_masks import once
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
-from fastfold.kernels.cpu.linear import gradient_dtype, product_dtype, requested_products
+from fastfold.kernels.cpu.linear import product_dtype, requested_products
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,
+    Kept,
     RowBlock,
     Weights,
     arrange,
@@ -86,13 +87,13 @@ def forward(
     backend: str,
     scratch: Scratch | None = None,
     begun: Sequence[Tensor] = (),
-    kept: Tensor | None = None,
+    kept: Kept | None = None,
     at_once: bool = False,
 ) -> Tensor:
     """Fill ``out``, without autocast; projections, scores and output exist for one block of rows at a time.
 
     Arguments are those of :func:`fastfold.kernels.gated_attention`; ``begun`` may have the first block's projections.
-    In PyTorch, ``kept [3 or 4, *, R, H, N, D]`` is filled with projections for :func:`compute_gradients`.
+    PyTorch fills ``kept`` for :func:`compute_gradients`.
     """
     blocks: _Backend = eager if backend == "torch" else blocks_of(backend)
     x, bias, mask, residual, dropout = operands
@@ -117,7 +118,7 @@ def forward(
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
-        of_block = part(kept, (slice(None), *rows))
+        of_block = None if kept is None else kept.part(rows)
         step(part(out, rows), own, scratch, begun[0] if begun else None, of_block)
 
     blocks_and_begun = _with_first(row_blocks(x, rows_of_block), begun)
@@ -143,12 +144,6 @@ def _most_lanes(x: Tensor, backend: str) -> int:
     return MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
 
 
-def can_keep(x: Tensor) -> bool:
-    """Return True if the backward pass of PyTorch for ``x`` can read projections of the forward pass."""
-    same = gradient_dtype(x) == x.dtype and requested_products() is None
-    return same and torch.is_grad_enabled()
-
-
 @without_autocast
 def compute_gradients(
     grad: Tensor,
@@ -166,13 +161,13 @@ def compute_gradients(
 ) -> list[Tensor]:
     """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
-    Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``out``: projections
-    that :func:`forward` kept, in a list of one tensor; the result of :func:`~.op.gated_attention_begin` for the
-    backward pass; or nothing. With ``add_x``, ``x`` is also the residual. Gradients of parameters are left out if
+    Everything is recomputed from the inputs of :func:`fastfold.kernels.gated_attention`, but for ``out``: the memory of
+    :class:`~.eager.Kept`, in a list of one tensor; the result of :func:`~.op.gated_attention_begin` for the backward
+    pass; or nothing. With ``add_x``, ``x`` is also the residual. Gradients of parameters are left out if
     ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
     """
     given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
-    kept = out[0] if len(out) == 1 else None
+    kept = Kept.of(out[0], x, given, heads) if len(out) == 1 else None
     needs_parameters = any(needs[2:])
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
@@ -188,7 +183,7 @@ def compute_gradients(
     def block(scratch: Scratch, sums: list[Any], i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
         b_grad, grad_bias = part(grad, rows), part(sums[0], i)
-        of_block = part(kept, (slice(None), *rows))
+        of_block = None if kept is None else kept.part(rows)
         block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun, of_block)
         finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
 

@@ -66,11 +66,11 @@ class TritonAttentionForward(eager.AttentionForward):
         rows: RowBlock,
         scratch: Scratch,
         projected: Tensor | None = None,
-        kept: Tensor | None = None,
+        kept: eager.Kept | None = None,
     ) -> None:
         """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``projected`` is the result of :meth:`begin`.
 
-        Projections are not ``kept``.
+        Nothing is ``kept``.
         """
         assert kept is None
         weights = self._weights
@@ -135,7 +135,7 @@ class TritonAttentionGradients(eager.AttentionGradients):
         totals: Weights | None,
         scratch: Scratch,
         begun: Sequence[Tensor] = (),
-        kept: Tensor | None = None,
+        kept: eager.Kept | None = None,
     ) -> tuple[Tensor, Weights | None]:
         """Compute gradients of a block of rows; without totals, needed ones of the block become the totals."""
         assert kept is None

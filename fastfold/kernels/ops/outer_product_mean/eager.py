@@ -159,13 +159,14 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         if need_left and dtype == exact:
             b_r = b_right.flatten(0, 1).expand(len(b_left), -1, -1)
             grad_l[tile[0]].baddbmm_(b_products.flatten(1, 2).mT, b_r)
-        elif need_left:
+        if not need_right and dtype == exact:
+            return
+        b_matrix = scratch.copy("transposed", b_products.permute(1, 2, 0, 3)).flatten(2).flatten(0, 1)
+        if need_left and dtype != exact:
             # PyTorch would copy the expanded side for a batch of products in bfloat16.
-            b_transposed = scratch.copy("transposed", b_products.permute(0, 3, 1, 2)).flatten(2).flatten(0, 1)
-            add_products(grad_l[tile[0]].flatten(0, 1), b_transposed, b_right.flatten(0, 1), scratch)
+            add_products(grad_l[tile[0]].flatten(0, 1), b_matrix.t(), b_right.flatten(0, 1), scratch)
         if need_right:
-            b_transposed = scratch.copy("transposed", b_products.permute(1, 2, 0, 3)).flatten(2).flatten(0, 1)
-            add_products(grad_r[tile[1]].flatten(0, 1), b_transposed, b_left.flatten(0, 1), scratch)
+            add_products(grad_r[tile[1]].flatten(0, 1), b_matrix, b_left.flatten(0, 1), scratch)
 
     scratch = Scratch().of(left, dtype)
     for i in batch_indices(left):

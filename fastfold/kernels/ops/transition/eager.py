@@ -65,8 +65,12 @@ def forward(
     parameters: TransitionParams,
     residual: Tensor | None,
     scratch: Scratch | None = None,
+    kept: Tensor | None = None,
 ) -> None:
-    """Fill ``out``, which may be ``x`` or ``residual``, without autocast; arguments as of ``transition``."""
+    """Fill ``out``, which may be ``x`` or ``residual``, without autocast; arguments as of ``transition``.
+
+    ``kept [positions, n c]`` is filled with the intermediate, for :func:`backward`.
+    """
     norm_weight, norm_bias, w1, b1, w2, b2 = with_exact_norms(parameters, x.dtype)
     norm, positions = (norm_weight, norm_bias), x.shape[:-1].numel()
     bias: Tensor | None = b1
@@ -82,9 +86,13 @@ def forward(
     residuals = () if residual is None else (residual,)
 
     def block(
-        scratch: Scratch, _: slice, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None
+        scratch: Scratch, positions: slice, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None
     ) -> None:
-        b_hidden = first(normalize_to(scratch.dtype, b_x, norm, EPS), "hidden", scratch)
+        b_norm = normalize_to(scratch.dtype, b_x, norm, EPS)
+        if kept is None:
+            b_hidden = first(b_norm, "hidden", scratch)
+        else:
+            b_hidden = first.fill(kept[positions], b_norm, scratch)
         second.update(b_out, b_hidden, b_residual, None, scratch)
 
     scratch = Scratch(x.device, dtype) if scratch is None else scratch.of(x, dtype)
@@ -99,12 +107,17 @@ def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor 
 
 @without_autocast
 def backward(
-    grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needs: Sequence[bool]
+    grad: Tensor,
+    x: Tensor,
+    parameters: TransitionParams,
+    add_grad: bool,
+    needs: Sequence[bool],
+    kept: Tensor | None = None,
 ) -> list[Tensor | None]:
     """Compute gradients of ``x`` and the parameters by blocks of rows, from that of the result ``[*, c]``.
 
-    Hidden units are on the side of the ReLU on which the forward pass had them. With ``add_grad``, ``x`` is also the
-    residual. ``needs`` has ``x`` first.
+    Hidden units are on the side of the ReLU on which the forward pass had them; ``kept`` has them if it kept them. With
+    ``add_grad``, ``x`` is also the residual. ``needs`` has ``x`` first.
     """
     exact, dtype = accumulation_dtype(x), gradient_dtype(x)
     _, *need_each = needs
@@ -113,15 +126,21 @@ def backward(
     ]
     norm_weight, norm_bias = (p.to(exact) for p in parameters[:2])
     w1, b1, w2, _ = (p.to(dtype) for p in parameters[2:])
-    hidden = PreparedLinear(w1, b1, relu=True, least="fp32", positions=x.shape[:-1].numel())
+    positions = 0 if kept is not None else x.shape[:-1].numel()
+    hidden = PreparedLinear(w1, b1, relu=True, least="fp32", positions=positions)
 
     def block(
-        scratch: Scratch, totals: Sequence[Tensor | None], b_x: Tensor, b_grad: Tensor, b_grad_x: Tensor
+        scratch: Scratch,
+        totals: Sequence[Tensor | None],
+        b_x: Tensor,
+        b_grad: Tensor,
+        b_grad_x: Tensor,
+        b_kept: Tensor | None = None,
     ) -> None:
         grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
         b_x, b_grad = b_x.to(dtype), b_grad.to(dtype)
         b_norm, *statistics = normalize(b_x, norm_weight, norm_bias, EPS)
-        b_hidden = hidden(b_norm, "hidden", scratch)
+        b_hidden = hidden(b_norm, "hidden", scratch) if b_kept is None else b_kept
         if grad_w2 is not None:
             add_product(grad_w2, b_grad.t(), b_hidden, scratch, x)
         if grad_b2 is not None:
@@ -139,6 +158,7 @@ def backward(
         finish(b_grad_x, b_result, b_grad if add_grad else None, None)
 
     grad_x = torch.empty_like(x)
-    blocks = position_blocks(block_positions(len(w1)), x, grad, grad_x)
+    of_positions = () if kept is None else (kept.view(*x.shape[:-1], len(w1)),)
+    blocks = position_blocks(block_positions(len(w1)), x, grad, grad_x, *of_positions)
     sum_blocks(block, blocks, Scratch().of(x, dtype), totals)
     return [grad_x, *totals]

@@ -13,7 +13,7 @@ from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import BackwardPass, define_operator
-from fastfold.kernels.common.parameters import cast_grads, like_first, needed_names
+from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -21,6 +21,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
+from fastfold.kernels.cpu.linear import can_keep
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.transition import eager
 from fastfold.kernels.ops.transition.eager import TransitionParams
@@ -43,29 +44,56 @@ def _forward(
     residual: Tensor | None,
     scratch: Scratch | None,
     backend: str,
+    kept: Tensor | None = None,
 ) -> Tensor:
-    """Fill ``out``, which may be ``x`` or ``residual``."""
+    """Fill ``out``, which may be ``x`` or ``residual``, and in PyTorch ``kept`` as :func:`eager.forward` does."""
     if backend == "triton":
         from fastfold.kernels.ops.transition import triton_fwd
 
         without_autocast(triton_fwd.forward)(out, x, parameters, residual)
     else:
         compute = without_autocast(eager.forward) if autocast_is_enabled() else eager.forward
-        compute(out, x, parameters, residual, scratch)
+        compute(out, x, parameters, residual, scratch, kept)
     return out
 
 
 def _operator(
-    x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], backend: str
-) -> Tensor:
+    x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], keep: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Return the result, and with ``keep`` the intermediate that :func:`eager.backward` takes."""
+    group, kept = TransitionParams(*parameters), _empty_kept(x, parameters, keep)
     residual = x if add_x else residual
-    return _forward(torch.empty_like(x), x, TransitionParams(*parameters), residual, None, backend)
+    out = _forward(
+        torch.empty_like(x), x, group, residual, None, backend=backend, kept=kept if keep else None
+    )
+    return out, kept
+
+
+def _empty_kept(x: Tensor, parameters: Sequence[Tensor], keep: bool) -> Tensor:
+    """Return room for the intermediate of all positions if it is kept, ``[positions, n c]``, else for nothing."""
+    hidden = len(TransitionParams(*parameters).w1)
+    return x.new_empty(x.shape[:-1].numel(), hidden) if keep else x.new_empty(0)
+
+
+def _fake(
+    x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], keep: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), _empty_kept(x, parameters, keep)
 
 
 def _backward(
-    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], add_x: bool, needs: Sequence[bool], backend: str
+    grad: Tensor,
+    x: Tensor,
+    out: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    add_x: bool,
+    needs: Sequence[bool],
+    backend: str,
 ) -> list[Tensor]:
-    """Return gradients of ``x`` and the parameters; empty tensors for those not needed."""
+    """Return gradients of ``x`` and the parameters; empty tensors for those not needed.
+
+    ``out`` has the intermediate if it was kept, else nothing.
+    """
     group = TransitionParams(*parameters)
     if backend == "triton":
         from fastfold.kernels.ops.transition import triton_bwd
@@ -73,7 +101,7 @@ def _backward(
         needed = needed_names(("x", *group._fields), needs)
         grads = without_autocast(triton_bwd.backward)(grad, x, group, add_x, needed)
     else:
-        grads = eager.backward(grad, x, group, add_x, needs)
+        grads = eager.backward(grad, x, group, add_x, needs, *out)
     return cast_grads(grads, (x, *parameters), needs)
 
 
@@ -89,15 +117,22 @@ def _cost(call: Arguments) -> OperatorCost:
 
 
 def _backward_cost(call: Arguments) -> OperatorCost:
-    # Five products instead of the forward pass' two: the hidden channels are computed again.
-    return OperatorCost(2.5 * _cost(call).flops, launches=3)
+    # Five products instead of the forward pass' two if the hidden channels are computed again.
+    products = 2.0 if call["out"] else 2.5
+    return OperatorCost(products * _cost(call).flops, launches=3)
 
 
 _transition = define_operator(
     "transition",
     _operator,
-    BackwardPass(_backward, ("x", "parameters"), cost=_backward_cost, residual="residual"),
-    fake=like_first,
+    BackwardPass(
+        _backward,
+        ("x", "parameters"),
+        cost=_backward_cost,
+        residual="residual",
+        saved_result=lambda result, call: [result[1]] if call["keep"] else [],
+    ),
+    fake=_fake,
     cost=_cost,
 )
 
@@ -109,6 +144,7 @@ def transition(
     residual: Tensor | None = None,
     out: Tensor | None = None,
     scratch: Scratch | None = None,
+    keep: bool = False,
     backend: str | None = None,
 ) -> Tensor:
     """Compute ``relu(LN(x) w1ᵀ + b1) w2ᵀ + b2`` (AlphaFold supplement, algorithms 9 and 15).
@@ -119,6 +155,8 @@ def transition(
         residual: ``[*, c]`` to add to the update, usually ``x`` itself.
         out: Tensor for the result, without recording gradients; may be ``x`` or ``residual``.
         scratch: With ``out``: buffers to use, which the next operator can reuse.
+        keep: While gradients are recorded, let PyTorch's path keep the intermediate for the backward pass, which has
+            less to compute then.
         backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
 
     Returns:
@@ -140,7 +178,8 @@ def transition(
     """
     backend = choose_backend(x, backend, fits=x.shape[-1] <= MAX_CHANNELS)
     if out is None:
-        return _transition(x, None if residual is x else residual, residual is x, parameters, backend)
+        added, keep = None if residual is x else residual, keep and backend == "torch" and can_keep(x)
+        return _transition(x, added, residual is x, parameters, keep, backend)[0]
     if torch.is_grad_enabled():
         refuse_gradients(x, residual, *parameters)
     return _forward(out, x, parameters, residual, scratch, backend)
