@@ -141,11 +141,12 @@ def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor
 
 
 @functools.lru_cache  # a cached call takes the host less time
-def block_positions(channels: int) -> int:
-    """Return the number of positions per block, for a widest buffer of ``channels``."""
+def block_positions(channels: int, dtype: torch.dtype = torch.float32) -> int:
+    """Return the number of positions per block, for a widest buffer of ``channels`` in ``dtype``."""
     # At most 1,024: the gradients of a normalisation's parameters are summed position by position within a block, and
-    # rounding errors grow with the length of that sum.
-    return max(1, min(1024, BLOCK_ELEMENTS // channels))
+    # rounding errors grow with the length of that sum. Those of bfloat16 data are larger.
+    times = 2 if dtype == torch.bfloat16 else 1
+    return max(1, min(1024, BLOCK_ELEMENTS // channels) * times)
 
 
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -159,6 +159,6 @@ def backward(
 
     grad_x = torch.empty_like(x)
     of_positions = () if kept is None else (kept.view(*x.shape[:-1], len(w1)),)
-    blocks = position_blocks(block_positions(len(w1)), x, grad, grad_x, *of_positions)
+    blocks = position_blocks(block_positions(len(w1), dtype), x, grad, grad_x, *of_positions)
     sum_blocks(block, blocks, Scratch().of(x, dtype), totals)
     return [grad_x, *totals]

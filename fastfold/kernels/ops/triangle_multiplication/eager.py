@@ -289,7 +289,7 @@ class TriangleGradients(TriangleForward):
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
-            self._block_size = block_positions(4 * self.channels)  # as in factors_backward
+            self._block_size = block_positions(4 * self.channels, self.dtype)  # as in factors_backward
         if update is not None:
             self._update_totals = arrange_update(zeros_of(update, exact), exact)
 
@@ -345,7 +345,7 @@ class TriangleGradients(TriangleForward):
             )
             product[:, columns] = b_grad_product.t()
 
-        blocks = _blocks(block_positions(_widest(weights)), z, grad, grad_z)
+        blocks = _blocks(block_positions(_widest(weights), self.dtype), z, grad, grad_z)
         sum_blocks(block, blocks, self._scratch, self._update_totals)
 
     def factors_backward(
@@ -379,7 +379,8 @@ class TriangleGradients(TriangleForward):
             b_result = normalize_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)
 
-        blocks = _blocks(block_positions(len(weights.projections)), z, grad_z, *adds, *unless_ones(mask))
+        size = block_positions(len(weights.projections), self.dtype)
+        blocks = _blocks(size, z, grad_z, *adds, *unless_ones(mask))
         sum_blocks(block, blocks, self._scratch, self._factor_totals)
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
