@@ -52,10 +52,14 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
 
     Raises:
         ConfigError: Positions are given without ``all``.
-        InputError: A mutation is malformed or does not fit the target; names its line.
+        InputError: A mutation is malformed or does not fit the target; names its line. Or there is none.
     """
     if mutations == ALL:
-        return list(_scan(target, positions))
+        if not (scan := list(_scan(target, positions))):
+            raise InputError(
+                "no mutation: all of the residues are unknown (X); choose others with `positions`"
+            )
+        return scan
     if positions is not None:
         raise ConfigError("`positions` chooses the residues of `mutations=all`; leave out one of them")
     path = Path(mutations)
@@ -164,7 +168,10 @@ def _positions(target: Target, text: str) -> set[tuple[tuple[int, ...], int]]:
             raise ConfigError(f"`positions`: expected residues such as 5-20,30 or B:3, found {part[:20]!r}")
         named = target.chains[_chains(target, match["chain"], part.strip())[0]]
         chains = tuple(i for i, chain in enumerate(target.chains) if chain.sequence == named.sequence)
-        for number in range(int(match["first"]), int(match["last"] or match["first"]) + 1):
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        if last < first:
+            raise ConfigError(f"`positions`: {part.strip()}: the last residue comes before the first")
+        for number in range(first, last + 1):
             try:
                 _check_residue(named, number, f"`positions={part.strip()}`")
             except InputError as error:

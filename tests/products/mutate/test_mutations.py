@@ -62,11 +62,18 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path.write_text("# none\n")
     with pytest.raises(InputError, match="contains no mutation"):
         names("MKV", str(path))
-    for positions in ("7", "x"):
+    for positions in ("7", "x", "3-2", "1,3-1"):
         with pytest.raises(ConfigError, match="positions="):
             names("MKV", "all", positions)
     with pytest.raises(ConfigError, match="positions= chooses"):
         names("MKV", "M1A", "1")
+
+
+def test_a_scan_without_a_known_residue_is_refused() -> None:
+    assert names("MXV", "all", "2-3")[0] == "V3A"
+    for text, positions in (("MXV", "2"), ("XX", None)):
+        with pytest.raises(InputError, match=r"^no mutation: all of the residues are unknown"):
+            names(text, "all", positions)
 
 
 def test_the_query_row_alone_changes() -> None:
