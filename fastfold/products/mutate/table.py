@@ -40,7 +40,10 @@ seed; ``site`` are the mutated residues; strains as of :func:`effective_strain`;
 
 
 class _MutantFold(NamedTuple):
-    """pLDDT ``[N]``, pTM, ipTM, aligned errors ``[N, N]`` and CA atoms ``[N, 3]`` in Å of a written prediction."""
+    """pLDDT ``[N]``, pTM, ipTM, aligned errors ``[N, N]`` and CA atoms ``[N, 3]`` in Å of a written prediction.
+
+    Residues without a CA atom are NaN.
+    """
 
     plddt: np.ndarray
     ptm: float | None
@@ -93,7 +96,10 @@ def _read(results: TargetResults, record: PredictionRecord) -> _MutantFold:
     if "_pae.json" in record.files:
         pae, _ = read_pae(results.path(record, "_pae.json"), len(scores["plddt"]))
     chains = read_structure(results.path(record, ".cif")).chains
-    ca = np.concatenate([chain.positions[:, rc.atom_order["CA"]] for chain in chains])
+    slot = rc.atom_order["CA"]
+    ca = np.concatenate(
+        [np.where(one.mask[:, slot, None] > 0.5, one.positions[:, slot], np.nan) for one in chains]
+    )
     return _MutantFold(np.array(scores["plddt"], np.float64), scores["ptm"], scores["iptm"], pae, ca)
 
 
@@ -174,7 +180,8 @@ def effective_strain(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     McBride et al. 2023 (doi:10.1103/PhysRevLett.131.218401). The neighbours of residue i are within 13 Å in all
     structures, and ``r`` are the vectors to their CA atoms, turned onto each other and averaged within a group. The
     strain is the mean of ``|r2 - r1| / |r1|`` after the best rotation of ``r2`` onto ``r1``. CA positions are in Å,
-    ``first [A, N, 3]`` of the reference, the wild type for example, and ``second [B, N, 3]``.
+    ``first [A, N, 3]`` of the reference, the wild type for example, and ``second [B, N, 3]``. A residue that is NaN in
+    a structure is no neighbour.
     """
     one, is_near_one = _neighborhoods(torch.from_numpy(np.asarray(first, np.float64)))
     two, is_near_two = _neighborhoods(torch.from_numpy(np.asarray(second, np.float64)))
@@ -188,6 +195,7 @@ def _neighborhoods(structures: Tensor) -> tuple[Tensor, Tensor]:
     vectors = structures[:, None, :, :] - structures[:, :, None, :]
     distances = vectors.norm(dim=-1)
     is_near = ((distances > 0) & (distances <= NEIGHBORS_WITHIN)).all(0)
+    vectors = vectors.nan_to_num()
     shared = is_near.double()
     turned = [vectors[0], *(_turned(other, vectors[0], shared) for other in vectors[1:])]
     return torch.stack(turned).mean(0), is_near

@@ -26,3 +26,24 @@ def test_rigid_motions_are_no_strain_and_a_lone_residue_has_none() -> None:
     np.testing.assert_allclose(effective_strain(points[None], points[None] @ turn.T + 7.0), 0.0, atol=1e-9)
     far = np.concatenate([points, points[:1] + 500.0])[None]
     assert np.isnan(effective_strain(far, far)).tolist() == [False] * len(points) + [True]
+
+
+def without(structures: np.ndarray, residue: int) -> np.ndarray:
+    """The structures without the atom of a residue."""
+    changed = structures.copy()
+    changed[:, residue] = np.nan
+    return changed
+
+
+def test_a_residue_without_an_atom_is_no_neighbour() -> None:
+    """Strains of the others are those without the residue, whether it lacks its atom in one structure or in all."""
+    first, second = (np.array(PUBLISHED[key]) for key in ("first", "second"))
+    for one, two in (
+        (without(first, 7), without(second, 7)),
+        (without(first[:1], 7), second[:1]),
+        (first[:1], without(second[:1], 7)),
+    ):
+        strain = effective_strain(one, two)
+        assert np.isnan(strain[7])
+        expected = effective_strain(*(np.delete(group, 7, 1) for group in (one, two)))
+        np.testing.assert_allclose(np.delete(strain, 7), expected, atol=1e-12)

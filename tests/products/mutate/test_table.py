@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fastfold
 from fastfold.data.targets import target_from_sequence
 from fastfold.products.mutate import table
 from fastfold.products.mutate.mutations import _variant
@@ -44,6 +47,18 @@ def test_differences_are_mutant_minus_wild_type_over_all_residues_and_at_the_sit
     )
     assert "dpae" not in table._difference(fold(pae=None), new, SITES)
     assert table._difference(fold(iptm=0.25), fold(iptm=1.0), SITES)["diptm"] == 0.75
+
+
+def test_atoms_of_unknown_residues_are_absent(tmp_path: Path) -> None:
+    prediction = fastfold.predict("MKXV", "mini", num_recycles=0)
+    files = prediction.save(tmp_path)
+    results = SimpleNamespace(path=lambda record, ending: tmp_path / f"query_mini_seed_0{ending}")
+    record = SimpleNamespace(files=["_pae.json"])
+    one = table._read(results, record)
+    assert files["cif"].exists()
+    assert np.isnan(one.ca).all(-1).tolist() == [False, False, True, False]
+    known = [0, 1, 3]
+    np.testing.assert_allclose(one.ca[known], prediction.atom_positions[known, 1], atol=1e-3)
 
 
 def test_a_residue_is_named_by_its_chain_in_a_complex() -> None:
