@@ -36,7 +36,7 @@ _MEANS = (
 )
 COLUMNS = ("mutations", *_MEANS, "largest_strain", "predictions", "name")
 """Columns of the table: differences mutant minus wild type, means over the predictions of both by one network with one
-seed; ``site`` are the mutated residues; strains as of :func:`effective_strain`; aligned errors in Å."""
+seed and sample; ``site`` are the mutated residues; strains as of :func:`effective_strain`; aligned errors in Å."""
 
 
 class _MutantFold(NamedTuple):
@@ -81,10 +81,11 @@ def write_results(
 
 def _folds(
     folder: ResultsFolder, target: Target, predictions: Mapping[str, Sequence[str]]
-) -> dict[tuple[str, int], _MutantFold]:
+) -> dict[tuple[str, int, str | None], _MutantFold]:
+    """Return the folds of a target by network, seed and sample."""
     results, wanted = folder.target(target), predictions.get(target.name, ())
     return {
-        (record.scores["model"], record.scores["seed"]): _read(results, record)
+        (record.scores["model"], record.scores["seed"], record.scores.get("sample")): _read(results, record)
         for record in results.records()
         if record.id in wanted
     }

@@ -49,6 +49,20 @@ def test_differences_are_mutant_minus_wild_type_over_all_residues_and_at_the_sit
     assert table._difference(fold(iptm=0.25), fold(iptm=1.0), SITES)["diptm"] == 0.75
 
 
+def test_folds_are_compared_by_network_seed_and_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of a seed are folds of their own; predictions of other runs are left out."""
+    keys = [("m", 0, "columns_001"), ("m", 0, "columns_002"), ("m", 1, None), ("n", 0, None), ("n", 1, None)]
+    records = [
+        SimpleNamespace(id=str(number), scores={"model": model, "seed": seed, "sample": sample})
+        for number, (model, seed, sample) in enumerate(keys)
+    ]
+    del records[2].scores["sample"]
+    folder = SimpleNamespace(target=lambda target: SimpleNamespace(records=lambda: records))
+    monkeypatch.setattr(table, "_read", lambda results, record: record.id)
+    folds = table._folds(folder, replace(target_from_sequence("MKV"), name="t"), {"t": "0123"})
+    assert folds == dict(zip(keys[:4], "0123", strict=True))
+
+
 def test_atoms_of_unknown_residues_are_absent(tmp_path: Path) -> None:
     prediction = fastfold.predict("MKXV", "mini", num_recycles=0)
     files = prediction.save(tmp_path)
