@@ -128,7 +128,7 @@ class ResultsFolder:
 
     def target(self, target: Target) -> TargetResults:
         """Return a target's results, under its own stem, or raise WriteError (PlaceError for this one alone)."""
-        owner = {"record": target.record, "chains": [chain.sequence for chain in target.chains]}
+        owner = _owner(target)
         with self.locked():
             for stem in (target.name, marked_stem(target.name, input_hash(owner))):
                 # Case is ignored, as on some file systems.
@@ -153,6 +153,16 @@ class ResultsFolder:
                     )
                 return TargetResults(self, stem, folder)
         raise PlaceError(f"{self.state / target.name} is damaged: remove it, or choose another output folder")
+
+    def other_results(self, target: Target) -> TargetResults | None:
+        """Return the results of another record or sequence under a target's name; None without any."""
+        folder = self.state / target.name.casefold()
+        known = json_object_or_none(folder / "target.json")
+        if known is None or not _owns(folder, known.get("stem")):
+            return None
+        owner = _owner(target)
+        is_own = {key: known.get(key) for key in owner} == owner
+        return None if is_own else TargetResults(self, str(known["stem"]), folder)
 
 
 @dataclass(frozen=True)
@@ -263,6 +273,12 @@ class TargetResults:
                         self.path(record, ending).unlink(missing_ok=True)
                     (self.state / f"{record.id}.json").unlink(missing_ok=True)
 
+    def release(self) -> None:
+        """Remove all predictions on the user's request, so that another target can have the name."""
+        with self.parent.locked():
+            self.remove(record.id for record in self.records())
+            (self.state / "target.json").unlink(missing_ok=True)
+
     def _whole(self, record: PredictionRecord, ending: str) -> bool:
         path, (size, digest) = self.path(record, ending), record.files[ending]
         try:  # the size first, because it is cheap and reveals most damage
@@ -363,6 +379,11 @@ def _claimed(path: Path) -> Iterator[bool]:
 def _file_lock(path: Path, timeout: float = -1) -> FileLock:
     """Return a lock that the system releases when its process ends in any way."""
     return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
+
+
+def _owner(target: Target) -> dict[str, Any]:
+    """Return the record and the sequences by which a target owns its stem."""
+    return {"record": target.record, "chains": [chain.sequence for chain in target.chains]}
 
 
 def _owns(folder: Path, stem: object) -> bool:

@@ -17,6 +17,7 @@ from fastfold.inference.models import Network, about_mini, check_divisible, requ
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
+from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.interfaces import parse_condition
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, fold_all, open_log
@@ -195,8 +196,8 @@ class _DesignRun:
             self.distributed.rest()
         optimizer.leave()
         folded = [design for design in designs if not design.is_given_up]
-        self._fold(folded, self.request.output / SEQUENCES, folding)
-        rows = self._rows(designs, folding)
+        predictions = self._fold(folded, self.request.output / SEQUENCES, folding)
+        rows = self._rows(designs, folding, predictions)
         ended = [_stage_given_up(design) for design in designs if not design.is_external]
         self._conclude(rows, ended, has_page=bool(folded))
         self.log.append(f"{len(designs)} designed")
@@ -233,8 +234,8 @@ class _DesignRun:
                 made = self._trajectory(optimizer, task, seed)
                 folded = [design for design in made if not design.is_given_up]
                 optimizer.leave()
-                self._fold(folded, self.request.output / TRAJECTORIES / f"{name}.fasta", folding)
-                rows = self._rows(made, folding)
+                sequences = self.request.output / TRAJECTORIES / f"{name}.fasta"
+                rows = self._rows(made, folding, self._fold(folded, sequences, folding))
                 campaign.add(Trajectory(name, identity, settings, _stage_given_up(made[0]), rows))
                 designs += made
             accepted = campaign.accepted
@@ -268,30 +269,37 @@ class _DesignRun:
             *program_designs(design, self.request.redesign, self.request.output, limits, seed, self.say),
         ]
 
-    def _fold(self, designs: Sequence[Design], sequences: Path, networks: Sequence[Network]) -> None:
-        """Write the sequences of designs and fold them."""
+    def _fold(
+        self, designs: Sequence[Design], sequences: Path, networks: Sequence[Network]
+    ) -> list[FoundPrediction]:
+        """Write the sequences of designs, fold them, and return their predictions."""
         write_atomic(sequences, "".join(design.records for design in designs))
 
         def fold(request: InferRequest) -> Summary:
             return fold_all(prepare(request, self.device, networks), self.device, self.distributed)
 
-        if designs:
-            for target, why in fold_designs(
-                designs,
-                sequences,
-                networks,
-                self.request.infer,
-                output=self.request.output,
-                overwrite=self.request.overwrite,
-                run=fold,
-            ):
-                self.say(f"error: {target}: {why}")
+        if not designs:
+            return []
+        folded = fold_designs(
+            designs,
+            sequences,
+            networks,
+            self.request.infer,
+            output=self.request.output,
+            overwrite=self.request.overwrite,
+            run=fold,
+        )
+        for target, why in folded.failed:
+            self.say(f"error: {target}: {why}")
+        return folded.predictions
 
-    def _rows(self, designs: Sequence[Design], networks: Sequence[Network]) -> list[dict[str, Any]]:
+    def _rows(
+        self, designs: Sequence[Design], networks: Sequence[Network], predictions: Sequence[FoundPrediction]
+    ) -> list[dict[str, Any]]:
         """Return the rows of designs, with the substitutions of the other program."""
         rows = design_rows(
             designs,
-            self.request.output,
+            predictions,
             networks,
             self.filters,
             self.request.config.limits,

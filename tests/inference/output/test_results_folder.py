@@ -126,6 +126,23 @@ def test_a_stem_belongs_to_one_record_and_sequence(tmp_path: Path):
     assert sorted(owner["stem"] for owner in owners) == sorted(["a_b", *others])
 
 
+def test_a_name_is_released_for_another_sequence(tmp_path: Path):
+    """Results of the target itself, or under another name, are not those of others."""
+    folder = ResultsFolder(tmp_path)
+    first, second = target_from_sequence("MKV", "t"), target_from_sequence("MKVW", "t")
+    assert folder.other_results(first) is None
+    add(folder.target(first), 0, 50.0)
+    assert folder.other_results(first) is None
+    assert folder.other_results(target_from_sequence("MKVW", "u")) is None
+    others = folder.other_results(second)
+    assert others is not None
+    others.release()
+    assert names(tmp_path) == []
+    own = folder.target(second)
+    assert (own.stem, own.records()) == ("t", [])
+    assert folder.other_results(second) is None
+
+
 def test_stems_that_differ_in_case_alone_are_kept_apart(tmp_path: Path):
     folder = ResultsFolder(tmp_path)
     lower, upper = (folder.target(target_from_sequence("MKT", name)).stem for name in ("one", "ONE"))

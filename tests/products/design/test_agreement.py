@@ -162,7 +162,7 @@ def test_the_table_and_filters_have_the_figures(tmp_path: Path, backbone: Path) 
     path = write(tmp_path, {"Average_backbone_rmsd": entry(0.1, False), "1_seqid": entry(0.5)})
     filters = read_filters(path, task, networks=1, say=print)
     assert filters == [Filter("backbone_rmsd", None, 0.1, False), Filter("seqid", 1, 0.5, True)]
-    (row,) = design_rows([_design(task, chain.sequence)], tmp_path / "out", (), filters[:1])
+    (row,) = design_rows([_design(task, chain.sequence)], find_predictions(tmp_path / "out"), (), filters[:1])
     assert (row["backbone_rmsd"], row["seqid"]) == (f"{expected:.2f}", "1.000")
 
 
@@ -173,10 +173,10 @@ def test_an_open_ring_is_named(tmp_path: Path) -> None:
     (folded,) = find_predictions(tmp_path)
     chain = read_structure(folded.files[".cif"]).chains[0].positions
     gap = float(np.linalg.norm(chain[0, rc.atom_order["N"]] - chain[-1, rc.atom_order["C"]]))
-    (row,) = design_rows([_design(task, "A" * 14)], tmp_path, ())
+    (row,) = design_rows([_design(task, "A" * 14)], find_predictions(tmp_path), ())
     assert row["ring_gap"] == f"{gap:.2f}"
     assert row["note"] == f"the ring is not closed: {gap:.2f} Å from C of its last residue to N of its first"
-    (row,) = design_rows([_design(hallucination(14), "A" * 14)], tmp_path, ())
+    (row,) = design_rows([_design(hallucination(14), "A" * 14)], find_predictions(tmp_path), ())
     assert (row.get("ring_gap"), row["note"]) == (None, "")
 
 

@@ -18,6 +18,7 @@ from fastfold.products.design import run as run_module
 from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
 from fastfold.products.design.results.design import Design
+from fastfold.products.design.results.refold import FoldedDesigns
 from fastfold.products.design.results.statistics import statistic_rows, statistic_text
 from fastfold.products.design.results.table import PASSED, failed_filters
 from fastfold.products.design.tasks.task import DesignTask
@@ -124,9 +125,10 @@ def test_a_campaign_ends_with_enough_accepted_designs(
             row(one.name, verdict, seed) for one, verdict, seed in zip(designs, verdicts, seeds, strict=True)
         ]
 
-    def fold(designs: list[Design], *_: object, **__: object) -> list[tuple[str, str]]:
+    def fold(designs: list[Design], *_: object, **__: object) -> FoldedDesigns:
         folded.append([one.name for one in designs])
-        return [(designs[0].name, "it failed")] if designs[0].name.endswith("4") else []
+        failed = [(designs[0].name, "it failed")] if designs[0].name.endswith("4") else []
+        return FoldedDesigns([], failed)
 
     monkeypatch.setattr(run_module, "SequenceOptimizer", _Designer)
     monkeypatch.setattr(run_module, "fold_designs", fold)

@@ -247,17 +247,17 @@ def test_rows_name_failed_filters_and_passing_designs_come_first(tmp_path: Path)
     (network,) = requested_networks([])
     network.name = "model_1_multimer_v3"  # that of the folds
     designs = [design("low", given_up=True), design("high")]
-    rows = design_rows(designs, tmp_path, [network], [Filter("pLDDT", None, 0.5, True)])
+    rows = design_rows(designs, find_predictions(tmp_path), [network], [Filter("pLDDT", None, 0.5, True)])
     assert [(row["name"], row["filters"]) for row in rows] == [
         ("high", PASSED),
         ("low", "Average_pLDDT is missing"),
     ]
     assert rows[1]["note"] == "given up after step 3"
     for where, wanted in (("plddt>10 and charge<99", PASSED), ("plddt<10", "not plddt<10")):
-        (met,) = design_rows(designs[1:], tmp_path, [network], where=where)
+        (met,) = design_rows(designs[1:], find_predictions(tmp_path), [network], where=where)
         assert met["filters"] == wanted
     with pytest.raises(ConfigError, match="no column 'pldt'; did you mean plddt"):
-        design_rows(designs, tmp_path, [network], where="pldt>10")
+        design_rows(designs, find_predictions(tmp_path), [network], where="pldt>10")
     assert rows[0]["loss"] == "1.5000"
     lines = table_text(rows).splitlines()
     assert lines[0].split("\t") == list(COLUMNS)

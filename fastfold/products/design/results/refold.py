@@ -6,17 +6,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network, suitable
+from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.runner import Summary
 from fastfold.inference.target_templates import takes_templates
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.tasks.task import DesignTask
+
+
+class FoldedDesigns(NamedTuple):
+    """Predictions of designs with the settings of a run, and name and reason of each fold that failed."""
+
+    predictions: list[FoundPrediction]
+    failed: list[tuple[str, str]]
 
 
 def fold_designs(
@@ -28,11 +38,12 @@ def fold_designs(
     output: Path,
     overwrite: bool,
     run: Callable[[InferRequest], Summary],
-) -> list[tuple[str, str]]:
-    """Fold designs from a FASTA file into a folder; return name and reason of each fold that failed.
+) -> FoldedDesigns:
+    """Fold designs from a FASTA file into a folder.
 
     Given chains have their templates if a network takes any, designed ones their sequence alone. ``run`` folds the
-    targets of a request by the networks.
+    targets of a request by the networks. Folds of other sequences under the designs' names are removed with
+    ``overwrite``, and raise ConfigError without it.
     """
     tasks = {name: task for design in designs for name, task in design.complexes.items()}
 
@@ -50,17 +61,37 @@ def fold_designs(
         takers = [one for one in folding if takes_templates(one.info.config, target, are_whole=joined)]
         return replace(target, templates=features) if takers else target
 
-    def read(rings: bool | str) -> tuple[list[Target], list[InputError]]:
-        targets, errors = read_targets([path])
-        chosen = [target for target in targets if tasks[target.record].rings == rings]
-        return [prepared(target, tasks[target.record]) for target in chosen], errors
+    def with_rings(rings: bool | str) -> tuple[list[Target], list[InputError]]:
+        return [target for target in targets if tasks[target.record].rings == rings], errors
 
+    read, errors = read_targets([path])
+    targets = [prepared(target, tasks[target.record]) for target in read]
+    folder = ResultsFolder(output)
+    _take_names(folder, targets, overwrite=overwrite)
     failed: list[tuple[str, str]] = []
+    made: set[str] = set()
     for rings in dict.fromkeys(task.rings for task in tasks.values()):
         kept = {"rings": rings} if isinstance(rings, str) else {"cyclic": rings}
         settings = replace(config, **kept)
         options = RunOptions(overwrite=overwrite)
         weights = [network.path for network in networks]
-        summary = run(InferRequest(partial(read, rings), output, weights, settings, options))
+        summary = run(InferRequest(partial(with_rings, rings), output, weights, settings, options))
         failed += summary.failed
-    return failed
+        for target in with_rings(rings)[0]:
+            if wanted := summary.predictions.get(target.name):
+                results = folder.target(target)
+                made |= {results.name(record, "") for record in results.records() if record.id in wanted}
+    return FoldedDesigns([one for one in find_predictions(output) if one.stem in made], failed)
+
+
+def _take_names(folder: ResultsFolder, targets: Sequence[Target], *, overwrite: bool) -> None:
+    """Remove folds of other sequences under the names of targets, or raise ConfigError without ``overwrite``."""
+    for target in targets:
+        if (others := folder.other_results(target)) is None:
+            continue
+        if not overwrite:
+            raise ConfigError(
+                f"{folder.path} has folds of another sequence named {target.name}; choose another `out`, or "
+                "`overwrite` to remove them"
+            )
+        others.release()

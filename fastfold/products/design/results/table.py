@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.summary import tab_separated
-from fastfold.inference.report.discover import FoundPrediction, find_predictions
+from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.interfaces import parse_condition
 from fastfold.products.design.agreement import BACKBONE, MOTIF, RING
 from fastfold.products.design.limits import Limits, net_charge
@@ -29,7 +28,7 @@ COLUMNS = (
 
 def design_rows(
     designs: Sequence[Design],
-    output: Path,
+    predictions: Sequence[FoundPrediction],
     networks: Sequence[Network],
     filters: Sequence[Filter] = (),
     limits: Limits | None = None,
@@ -37,12 +36,13 @@ def design_rows(
 ) -> list[dict[str, Any]]:
     """Return a row per design: those that pass all filters first, then by the confidence of the best fold.
 
-    Confidence is 0.8 ipTM + 0.2 pTM of complexes, and pLDDT of single chains. ``where`` is a condition on
+    ``predictions`` are those of the designs, the best of each first. Confidence is 0.8 ipTM + 0.2 pTM of complexes,
+    and pLDDT of single chains. ``where`` is a condition on
     :data:`COLUMNS` that designs have to meet as well; a ConfigError tells that it is not understood.
     """
     meets = None if where is None else parse_condition(where, COLUMNS)
     folds: dict[str, list[FoundPrediction]] = {}
-    for one in find_predictions(output):
+    for one in predictions:
         folds.setdefault(one.scores["name"], []).append(one)
     rows = [_row(design, folds, networks, filters, limits) for design in designs]
     if meets is not None:
