@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +214,16 @@ class _DesignRun:
         optimizer = self._optimizer(
             networks, tasks(self.request.seeds[0]), f"designs until {until:,} are accepted"
         )
-        verdict = [
-            repr(one)
-            for one in (self.filters, self.request.condition, self.request.redesign, self.request.infer)
-        ]
+        # Processes on other devices share the campaign.
+        infer = replace(
+            self.request.infer,
+            device="auto",
+            memory_budget=None,
+            host_memory=None,
+            offload_dir=None,
+            relax_platform="auto",
+        )
+        verdict = [repr(one) for one in (self.filters, self.request.condition, self.request.redesign, infer)]
         settings = input_hash(*verdict, [network.digest for network in folding])
         campaign = Campaign(prepare_output_directory(self.request.output), settings)
         designs: list[Design] = []

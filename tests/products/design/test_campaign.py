@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,9 @@ def test_a_campaign_ends_with_enough_accepted_designs(
     with (tmp_path / "statistics.tsv").open(newline="") as file:
         counts = {one["name"]: one["count"] for one in csv.DictReader(file, delimiter="\t")}
     assert (counts["given up after soft"], counts["finished"]) == ("1", str(len(own)))
-    again = run_designs(request, say=lambda line: None)
+    # A process on another device, with other memory, counts the same trajectories.
+    other = replace(request, infer=InferConfig(device="cpu", memory_budget="8GiB", host_memory="1GiB"))
+    again = run_designs(other, say=lambda line: None)
     assert [one.name for one in again] == ([names[2]] if busy and accepted < until else [])
 
 
