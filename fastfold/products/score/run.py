@@ -23,7 +23,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import Network, requested_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.score_files import mapping_of, read_scores
-from fastfold.inference.output.summary import mean_score, score_table
+from fastfold.inference.output.summary import mean_score, read_summary, score_table
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
 from fastfold.inference.workers.options import ScreenOptions
@@ -104,7 +104,10 @@ def run_scores(
     request = replace(request, inputs=read, config=config, options=options)
     summary = run(request) if workers is None else screen(request, workers)
     if summary.predictions:
-        write_table(targets, summary.predictions, request.output)
+        is_part = workers is not None and workers.shard is not None
+        failed = {name for name, _ in summary.failed}
+        others = [one for one in targets if one.name not in failed] if is_part else []
+        write_table(targets, summary.predictions, request.output, others=others)
     return summary
 
 
@@ -126,18 +129,36 @@ def check_networks(networks: Sequence[Network], protocol: Protocol) -> None:
             )
 
 
-def write_table(targets: Iterable[Target], predictions: Mapping[str, Sequence[str]], output: Path) -> Path:
+def write_table(
+    targets: Iterable[Target],
+    predictions: Mapping[str, Sequence[str]],
+    output: Path,
+    *,
+    others: Iterable[Target] = (),
+) -> Path:
     """Write the table of scored structures, the best composite score first.
 
-    Targets without predictions are left out; ``predictions`` has the ``id`` of each target's, by its name.
+    Targets without predictions are left out; ``predictions`` has the ``id`` of each target's, by its name. Lines of
+    ``others``, which another part of a job array has scored, stay.
     """
-    folder = ResultsFolder(output)
+    folder, path = ResultsFolder(output), output / TABLE
     all_rows = (_row(folder, target, predictions.get(target.name, ())) for target in targets)
     rows = [row for row in all_rows if row is not None]
-    rows.sort(key=lambda row: (row["composite"] is None, -(row["composite"] or 0.0), row["name"]))
-    path = output / TABLE
-    write_atomic(path, score_table(COLUMNS, rows))
+    kept = {folder.target(one).stem for one in others} - {row["name"] for row in rows}
+    with folder.locked():
+        rows += [row for row in map(_read_row, read_summary(path)) if row is not None and row["name"] in kept]
+        rows.sort(key=lambda row: (row["composite"] is None, -(row["composite"] or 0.0), row["name"]))
+        write_atomic(path, score_table(COLUMNS, rows))
     return path
+
+
+def _read_row(line: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return a line of the table as a row; None for a line of another table."""
+    try:
+        composite = float(line["composite"]) if line["composite"] else None
+        return {name: line[name] for name in COLUMNS} | {"composite": composite}
+    except (KeyError, ValueError):
+        return None
 
 
 def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> dict[str, Any] | None:

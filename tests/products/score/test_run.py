@@ -15,6 +15,9 @@ from Bio.PDB import PDBParser
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.errors import ConfigError
+from fastfold.inference.request import InferRequest
+from fastfold.inference.runner import Summary
+from fastfold.inference.workers.options import ScreenOptions, Shard
 from fastfold.products.score import run
 from fastfold.products.score.run import (
     COLUMNS,
@@ -185,3 +188,47 @@ def test_structures_without_a_composite_score_are_last_by_name(
     path = write_table(targets, {name: ["1"] for name in scores}, tmp_path)
     lines = path.read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == ["name", "c", "b", "e", "f", "a", "d"]
+
+
+def test_parts_of_a_job_array_fill_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part keeps the lines of the others, but not those of structures that are scored no more or failed."""
+    files = [write_helix(tmp_path / f"{name}.pdb", 10) for name in "abcd"]
+    composite = {"a": 0.5, "b": None, "c": 0.75, "d": 0.25}
+
+    def row(folder: object, target: Target, predictions: Sequence[str]) -> dict[str, Any] | None:
+        if not predictions:
+            return None
+        return dict.fromkeys(COLUMNS) | {
+            "name": target.name,
+            "composite": composite[target.name],
+            "rmsd": 1.5,
+        }
+
+    monkeypatch.setattr(run, "_row", row)
+    made: list[str] = []
+    failed: list[str] = []
+
+    def screen(request: InferRequest, workers: ScreenOptions) -> Summary:
+        request.read_targets()
+        failures = tuple((name, "it failed") for name in failed)
+        return Summary(tuple(made), (), failures, {name: ("1",) for name in made})
+
+    monkeypatch.setattr(run, "screen", screen)
+    request = InferRequest((), tmp_path / "out")
+
+    def table_of(names: str, part: Shard | None, inputs: Sequence[Path] = files) -> list[str]:
+        made[:] = names
+        protocol = run.Protocol("initial_guess")
+        run.run_scores(inputs, request, protocol=protocol, workers=ScreenOptions(shard=part))
+        return (tmp_path / "out" / run.TABLE).read_text().splitlines()
+
+    whole = table_of("abcd", None)
+    assert [line.split("\t")[0] for line in whole[1:]] == ["c", "a", "d", "b"]
+    (tmp_path / "out" / run.TABLE).unlink()
+    assert len(table_of("ac", Shard(1, 2))) == 3
+    assert table_of("bd", Shard(2, 2)) == whole
+    assert table_of("bd", Shard(2, 2)) == whole
+    assert len(table_of("d", Shard(2, 2), files[1:])) == 4
+    failed.append("b")
+    assert [line.split("\t")[0] for line in table_of("d", Shard(2, 2))[1:]] == ["c", "d"]
+    assert len(table_of("d", None)) == 2
