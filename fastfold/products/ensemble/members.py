@@ -16,6 +16,7 @@ from fastfold.inference.output.score_files import residue_numbers, scored_names
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.metrics.chain_mapping import ChainCandidates, equal_chains, map_chains
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
@@ -79,6 +80,11 @@ class Ensemble:
     def numbers(self) -> np.ndarray:
         """Residue numbers ``[N]`` in the whole proteins, from 1."""
         return residue_numbers(self.members[0].prediction.scores)
+
+    @property
+    def names(self) -> AuthorNames:
+        """Names of chains and residues in files."""
+        return scored_names(self.members[0].prediction.scores)
 
     @cached_property
     def present(self) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fastfold.inference.output.plots import CHAIN_COLORS, FAINT, INK, figure_in_style, mark_chains, to_png
 from fastfold.products.ensemble.analysis import Analysis, EnsembleState
+from fastfold.products.ensemble.members import Ensemble
 
 _GRID = 120
 _MOST_KT = 6.0  #: Upper end of the landscape's scale, in units of kT
@@ -86,21 +87,15 @@ def landscape(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] |
         return x, y, np.minimum(-np.log(density / density.max()), _MOST_KT)
 
 
-def fluctuation_png(
-    analysis: Analysis, present: np.ndarray, lengths: Sequence[int], numbers: np.ndarray, *, title: str
-) -> bytes:
-    """Draw the fluctuation of each residue as PNG.
-
-    ``present [K]`` are the residues of the fluctuations, ``lengths`` those of the chains, and ``numbers [N]`` the
-    residue numbers.
-    """
-    values = np.full(sum(lengths), np.nan)
-    values[present] = analysis.fluctuation
+def fluctuation_png(ensemble: Ensemble, analysis: Analysis, *, title: str) -> bytes:
+    """Draw the fluctuation of each residue as PNG, with the names of chains and residues in the files."""
+    values = np.full(sum(ensemble.lengths), np.nan)
+    values[ensemble.present] = analysis.fluctuation
     with figure_in_style(7.4, 4.2, [title], [1]) as (figure, (axis,)):
         axis.plot(np.arange(1, len(values) + 1), values, color=INK, linewidth=0.9)
         axis.set(ylabel="fluctuation of CA (Å)", xlim=(0.5, len(values) + 0.5))
         axis.set_ylim(bottom=0)
-        mark_chains(axis, lengths, numbers, color=FAINT)
+        mark_chains(axis, ensemble.lengths, ensemble.numbers, ensemble.names, color=FAINT)
         return to_png(figure)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import ConfigError
-from fastfold.inference.output.score_files import lines_json, rounded, scored_names
+from fastfold.inference.output.score_files import lines_json, rounded
 from fastfold.inference.output.summary import tab_separated
 from fastfold.inference.report.groups import ENDING
 from fastfold.inference.sampling.settings import SIMILARITY
@@ -53,6 +53,9 @@ def write_ensembles(
         require_package("matplotlib", "Pictures of an ensemble")
     if not 0 < similarity <= 1:
         raise ConfigError(f"`similarity` must be over 0 and at most 1, found {similarity:g}")
+    names = [path.name for path in references]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"`reference`: two files are named {repeated}; rename one")
     analyses = {}
     for ensemble in read_ensembles(directory, target=target, min_plddt=min_plddt):
         number = len(ensemble.members)
@@ -82,9 +85,7 @@ def _files(ensemble: Ensemble, analysis: Analysis, *, plots: bool) -> dict[str, 
         title = f"Ensemble of {ensemble.target[:100]}"
         files["_ensemble_pairs.png"] = pairs_png(analysis, title=title)
         files["_ensemble_landscape.png"] = landscape_png(analysis, title=title)
-        files["_ensemble_residues.png"] = fluctuation_png(
-            analysis, ensemble.present, ensemble.lengths, ensemble.numbers, title=title
-        )
+        files["_ensemble_residues.png"] = fluctuation_png(ensemble, analysis, title=title)
         if analysis.states:
             plddt = np.array([member.mean_plddt for member in ensemble.members])
             files["_ensemble_states.png"] = states_png(analysis, analysis.states, plddt, title=title)
@@ -150,7 +151,7 @@ def _samples_table(ensemble: Ensemble, analysis: Analysis) -> str:
 def _residues_table(ensemble: Ensemble, analysis: Analysis) -> str:
     protein = ensemble.members[0].protein
     plddt = np.mean([member.plddt for member in ensemble.members], axis=0)
-    letters, names = "".join(protein.sequences), scored_names(ensemble.members[0].prediction.scores)
+    letters, names = "".join(protein.sequences), ensemble.names
     lines: list[list[Any]] = [["chain", "residue", "letter", "fluctuation", "plddt"]]
     for place, value in zip(ensemble.present, analysis.fluctuation, strict=True):
         chain, number = names.chain_ids[protein.chain_index[place]], names.numbers[place]

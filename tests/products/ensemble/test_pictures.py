@@ -11,6 +11,7 @@ import pytest
 
 from fastfold.products.ensemble import pictures
 from fastfold.products.ensemble.pictures import landscape
+from fastfold.protein.labels import AuthorNames
 
 # Not imported by the process that runs other tests.
 pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="needs SciPy")
@@ -135,14 +136,22 @@ def test_the_landscape_reaches_a_fifth_beyond_the_samples() -> None:
 
 
 def test_fluctuations_are_drawn_at_their_residues(figures: list[Any]) -> None:
-    pictures.fluctuation_png(_clusters(), np.array([0, 2, 4]), [3, 2], np.array([5, 6, 7, 1, 2]), title="t")
+    """Ticks have the numbers of the files, and chains their names."""
+    ensemble: Any = SimpleNamespace(
+        present=np.array([0, 2, 4]),
+        lengths=[3, 2],
+        numbers=np.array([5, 6, 7, 1, 2]),
+        names=AuthorNames(("H", "L"), ("52A", "53", "54", "1", "2")),
+    )
+    pictures.fluctuation_png(ensemble, _clusters(), title="t")
     (axis,) = figures[0].axes
     line = axis.lines[0]
     assert line.get_xdata().tolist() == [1, 2, 3, 4, 5]
     assert np.array_equal(line.get_ydata(), [1.0, np.nan, 2.0, np.nan, 3.0], equal_nan=True)
     assert (axis.get_xlim(), axis.get_ylim()[0]) == ((0.5, 5.5), 0.0)
     assert axis.lines[1].get_xdata()[0] == 3.5
-    assert axis.get_xticklabels()[0].get_text() == "5"
+    assert axis.get_xticklabels()[0].get_text() == "52A"
+    assert [text.get_text() for text in axis.texts] == ["H", "L"]
 
 
 @pytest.mark.parametrize("count", [1, 2])

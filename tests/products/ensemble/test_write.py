@@ -6,6 +6,7 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,8 +53,12 @@ def test_files_have_the_numbers_of_the_analysis(two_states: Path, tmp_path: Path
     [
         ({"similarity": 0.0}, "similarity= must be over 0 and at most 1, found 0"),
         ({"num_clusters": 8}, "clusters=8: helices has only 7 predictions"),
+        (
+            {"references": [Path("a/x.pdb"), Path("b/x.pdb")]},
+            "reference=: two files are named x.pdb; rename one",
+        ),
     ],
 )
-def test_a_mistake_is_named(two_states: Path, settings: dict[str, float], message: str):
+def test_a_mistake_is_named(two_states: Path, settings: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        write_ensembles(two_states, **settings)  # type: ignore[arg-type]
+        write_ensembles(two_states, **settings)
