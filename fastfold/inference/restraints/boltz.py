@@ -65,6 +65,8 @@ def _chain_names(content: Mapping[str, object], target: Target, path: Path) -> l
             "remove 'sequences' and name chains A, B and so on",
             path=path,
         )
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"names two chains {repeated}; rename one", path=path)
     return names
 
 
@@ -88,7 +90,9 @@ def _read_entry(entry: object, residues: Residues) -> list[Restraint]:
     binder, restraints = str(value.get("binder", "")), []
     for second in (_token(token, residues) for token in contacts):
         pairs = [(first, second) for first in residues.atoms_of_chain(binder)]
-        restraints += limited(pairs, 0.0, high, atoms="any", group=f"pocket {binder}/{second}")
+        # Pockets with other limits are constraints of their own.
+        group = f"pocket {binder}/{second} to {high:g} Å"
+        restraints += limited(pairs, 0.0, high, atoms="any", group=group)
     return restraints
 
 

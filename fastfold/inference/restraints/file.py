@@ -192,5 +192,6 @@ def _chai_row(cells: dict[str, str], residues: Residues) -> list[Restraint]:
         raise ValueError(f"res_idxA: a pocket is near any residue of chain {chain}, found {residue!r}")
     else:
         pairs = [(first, second) for first in residues.atoms_of_chain(chain)]
-        group = f"pocket {'/'.join((chain, *other))}"
+        # Pockets with other limits are restraints of their own.
+        group = f"pocket {'/'.join((chain, *other))} {low:g} to {high:g} Å"
     return limited(pairs, low, high, atoms="any", group=group, weight=weight)

@@ -26,6 +26,12 @@ def test_limits_are_of_any_atoms_and_6_angstrom_by_default() -> None:
     assert (pocket.high, pocket.atoms) == (10.0, "any")
 
 
+def test_two_chains_of_one_name_are_refused() -> None:
+    text = SEQUENCES.replace("B1", "X") + "  - protein: {id: X, sequence: GSHMAWLPE}\n" + CONTACT
+    with pytest.raises(InputError, match="names two chains X; rename one"):
+        read(text)
+
+
 def test_chains_have_the_names_of_the_file() -> None:
     """As in Boltz' examples, whose chains are A1 and B1, with a ligand between them."""
     text = (

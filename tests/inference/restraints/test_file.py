@@ -12,7 +12,7 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
 from fastfold.inference.prepare import _with_restraints
 from fastfold.inference.restraints.file import CROSSLINKERS, read_restraints
-from fastfold.inference.restraints.restraint import Restraint
+from fastfold.inference.restraints.restraint import Restraint, grouped
 
 TARGET = target_from_sequence("MKTAYIAKQR:GSHMAWLPE")
 
@@ -45,6 +45,23 @@ def test_crosslink_tables_of_xiview(tmp_path: Path) -> None:
         read_restraints(write(tmp_path, "Protein1,AbsPos1,Protein2,AbsPos2,Score\nA,2,B,9,1\n"), TARGET)
 
 
+@pytest.mark.parametrize("ending", ["csv", "yaml"])
+def test_pockets_of_one_residue_with_other_limits_are_two(tmp_path: Path, ending: str) -> None:
+    """Both must hold, in the tables of Chai and in Boltz' files."""
+    path = tmp_path / f"r.{ending}"
+    if ending == "csv":
+        header = "chainA,res_idxA,chainB,res_idxB,connection_type,max_distance_angstrom\n"
+        path.write_text(header + "".join(f"B,,A,R10,pocket,{high}\n" for high in (5, 20)))
+    else:
+        entry = "  - pocket: {{binder: B, contacts: [[A, 10]], max_distance: {}}}\n"
+        path.write_text("constraints:\n" + entry.format(5) + entry.format(20))
+    restraints = read_restraints(path, TARGET)
+    near, far = grouped(restraints)
+    assert {restraints[i].high for i in near} == {5.0}
+    assert {restraints[i].high for i in far} == {20.0}
+    assert len(near) == len(far) == len(TARGET.chains[1].sequence)
+
+
 def test_chais_table(tmp_path: Path) -> None:
     text = (
         "restraint_id,chainA,res_idxA,chainB,res_idxB,connection_type,confidence,min_distance_angstrom,"
@@ -54,7 +71,7 @@ def test_chais_table(tmp_path: Path) -> None:
     found = read_restraints(write(tmp_path, text), TARGET)
     assert found[0] == Restraint(1, 10, 0.0, 22.0, 1.0, "", "line 2", "any")
     assert [one.first for one in found[1:]] == list(range(10, 19))
-    assert {(one.second, one.high, one.group) for one in found[1:]} == {(9, 7.0, "pocket B/A/R10")}
+    assert {(one.second, one.high, one.group) for one in found[1:]} == {(9, 7.0, "pocket B/A/R10 0 to 7 Å")}
 
 
 def test_boltzs_yaml(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_parts_of_a_job_array_fill_one_table(tmp_path: Path, monkeypatch: pytest
     def screen(request: InferRequest, workers: ScreenOptions) -> Summary:
         request.read_targets()
         failures = tuple((name, "it failed") for name in failed)
-        return Summary(tuple(made), (), failures, {name: ("1",) for name in made})
+        return Summary(tuple(made), (), failures, dict.fromkeys(made, ("1",)))
 
     monkeypatch.setattr(run, "screen", screen)
     request = InferRequest((), tmp_path / "out")
