@@ -17,7 +17,7 @@ from fastfold.evoformer.embedders.relative_position import ring_offset
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding import background
 from fastfold.inference.folding.prediction import initial_structure
-from fastfold.inference.output.summary import aligned_table, read_summary
+from fastfold.inference.output.summary import aligned_table, read_table
 from fastfold.inference.output.writer import ranking_scores
 from fastfold.inference.relax.config import PLATFORMS
 from fastfold.protein import residue_constants as rc
@@ -53,7 +53,7 @@ def test_seeds_and_networks_make_a_prediction_each(cli: CommandLine):
     weights = [cli.weights("model_1_ptm"), cli.weights("model_2_ptm", noise=0.3)]
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--seed", "3", "--num-seeds", "2", weights=weights)
     assert done.code == 0
-    lines = read_summary(cli.out / "summary.tsv")
+    lines = read_table(cli.out / "summary.tsv")
     assert {(line["model"], line["seed"]) for line in lines} == {
         (model, seed) for model in ("model_1_ptm", "model_2_ptm") for seed in ("3", "4")
     }
@@ -76,9 +76,9 @@ def test_a_list_of_seeds_and_a_first_seed_contradict(cli: CommandLine):
 def test_a_good_prediction_ends_a_target(cli: CommandLine):
     fasta = cli.fasta({"T1": SEQUENCE})
     assert cli.infer(fasta, "--seeds", "0-4", "--stop-at-score", "1").code == 0
-    assert len(read_summary(cli.out / "summary.tsv")) == 1
+    assert len(read_table(cli.out / "summary.tsv")) == 1
     assert cli.infer(fasta, "--seeds", "0-2", "--stop-at-score", "100").code == 0
-    assert len(read_summary(cli.out / "summary.tsv")) == 3
+    assert len(read_table(cli.out / "summary.tsv")) == 3
 
 
 def test_ranking_is_by_what_is_asked_for():
@@ -116,7 +116,7 @@ def test_one_bad_weights_file_can_be_left_out(cli: CommandLine):
     assert done.code == 0
     assert done.err.count("warning: left out: ") == 2
     assert "holds NaN or infinite values" in done.err
-    assert [line["model"] for line in read_summary(cli.out / "summary.tsv")] == ["model_1_ptm"]
+    assert [line["model"] for line in read_table(cli.out / "summary.tsv")] == ["model_1_ptm"]
     cli.out = cli.folder / "strict"
     done = cli.infer(fasta, weights=[cli.weights(), broken])
     assert (done.code, "holds NaN or infinite values" in done.err) == (1, True)

@@ -83,7 +83,7 @@ def add_report_command(commands: Any) -> None:
 
 def run_report(namespace: argparse.Namespace) -> int:
     """Run the subcommand; return the exit code, or raise FastFoldError."""
-    from fastfold.inference.output.summary import aligned_table, read_summary
+    from fastfold.inference.output.summary import aligned_table, read_table
     from fastfold.inference.report import write_report
     from fastfold.inference.report.interfaces import (
         COLUMNS,
@@ -103,7 +103,7 @@ def run_report(namespace: argparse.Namespace) -> int:
     sort_rows((), options.sort)
     for path in options.export:
         check_export(path)
-    if options.table and (lines := read_summary(options.directory / "summary.tsv")):
+    if options.table and (lines := read_table(options.directory / "summary.tsv")):
         filled = [column for column in lines[0] if any(line.get(column) for line in lines)]
         print(aligned_table(lines, [column for column in filled if column != "files"]))
     if meets is not None or options.export:

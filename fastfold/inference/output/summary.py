@@ -14,6 +14,7 @@ from typing import Any
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError, PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
+from fastfold.inference.output.score_files import MAX_SCORES_BYTES
 from fastfold.protein.metrics.scores import SUMMARY_SCORES
 from fastfold.protein.validation import LISTED_GEOMETRY
 from fastfold.utils.atomic_files import output_error, write_atomic
@@ -154,15 +155,15 @@ def _text(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 
-def read_summary(path: Path) -> list[dict[str, str]]:
-    """Read the lines of a table by column; empty if the file does not exist."""
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a tab-separated table, which may come from anywhere; none without a valid file."""
     try:
-        if not path.is_file():
-            return []
-        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        is_whole = path.is_file() and path.stat().st_size <= MAX_SCORES_BYTES
+        lines = path.read_text("utf-8").splitlines() if is_whole else []
     except (OSError, ValueError):
         return []
-    return [dict(zip(header.split("\t"), line.split("\t"), strict=False)) for line in lines]
+    header, *rows = [line.split("\t") for line in lines] or [[]]
+    return [dict(zip(header, cells, strict=False)) for cells in rows]
 
 
 def aligned_table(lines: Iterable[Mapping[str, str]], columns: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from fastfold.data.targets import safe_stem
 from fastfold.errors import FastFoldError, InputError, first_line
 from fastfold.inference.output.file_names import fastfold_name
 from fastfold.inference.output.score_files import MAX_SCORES_BYTES, check_scores
+from fastfold.inference.output.summary import read_table
 from fastfold.utils.foreign_text import parse_json
 
 
@@ -50,16 +51,6 @@ def read_json(path: Path, limit: int = MAX_SCORES_BYTES) -> Any:
         return parse_json(check_size(path, limit).read_bytes(), path)
     except InputError:
         raise ValueError("it is not JSON") from None
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a tab-separated table, which may come from anywhere; none without a valid file."""
-    try:
-        lines = check_size(path).read_text("utf-8").splitlines()
-    except (OSError, ValueError):
-        return []
-    header, *rows = [line.split("\t") for line in lines] or [[]]
-    return [dict(zip(header, cells, strict=False)) for cells in rows]
 
 
 def numbers_of(line: Mapping[str, Any], columns: Iterable[str]) -> dict[str, float]:

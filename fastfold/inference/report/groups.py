@@ -12,15 +12,10 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import InputError
-from fastfold.inference.report.discover import (
-    FoundPrediction,
-    check_size,
-    is_regular,
-    leaving_out,
-    read_json,
-    read_table,
-)
+from fastfold.inference.output.summary import read_table
+from fastfold.inference.report.discover import FoundPrediction, check_size, is_regular, leaving_out, read_json
 from fastfold.inference.report.encode import pack, pack_structure
+from fastfold.inference.report.products import DESIGNS
 from fastfold.utils.foreign_text import parse_json
 
 _PARTS = re.compile(r"(_mpnn_\d{1,6})?(_(target|off)_\d{1,6}|_alone)?$")
@@ -50,7 +45,7 @@ def find_designs(
     verdicts = {
         line["name"]: {key: (line.get(key) or "")[:_LONGEST] for key in _SHOWN if key in line}
         | {key: value[:_LONGEST] for key in _FIGURES if (value := line.get(key))}
-        for line in read_table(folder / "designs.tsv")
+        for line in read_table(folder / DESIGNS)
         if line.get("name")
     }
     designs = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.report.discover import is_regular, numbers_of, read_table
+from fastfold.inference.output.summary import read_table
+from fastfold.inference.report.discover import is_regular, numbers_of
 from fastfold.protein.metrics.scores import SCORES
 
 MUTATIONS = "mutations.tsv"  #: Table of mutants in a folder of results

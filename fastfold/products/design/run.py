@@ -19,12 +19,11 @@ from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.interfaces import parse_condition
+from fastfold.inference.report.products import DESIGNS, STATISTICS
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, fold_all, open_log
 from fastfold.products.design.config import DesignConfig, parse_contacts
-from fastfold.products.design.optimize import (
-    check_start,
-)
+from fastfold.products.design.optimize import check_start
 from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.filters import Filter, read_filters
@@ -36,14 +35,8 @@ from fastfold.products.design.results.redesign import (
     program_designs,
 )
 from fastfold.products.design.results.refold import fold_designs
-from fastfold.products.design.results.statistics import STATISTICS, statistic_rows, statistic_text
-from fastfold.products.design.results.table import (
-    COLUMNS,
-    PASSED,
-    design_rows,
-    open_ring,
-    table_text,
-)
+from fastfold.products.design.results.statistics import statistic_rows, statistic_text
+from fastfold.products.design.results.table import COLUMNS, PASSED, design_rows, open_ring, table_text
 from fastfold.products.design.saved import design_identity
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.products.design.trajectory import SequenceOptimizer
@@ -52,7 +45,7 @@ from fastfold.utils.device import choose_device
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.lazy import old_arguments
 
-SEQUENCES, TABLE, TRAJECTORIES = "designs.fasta", "designs.tsv", "trajectories"
+SEQUENCES, TABLE, TRAJECTORIES = "designs.fasta", DESIGNS, "trajectories"
 """Files of a results folder that only designs have, and the folder of trajectories."""
 
 _TRIAL = (
@@ -72,9 +65,8 @@ class DesignRequest:
         ()
     """
 
-    task: (
-        DesignTask | Callable[[int], DesignTask]
-    )  #: Residues to design, or a function that returns them for a seed
+    #: Residues to design, or a function that returns them for a seed
+    task: DesignTask | Callable[[int], DesignTask]
     output: Path  #: Folder for the results
     weights: Sequence[Path] = ()  #: Weights files or names of networks to design with; empty for ``mini``
     config: DesignConfig = field(default_factory=DesignConfig)  #: Settings of the optimisation
@@ -83,9 +75,8 @@ class DesignRequest:
     predict: Sequence[Path] | None = None
     #: Settings of these folds, their seeds included, and device, memory and processes of both
     infer: InferConfig = field(default_factory=InferConfig)
-    filters: Path | None = (
-        None  #: File of filters (:mod:`fastfold.products.design.results.filters`); None for none
-    )
+    #: File of filters (:mod:`fastfold.products.design.results.filters`); None for none
+    filters: Path | None = None
     redesign: Redesign | None = None  #: Another program, whose sequences are folded as well; None for none
     overwrite: bool = False  #: True to start again where the folder has designs with other settings
     #: Condition on columns of the table that designs have to meet, such as ``iptm>0.6 and rmsd<2``; None for none
@@ -304,12 +295,7 @@ class _DesignRun:
     ) -> list[dict[str, Any]]:
         """Return the rows of designs, with the substitutions of the other program."""
         rows = design_rows(
-            designs,
-            predictions,
-            networks,
-            self.filters,
-            self.request.config.limits,
-            self.request.condition,
+            designs, predictions, networks, self.filters, self.request.config.limits, self.request.condition
         )
         changes = {} if self.request.redesign is None else change_rows(designs, self.request.redesign)
         return [row | changes.get(row["name"], {}) for row in rows]

@@ -23,7 +23,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import Network, requested_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.score_files import mapping_of, read_scores
-from fastfold.inference.output.summary import mean_score, read_summary, score_table
+from fastfold.inference.output.summary import mean_score, read_table, score_table
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
 from fastfold.inference.workers.options import ScreenOptions
@@ -146,7 +146,7 @@ def write_table(
     rows = [row for row in all_rows if row is not None]
     kept = {folder.target(one).stem for one in others} - {row["name"] for row in rows}
     with folder.locked():
-        rows += [row for row in map(_read_row, read_summary(path)) if row is not None and row["name"] in kept]
+        rows += [row for row in map(_read_row, read_table(path)) if row is not None and row["name"] in kept]
         rows.sort(key=lambda row: (row["composite"] is None, -(row["composite"] or 0.0), row["name"]))
         write_atomic(path, score_table(COLUMNS, rows))
     return path

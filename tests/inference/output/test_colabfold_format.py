@@ -14,7 +14,7 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, WriteError
 from fastfold.inference.output.file_names import fastfold_name, file_name, prediction_key
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from fastfold.inference.report.discover import find_predictions
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction
@@ -93,7 +93,7 @@ def test_a_run_writes_ranks_and_finds_files_of_that_format(cli: CommandLine) -> 
         own = cli.load(stem.replace("unrelaxed", "fastfold") + ".json")
         assert own["iptm"] == scores["iptm"]
         assert own["model"].replace("_multimer_v3", "") in stem
-    assert [line["files"] for line in read_summary(cli.out / "summary.tsv")] == stems
+    assert [line["files"] for line in read_table(cli.out / "summary.tsv")] == stems
     assert "1 finished before" in cli.infer(fasta, *FORMAT, weights=weights).out
     found = find_predictions(cli.out)
     assert [(one.target, one.rank, one.scores["name"]) for one in found] == [

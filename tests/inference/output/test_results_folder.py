@@ -20,7 +20,7 @@ import pytest
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import WriteError
 from fastfold.inference.output.results_folder import STATE, PredictionRecord, ResultsFolder, TargetResults
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from tests.conftest import REPOSITORY
 
 TARGET = target_from_sequence("MKTAYIAKQR", "t")
@@ -367,7 +367,7 @@ def test_pipes_in_place_of_files_are_not_waited_for(results: TargetResults):
     assert [record.key for record in results.records()] == ["model_seed_0"]
     table = results.parent.path / "summary.tsv"
     os.mkfifo(table)
-    assert read_summary(table) == []
+    assert read_table(table) == []
 
 
 def _unusable(number: int, tmp_path: Path) -> int:

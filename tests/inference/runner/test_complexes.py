@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from Bio.PDB import MMCIFParser
 
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import OTHER, SEQUENCE
 
@@ -22,7 +22,7 @@ def test_chains_come_in_the_order_of_the_input(cli: CommandLine):
     assert scores["sequences"] == [SEQUENCE, OTHER, SEQUENCE]
     assert scores["chain_ids"] == ["A", "B", "C"]
     assert scores["ranking_confidence"] == pytest.approx(0.8 * scores["iptm"] + 0.2 * scores["ptm"], abs=1e-3)
-    (line,) = read_summary(cli.out / "summary.tsv")
+    (line,) = read_table(cli.out / "summary.tsv")
     assert line["clashes"] == str(scores["interfaces"]["clashes"])
     assert line["has_clash"] == str(scores["interfaces"]["has_clash"])
     (path,) = cli.out.glob("*.cif")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.inference.output.results_folder import STATE
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import OTHER, SEQUENCE, a3m
 
@@ -98,8 +98,8 @@ def test_whatever_changes_the_numbers_adds_a_prediction_to_those_that_are_there(
     assert sorted(before.values()) == sorted(set(before.values()) & set(cli.contents().values()))
     scores = [cli.scores("T1", rank) for rank in (1, 2)]
     assert scores[0]["ranking_confidence"] >= scores[1]["ranking_confidence"]
-    assert len(read_summary(cli.out / "summary.tsv")) == 2
-    keys = {line["files"].partition("_rank_")[2][4:] for line in read_summary(cli.out / "summary.tsv")}
+    assert len(read_table(cli.out / "summary.tsv")) == 2
+    keys = {line["files"].partition("_rank_")[2][4:] for line in read_table(cli.out / "summary.tsv")}
     assert "model_1_ptm_seed_0" in keys
     if change == "seed":
         assert keys == {"model_1_ptm_seed_0", "model_1_ptm_seed_1"}
@@ -162,11 +162,11 @@ def test_plots_and_the_default_spelled_out_fold_nothing_again(finished: Finished
 
 def test_overwriting_is_asked_for(finished: Finished):
     finished.run("--seeds", "1-2")
-    assert len(read_summary(finished.cli.out / "summary.tsv")) == 3
+    assert len(read_table(finished.cli.out / "summary.tsv")) == 3
     before = finished.cli.contents()
     done = finished.run("--overwrite")
     assert done.out.startswith("1 folded;")
-    (line,) = read_summary(finished.cli.out / "summary.tsv")
+    (line,) = read_table(finished.cli.out / "summary.tsv")
     assert (line["seed"], line["rank"]) == ("0", "1")
     assert (len(finished.cli.names()) - 1) * 3 == len(before) - 1  # one coverage file
     assert set(finished.cli.contents().values()) <= set(before.values())

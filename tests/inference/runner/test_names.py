@@ -7,7 +7,7 @@ import json
 import pytest
 
 import fastfold
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import SEQUENCE, a3m
 
@@ -24,7 +24,7 @@ def test_results_keep_the_names_of_records_and_stay_apart(cli: CommandLine) -> N
     done = cli.infer(cli.fasta(dict.fromkeys(NAMES, SEQUENCE)), "--msa-dir", msas)
     assert done.code == 0, done.err
     assert all(name.isascii() for name in cli.names())
-    lines = {line["name"]: line for line in read_summary(cli.out / "summary.tsv")}
+    lines = {line["name"]: line for line in read_table(cli.out / "summary.tsv")}
     assert set(lines) == set(NAMES)
     assert len({line["target"].casefold() for line in lines.values()}) == len(NAMES)
     assert [lines[name]["target"] for name in ("TNFalpha", "proteine")] == ["TNFalpha", "proteine"]

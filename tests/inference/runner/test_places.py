@@ -14,7 +14,7 @@ import pytest
 import fastfold
 from fastfold.errors import PlaceError, WriteError
 from fastfold.inference.output import results_folder
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from fastfold.inference.output.used_methods import used_methods
 from fastfold.inference.report.discover import find_predictions
 from fastfold.utils.atomic_files import output_error
@@ -140,7 +140,7 @@ def test_each_target_has_a_folder_on_request(cli: CommandLine) -> None:
     inside = {path.name for path in (cli.out / "one").iterdir()}
     assert {"one_coverage.json", "one_rank_001_model_1_ptm_seed_0.cif"} <= inside
     assert all(name.startswith("one_") for name in inside)
-    assert len(read_summary(cli.out / "summary.tsv")) == 2
+    assert len(read_table(cli.out / "summary.tsv")) == 2
     found = {one.target: one for one in find_predictions(cli.out)}
     assert set(found) == {"one", "two"}
     assert found["one"].files["_coverage.json"] == cli.out / "one" / "one_coverage.json"
@@ -155,7 +155,7 @@ def test_each_target_has_a_folder_on_request(cli: CommandLine) -> None:
     assert {path.name for path in (cli.out / "two").glob("*.cif")} == {
         f"two_rank_00{rank}_model_1_ptm_seed_{seed}.cif"
         for rank, seed in enumerate(
-            (line["seed"] for line in read_summary(cli.out / "summary.tsv") if line["target"] == "two"), 1
+            (line["seed"] for line in read_table(cli.out / "summary.tsv") if line["target"] == "two"), 1
         )
     }
     assert (cli.out / "one" / "one_reference.json").is_file()

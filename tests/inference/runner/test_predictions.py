@@ -13,7 +13,7 @@ from Bio.PDB.MMCIF2Dict import MMCIF2Dict
 import fastfold
 from fastfold.inference.folding.background import Background
 from fastfold.inference.output.results_folder import STATE
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from tests.helpers.command_line import QUICK, CommandLine
 from tests.inference.runner.inputs import SEQUENCE, a3m
 
@@ -79,7 +79,7 @@ def test_a_prediction_gets_structure_scores_aligned_error_picture_and_settings(
     assert config["versions"]["torch"] == torch.__version__
     assert len(config["input_hash"]) == 64
     assert (cli.out / STATE / "t1" / f"{config['input_hash']}.json").is_file()
-    (line,) = read_summary(cli.out / "summary.tsv")
+    (line,) = read_table(cli.out / "summary.tsv")
     assert (line["target"], line["model"], line["seed"], line["rank"]) == ("T1", "model_1_ptm", "7", "1")
     assert (line["length"], line["iptm"], line["files"]) == ("10", "", stem)
     assert float(line["plddt"]) == pytest.approx(scores["mean_plddt"], rel=1e-3)

@@ -7,7 +7,7 @@ import pytest
 
 import fastfold
 from fastfold.inference.output.file_names import fastfold_name, file_name, prediction_key
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from tests.helpers.command_line import CommandLine
 from tests.inference.runner.inputs import SEQUENCE, a3m
 
@@ -30,7 +30,7 @@ def test_samples_add_predictions_that_are_not_made_again(cli: CommandLine):
     assert before <= set(cli.contents().values())
     again = run("--sample", "columns", "--samples", "3", "--sample-fraction", "0.4")
     assert again.out.startswith("0 folded, 1 finished before")
-    lines = read_summary(cli.out / "summary.tsv")
+    lines = read_table(cli.out / "summary.tsv")
     assert sorted(line["sample"] for line in lines) == ["columns_001", "columns_002", "columns_003"]
     assert all(line["files"].endswith(f"_seed_0_{line['sample']}") for line in lines)
     for line in lines:

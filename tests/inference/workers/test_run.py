@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastfold.inference.output.summary import read_summary
+from fastfold.inference.output.summary import read_table
 from fastfold.inference.workers.job import FoldedJob, Job, JobResult, Task
 from fastfold.inference.workers.run import _Screen
 from fastfold.inference.workers.scheduler import MAX_LOSSES
@@ -54,7 +54,7 @@ def test_two_workers_of_which_one_is_killed_fold_every_target_once(cli: CommandL
     assert (done.code, done.out) == (1, f"3 folded, 1 failed; open {cli.out / 'report.html'}\n"), done.err
     assert "digit '1'" in done.err
     assert sorted(predictions(cli.out)) == sorted((name, seed) for name in targets for seed in range(4))
-    assert len(read_summary(cli.out / "summary.tsv")) == 12
+    assert len(read_table(cli.out / "summary.tsv")) == 12
     assert not leftovers(cli.out)
     (listed,) = (cli.out / "failures.tsv").read_text().splitlines()[1:]
     assert listed.startswith("bad\t")

@@ -9,7 +9,6 @@ from typing import Any
 from fastfold.inference.output.summary import tab_separated
 from fastfold.products.design.results.table import PASSED, failed_filters
 
-STATISTICS = "statistics.tsv"  #: Table of a run's trajectories and filters
 STATISTIC_COLUMNS = ("kind", "name", "count", "of", "share")
 
 
