@@ -120,9 +120,7 @@ class DistributedFolder:
             self._fail(error, "target", "continue with the next target")
 
     def together(
-        self,
-        make: Callable[[Sequence[AlphaFold], DistributedContext], Shared],
-        models: Sequence[AlphaFold],
+        self, make: Callable[[Sequence[AlphaFold], DistributedContext], Shared], models: Sequence[AlphaFold]
     ) -> tuple[Shared, Shared]:
         """On rank 0, make a function of networks on all processes; return it, and one that calls it on all.
 

@@ -16,11 +16,7 @@ from fastfold.data.targets import Target
 from fastfold.errors import InputError, PlaceError, WeightsError, WriteError
 from fastfold.inference.alignment_search import search
 from fastfold.inference.config import FolderFormat
-from fastfold.inference.distributed import (
-    DistributedFolder,
-    DistributedFoldError,
-    distributed_folder,
-)
+from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.background import open_background
 from fastfold.inference.folding.batch import group_by_length

@@ -319,10 +319,7 @@ class TargetRunner:
         if len(prepared.predictor.config.seeds) > 1 or job.sample is not None:
             work += f" {job.label}"
         num_recycles = prepared.predictor.num_recycles(model)
-        with (
-            peak_memory(self.device) as peak,
-            self.progress.passes(work, num_recycles, cost) as on_cycle,
-        ):
+        with peak_memory(self.device) as peak, self.progress.passes(work, num_recycles, cost) as on_cycle:
             state = self._state(results, job, prepared.label)
             answer: Answer = yield Request(
                 prepared.predictor, model, job.seed, on_cycle, state, sample=job.sample

@@ -96,9 +96,8 @@ class Prediction:
     seed: int  #: Random seed
     num_recycles: int  #: Recycles that were run (multimer networks may stop early)
     aatype: np.ndarray  #: ``[N]`` int32, 0-20
-    residue_index: (
-        np.ndarray
-    )  #: ``[N]`` int32, residue index of the network: the place in the whole protein from 0
+    #: ``[N]`` int32, residue index of the network: the place in the whole protein from 0
+    residue_index: np.ndarray
     chain_index: np.ndarray  #: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on
     atom_positions: np.ndarray  #: ``[N, 37, 3]`` float32, in Å
     atom_mask: np.ndarray  #: ``[N, 37]`` float32; unknown residues (X) are without atoms
@@ -452,10 +451,7 @@ class Prediction:
             )
         if plots:
             contents[".png"] = confidence_png(**self.plot_arguments())
-        for kind, arrays in (
-            ("representations", self.representations),
-            ("distogram", self.distogram),
-        ):
+        for kind, arrays in (("representations", self.representations), ("distogram", self.distogram)):
             if arrays is not None:
                 contents[f"_{kind}.npz"] = _npz(arrays)
         for number, recycle in enumerate(self.recycles):

@@ -20,9 +20,8 @@ from fastfold.utils.text_files import check_listed, read_text_bytes
 
 SCHEMA_VERSION = 1  #: Version of the scores file; raised when a key is removed or changes its meaning
 BACKBONE = ("N", "CA", "C", "O")  #: Atoms of a reference that its file of scores has
-ReferenceKind = Literal[
-    "experiment", "model", "structure"
-]  #: Kinds of references; ``structure`` if the file names no method
+ReferenceKind = Literal["experiment", "model", "structure"]
+"""Kinds of references; ``structure`` if the file names no method."""
 
 _LARGEST = 1e300
 

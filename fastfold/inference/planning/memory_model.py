@@ -291,10 +291,7 @@ def _stack_bytes(config: ConfigDict, fold: Fold) -> dict[str, Workspace]:
     c = config.model.embeddings_and_evoformer
     extra = fold.layer_sizes(fold.extra, c.extra_msa_channel, c.pair_channel)
     main = fold.layer_sizes(fold.clusters + fold.templates, c.msa_channel, c.pair_channel)
-    layers = [
-        *evoformer_costs(c.evoformer, extra, global_column=True),
-        *evoformer_costs(c.evoformer, main),
-    ]
+    layers = [*evoformer_costs(c.evoformer, extra, global_column=True), *evoformer_costs(c.evoformer, main)]
 
     def largest(step: str, elements: int) -> int:
         return max(one.nbytes(elements) for one in layers if one.step == step)

@@ -151,9 +151,7 @@ def _is_interrupted(paths: Mapping[str, Path]) -> bool:
 
 
 def relax_written(
-    results: TargetResults,
-    record: PredictionRecord,
-    config: RelaxConfig | None = None,
+    results: TargetResults, record: PredictionRecord, config: RelaxConfig | None = None
 ) -> tuple[dict[str, str | bytes], dict[str, Any]]:
     """Relax a prediction from its ``.cif`` and ``_scores.json``.
 

@@ -157,11 +157,7 @@ def relax(
 
 
 def _rounds(
-    done: RelaxResult,
-    config: RelaxConfig,
-    platform: ChosenPlatform,
-    names: AuthorNames,
-    ticker: _Ticker,
+    done: RelaxResult, config: RelaxConfig, platform: ChosenPlatform, names: AuthorNames, ticker: _Ticker
 ) -> RelaxResult:
     """Minimise until the energy is negative and no violation remains, a round fails, or the rounds are used up.
 

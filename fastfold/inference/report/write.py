@@ -26,13 +26,7 @@ from fastfold.inference.report.discover import (
 )
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
 from fastfold.inference.report.groups import find_designs, find_ensembles
-from fastfold.inference.report.html_page import (
-    fill_template,
-    json_element,
-    page_file,
-    script_of,
-    source_hash,
-)
+from fastfold.inference.report.html_page import fill_template, json_element, page_file, script_of, source_hash
 from fastfold.inference.report.interfaces import (
     INTERFACES,
     SORTED_BY,

@@ -29,13 +29,7 @@ _XIVIEW = {"protein1": "chain1", "abspos1": "residue1", "protein2": "chain2", "a
 """Columns of xiVIEW's cross-link tables, in lower case, by ours."""
 
 _CHAI = ("chainA", "res_idxA", "chainB", "res_idxB", "connection_type")
-_CHAI_OPTIONAL = (
-    "restraint_id",
-    "confidence",
-    "min_distance_angstrom",
-    "max_distance_angstrom",
-    "comment",
-)
+_CHAI_OPTIONAL = ("restraint_id", "confidence", "min_distance_angstrom", "max_distance_angstrom", "comment")
 _CHAI_MAX = 10.0
 """Chai's limit in Å of a row without one."""
 

@@ -74,12 +74,7 @@ def add_forced_templates(sampler: FeatureSampler, target: Target) -> None:
 
 
 def fold_with_springs(
-    one: TargetFold,
-    restraints: Sequence[Restraint],
-    fold: Fold,
-    run: RunNetwork,
-    *,
-    leave_one_out: bool,
+    one: TargetFold, restraints: Sequence[Restraint], fold: Fold, run: RunNetwork, *, leave_one_out: bool
 ) -> tuple[Prediction, RestraintReport]:
     """Fold a target under restraints in the order of its chains.
 

@@ -22,12 +22,7 @@ from fastfold.inference.planning.gradient_plan import GradientPlan, GradientPlan
 from fastfold.inference.planning.planner import parameter_bytes
 from fastfold.parallel.distributed import DistributedContext
 from fastfold.products.design.config import DesignConfig
-from fastfold.products.design.evaluate import (
-    Evaluation,
-    Evaluator,
-    design_gradients,
-    uniform_bias,
-)
+from fastfold.products.design.evaluate import Evaluation, Evaluator, design_gradients, uniform_bias
 from fastfold.products.design.limits import limit_weights
 from fastfold.products.design.passes import PAIR_OUTPUTS
 from fastfold.products.design.tasks.task import DesignTask

@@ -26,12 +26,8 @@ from fastfold.utils.foreign_text import parse_json
 from fastfold.utils.hashing import input_hash
 from fastfold.utils.tensor_files import tensor_bytes
 
-_TENSORS = (
-    "parameters",
-    "moments",
-    "best",
-    "profile",
-)  #: Tensors of a saved state, by the names of its fields
+_TENSORS = ("parameters", "moments", "best", "profile")
+"""Tensors of a saved state, by the names of its fields."""
 _FRAMES = 100  #: Largest number of models of a film
 
 
@@ -43,12 +39,8 @@ def design_identity(task: DesignTask, config: DesignConfig, digests: Sequence[st
 def _task_facts(task: DesignTask) -> list[Any]:
     """Return everything that a task's losses depend on."""
     facts: list[Any] = [task.source, task.hotspots, task.paratope, task.cyclic, sorted(task.own_losses)]
-    facts += [
-        task.flexible,
-        task.own_flexible,
-        task.copies,
-        None if task.own_chains is None else list(task.own_chains),
-    ]
+    own_chains = None if task.own_chains is None else list(task.own_chains)
+    facts += [task.flexible, task.own_flexible, task.copies, own_chains]
     facts += [list(map(_task_facts, group)) for group in (task.others, task.avoided)]
     if task.reference is not None:
         atoms = task.reference

@@ -56,11 +56,7 @@ class EnsembleOptions:
 
 def add_ensemble_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
-    parser = commands.add_parser(
-        "ensemble",
-        help="compare the samples of a target",
-        description=_DESCRIPTION,
-    )
+    parser = commands.add_parser("ensemble", help="compare the samples of a target", description=_DESCRIPTION)
     add_field_options({"": parser}, EnsembleOptions)
     parser.set_defaults(run=run_ensemble)
 

@@ -75,12 +75,7 @@ class Filter:
 
 
 def read_filters(
-    path: Path,
-    task: DesignTask,
-    *,
-    networks: int,
-    is_relaxed: bool = False,
-    say: Callable[[str], None],
+    path: Path, task: DesignTask, *, networks: int, is_relaxed: bool = False, say: Callable[[str], None]
 ) -> list[Filter]:
     """Read filters from YAML or JSON, ``NAME: {threshold: NUMBER, higher: true}``, or raise InputError.
 

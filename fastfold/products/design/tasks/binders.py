@@ -21,12 +21,7 @@ from fastfold.products.design.tasks.layout import (
     parse_range,
     read_contigs,
 )
-from fastfold.products.design.tasks.protocols import (
-    assemble,
-    chains_of_contigs,
-    copied,
-    redesigned_chains,
-)
+from fastfold.products.design.tasks.protocols import assemble, chains_of_contigs, copied, redesigned_chains
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein.io.observed import BINDING_SITE, MOTIF, ObservedStructure, read_logged
 from fastfold.protein.protein import chain_name

@@ -11,13 +11,7 @@ from torch import Tensor
 from fastfold.errors import ConfigError
 from fastfold.evoformer.losses import design as losses
 from fastfold.evoformer.losses.design import Outputs
-from fastfold.products.design.tasks.task import (
-    CONTACTS,
-    INTERFACE_CONTACTS,
-    DesignTask,
-    Loss,
-    Reference,
-)
+from fastfold.products.design.tasks.task import CONTACTS, INTERFACE_CONTACTS, DesignTask, Loss, Reference
 from fastfold.protein.all_atom import pseudo_beta, pseudo_beta_mask
 
 

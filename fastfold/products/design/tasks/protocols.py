@@ -68,12 +68,7 @@ def hallucination(length: int, *, copies: int = 1, repeats: int = 1, cyclic: boo
 
 
 def fixed_backbone(
-    path: Path,
-    *,
-    chain: str | Sequence[str] | None = None,
-    keep: str = "",
-    copies: int = 1,
-    repeats: int = 1,
+    path: Path, *, chain: str | Sequence[str] | None = None, keep: str = "", copies: int = 1, repeats: int = 1
 ) -> DesignTask:
     """Design a sequence for the backbone of a chain, or of several.
 
