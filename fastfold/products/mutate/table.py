@@ -182,7 +182,7 @@ def effective_strain(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     structures, and ``r`` are the vectors to their CA atoms, turned onto each other and averaged within a group. The
     strain is the mean of ``|r2 - r1| / |r1|`` after the best rotation of ``r2`` onto ``r1``. CA positions are in Å,
     ``first [A, N, 3]`` of the reference, the wild type for example, and ``second [B, N, 3]``. A residue that is NaN in
-    a structure is no neighbour.
+    a structure is not a neighbour.
     """
     one, is_near_one = _neighborhoods(torch.from_numpy(np.asarray(first, np.float64)))
     two, is_near_two = _neighborhoods(torch.from_numpy(np.asarray(second, np.float64)))
