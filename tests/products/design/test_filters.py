@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from Bio.SVDSuperimposer import SVDSuperimposer
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import requested_networks
@@ -195,6 +197,32 @@ def test_figures_of_a_fold(tmp_path: Path, backbone: Path) -> None:
     assert moved["Hotspot_RMSD"] == pytest.approx(5, abs=1e-2)
     assert 1 < moved["RMSD"] < 5
     assert moved["Target_RMSD"] == pytest.approx(0, abs=1e-2)
+
+
+def test_residues_without_atoms_in_a_fold_do_not_count(tmp_path: Path, backbone: Path) -> None:
+    """An unknown residue of the given chain; Biopython superposes all others."""
+    made = helix_prediction("x", 14, 10)
+    aatype, mask = made.aatype.copy(), made.atom_mask.copy()
+    aatype[2], mask[2] = rc.unk_restype_index, 0.0
+    sequences = (rc.aatype_to_sequence(aatype[:14]), made.sequences[1])
+    replace(made, aatype=aatype, atom_mask=mask, sequences=sequences).save(
+        tmp_path / "out", rank=1, plots=False
+    )
+    (found,) = find_predictions(tmp_path / "out")
+    design = made.atom_positions + np.random.default_rng(0).normal(size=(24, 1, 3))
+    figures = fold_figures(found, binder(backbone, 10, chains=["A"]), design)
+    rest = np.delete(np.arange(24), 2)
+    ca = rc.atom_order["CA"]
+    overlay = SVDSuperimposer()
+    overlay.set(design[rest, ca].astype(float), made.atom_positions[rest, ca].astype(float))
+    overlay.run()
+    assert figures["RMSD"] == pytest.approx(overlay.get_rms(), abs=2e-3)
+    overlay.set(design[rest[:13], ca].astype(float), made.atom_positions[rest[:13], ca].astype(float))
+    overlay.run()
+    turn, shift = overlay.get_rotran()
+    apart = made.atom_positions[14:, ca] @ turn + shift - design[14:, ca]
+    assert figures["Hotspot_RMSD"] == pytest.approx(np.sqrt(np.square(apart).sum(-1).mean()), abs=2e-3)
+    assert figures["Target_RMSD"] == pytest.approx(0, abs=1e-2)
 
 
 def test_a_binder_is_compared_with_itself_alone(tmp_path: Path, backbone: Path) -> None:

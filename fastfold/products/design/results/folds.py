@@ -84,23 +84,25 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
         figures[RELAXED if is_relaxed else "Unrelaxed_Clashes"] = count_chain_clashes(
             positions, mask, task.chain
         )
-    return figures | _deviations(positions[:, rc.atom_order["CA"]], task, chosen, design)
+    ca = rc.atom_order["CA"]
+    return figures | _deviations(positions[:, ca], mask[:, ca] > 0.5, task, design)
 
 
-def _deviations(ca: np.ndarray, task: DesignTask, chosen: np.ndarray, design: np.ndarray | None) -> Figures:
-    """Return the deviations of CA atoms ``[N, 3]`` that are defined for a task."""
+def _deviations(ca: np.ndarray, present: np.ndarray, task: DesignTask, design: np.ndarray | None) -> Figures:
+    """Return the deviations of the ``present [N]`` CA atoms ``[N, 3]`` that are defined for a task."""
     found: Figures = {}
     points = torch.from_numpy(ca).double()
-    binder = torch.from_numpy(chosen).double()
+    whole = torch.from_numpy(present).double()
+    binder = torch.from_numpy(task.in_designed).double() * whole
     if design is not None:
         wanted = torch.from_numpy(design[:, rc.atom_order["CA"]]).double()
-        found["RMSD"] = float(rmsd(points, wanted, torch.ones_like(binder)))
+        found["RMSD"] = float(rmsd(points, wanted, whole))
         if task.bound_ca is not None:
-            moved = superpose(points, wanted, 1.0 - binder).apply(points)
+            moved = superpose(points, wanted, whole - binder).apply(points)
             squared = (moved - wanted).square().sum(-1)
             found["Hotspot_RMSD"] = float(((squared * binder).sum() / binder.sum()).sqrt())
     if task.bound_ca is not None:
-        known = np.isfinite(task.bound_ca).all(-1)
+        known = np.isfinite(task.bound_ca).all(-1) & present
         bound = torch.from_numpy(np.nan_to_num(task.bound_ca)).double()
         found["Target_RMSD"] = float(rmsd(points, bound, torch.from_numpy(known).double()))
     return found
