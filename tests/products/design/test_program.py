@@ -213,6 +213,31 @@ def test_unusable_sequences_are_refused(tmp_path: Path, body: str, message: str)
         sequences(program(tmp_path, body, forbid="W"), hallucination(10), tmp_path, "A" * 10, kept=(9,))
 
 
+def test_unknown_residues_of_given_chains_may_be_left_out(tmp_path: Path, backbone: Path) -> None:
+    """They lack atoms in the file that the program reads; all other residues of given chains stay."""
+    task, given = binder(backbone, 6, chains=["A"]), "AAAXAAAAAAAAAA"
+    for chain in (given, given.replace("X", ""), given.replace("X", "-"), given.replace("X", "M")):
+        made = program(tmp_path, f">sample=1|{chain}/WCDEFG")
+        assert sequences(made, task, tmp_path, f"{given}ACDEFG") == [ProgramSequence("WCDEFG", None)]
+    for chain, message in (
+        ("AAAXCAAAAAAAAA", "residue A5 stays, but the program changed A to C"),
+        (given[:-1], r"expected chains of \[14, 6\] residues, found \[13, 6\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sequences(program(tmp_path, f">sample=1|{chain}/WCDEFG"), task, tmp_path, f"{given}ACDEFG")
+
+
+def test_unknown_residues_lack_atoms_in_a_design(backbone: Path) -> None:
+    task = binder(backbone, 6, chains=["A"])
+    (first, second), positions = task.target.chains, np.ones((20, 37, 3), np.float32)
+    chains = (replace(first, sequence=f"X{first.sequence[1:]}"), second)
+    empty = torch.zeros(0)
+    state = DesignState(empty, empty, empty, np.zeros(20), positions)
+    design = Design("d", replace(task, target=replace(task.target, chains=chains)), "ACDEFG", state)
+    whole = int(rc.restype_atom37_mask[rc.restype_order[first.sequence[1]]].sum())
+    assert design.structure.atom_mask[:2].sum(-1).tolist() == [0, whole]
+
+
 def test_programs_that_fail_say_why(tmp_path: Path) -> None:
     def run(code: str) -> None:
         made = SequenceProgram(f"{sys.executable} -c '{code}' {{pdb}} {{out}}")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastfold.evoformer.inputs import encode_sequence
 from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
@@ -71,7 +70,7 @@ class Design:
     @property
     def structure(self) -> Protein:
         """Structure of the design, with pLDDT of the last step as B-factors."""
-        aatype = encode_sequence("".join(self.sequences)).argmax(-1).numpy()
+        aatype = rc.sequence_to_aatype("".join(self.sequences))
         # Residues that the last step has changed lack atoms, which are at the origin.
         mask = rc.restype_atom37_mask[aatype] * (np.abs(self.state.positions).sum(-1) > 0)
         b_factors = np.repeat(np.asarray(self.state.plddt)[:, None], mask.shape[1], 1)

@@ -215,11 +215,16 @@ class SequenceProgram:
         chains = np.unique(task.chain)
         designed = np.unique(task.chain[task.source >= 0])
         covered = next((one for one in (chains, designed) if len(one) == len(parts)), None)
+        whole = np.array(list(given))
+        for place, c in enumerate(() if covered is None else covered):
+            own = "".join(whole[task.chain == c])
+            # Unknown residues of given chains lack atoms, so programs leave them out or name them as they like.
+            if c not in designed and re.fullmatch(own.replace("X", "[A-Z-]?"), parts[place]):
+                parts[place] = own
         lengths = [len(part) for part in parts]
         wanted = [int((task.chain == c).sum()) for c in (designed if covered is None else covered)]
         if covered is None or lengths != wanted:
             raise InputError(f"expected chains of {wanted} residues, found {lengths}", path=path)
-        whole = np.array(list(given))
         for c, part in zip(covered, parts, strict=True):
             whole[task.chain == c] = list(part)
         if changed := [i for i in stays if whole[i] != given[i]]:
@@ -229,8 +234,7 @@ class SequenceProgram:
                 "command {fixed} or {fixed_json}",
                 path=path,
             )
-        unusable = (set(whole) - set(rc.restypes)) | (set(whole[task.source >= 0]) & set(self.forbid.upper()))
-        if unusable:
+        if unusable := set(whole[task.source >= 0]) - (set(rc.restypes) - set(self.forbid.upper())):
             raise InputError(
                 f"has the residue {sorted(unusable)[0]}, which designs cannot have; give the command {{omit}}",
                 path=path,
