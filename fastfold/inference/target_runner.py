@@ -274,7 +274,6 @@ class TargetRunner:
         return (yield from self._predict(prepared, results, job, cost)), True
 
     def _draw(self, results: TargetResults, record: PredictionRecord) -> PredictionRecord:
-        """Draw a finished prediction."""
         picture: dict[str, str | bytes] = {".png": draw_plot(results, record)}
         return results.add(record.id, record.key, picture, record.scores, self.ranking)
 

@@ -95,18 +95,13 @@ _SHARED = ("_coverage.json", "_coverage.png")
 """Endings of the files of a target that are not of one prediction."""
 
 
-def archive_path(results: TargetResults) -> Path:
-    """Return the path of a target's archive, ``<id>.result.zip``."""
-    return results.parent.path / f"{results.stem}{ARCHIVE}"
-
-
 def renew_result_archive(results: TargetResults, *, is_wanted: bool) -> bool:
-    """Write a target's archive if it is wanted or exists, and differs from the files; return True if it was written.
+    """Write a target's archive, ``<id>.result.zip``, if it is wanted or exists, and differs from the files.
 
-    The archive is reproducible, and has the files of the target and of all its predictions. A WriteError tells that it
-    cannot be written.
+    Return True if it was written. The archive is reproducible, and has the files of the target and of all its
+    predictions. A WriteError tells that it cannot be written.
     """
-    path = archive_path(results)
+    path = results.parent.path / f"{results.stem}{ARCHIVE}"
     if not (is_wanted or path.is_file()):
         return False
     with results.parent.locked():  # no process renames files meanwhile

@@ -68,7 +68,6 @@ def detail_of(
 
 
 def _interfaces(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores of pairs of chains that the page shows."""
     interfaces = mapping_of(scores, "interfaces")
     pairs = {
         name: {key: pair[key] for key in _OF_PAIR if is_number(pair.get(key))}
@@ -80,7 +79,6 @@ def _interfaces(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _forced(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the deviations from forced templates that the page shows."""
     entries = scores.get("forced_templates")
     return [
         {key: str(one.get(key, ""))[:_LONGEST_LINE] for key in ("chain", "name")}

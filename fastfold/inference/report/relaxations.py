@@ -61,7 +61,6 @@ def _text(name: str) -> str:
 
 
 def _row(folder: Path, stem: str, record: Mapping[str, Any]) -> str:
-    """Return the row of a structure, as HTML."""
     files = [f"{stem}_relaxed{ending}" for ending in _STRUCTURES]
     links = [
         f'<a href="{html.escape(quote(name))}">{ending[1:]}</a>'

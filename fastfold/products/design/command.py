@@ -292,7 +292,6 @@ def _design_config(options: argparse.Namespace, advanced: AdvancedSettings | Non
 
 
 def _redesign(options: DesignOptions, forbid: str) -> Redesign | None:
-    """Return the other program; None if there is none."""
     from fastfold.products.design import Redesign, SequenceProgram
 
     if options.mpnn is None:

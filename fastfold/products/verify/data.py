@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,7 +118,7 @@ def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> It
     hits = read_hits(path, query)
     yield from _hits(hits, expected)
     decisions = _json(directory / DECISIONS)
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         unpack_entries(database / "mmcif.tar.gz", Path(folder))
         for variant, (with_dates, with_obsolete) in _VARIANTS.items():
             recorded = decisions[variant]
@@ -147,7 +146,7 @@ def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iter
     recorded = _json(directory / ENTRIES)
     if (directory / _DIFFERENCES).exists():
         recorded |= _json(directory / _DIFFERENCES)
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         unpack_entries(directory.parent / "template_db" / "mmcif.tar.gz", Path(folder))
         for path in directory.glob("*.cif"):
             (Path(folder) / path.name).write_bytes(path.read_bytes())

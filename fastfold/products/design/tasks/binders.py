@@ -214,7 +214,6 @@ def _designed_chains(
 
 
 def _framework(parts: BinderParts, seed: int) -> list[DesignedChain]:
-    """Return the chains of a framework with its loops designed."""
     assert parts.framework is not None
     path = parts.framework
     structure = read_logged(path, MOTIF)
