@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,12 @@ class _DesignRun:
         )
         verdict = [repr(one) for one in (self.filters, self.request.condition, self.request.redesign, infer)]
         settings = input_hash(*verdict, [network.digest for network in folding])
-        campaign = Campaign(prepare_output_directory(self.request.output), settings)
+
+        @cache
+        def identity_of(seed: int) -> str:
+            return f"{design_identity(tasks(seed), self.request.config, optimizer.digests)}-{seed}"
+
+        campaign = Campaign(prepare_output_directory(self.request.output), settings, identity_of)
         designs: list[Design] = []
         accepted = campaign.accepted
         for seed in self.request.seeds:
@@ -224,16 +230,15 @@ class _DesignRun:
                 break
             task = tasks(seed)
             name = f"{task.name}_seed_{seed:03d}"
-            identity = f"{design_identity(task, self.request.config, optimizer.digests)}-{seed}"
             with campaign.claimed(name) as is_own:
-                if not is_own or campaign.find(name, identity) is not None:
+                if not is_own or campaign.find(name) is not None:
                     continue
                 made = self._trajectory(optimizer, task, seed)
                 folded = [design for design in made if not design.is_given_up]
                 optimizer.leave()
                 sequences = self.request.output / TRAJECTORIES / f"{name}.fasta"
                 rows = self._rows(made, folding, self._fold(folded, sequences, folding))
-                campaign.add(Trajectory(name, identity, settings, _stage_given_up(made[0]), rows))
+                campaign.add(Trajectory(name, identity_of(seed), settings, _stage_given_up(made[0]), rows))
                 designs += made
             accepted = campaign.accepted
             self.say(f"{accepted:,} of {until:,} accepted, {name} with {_accepted(rows)}")

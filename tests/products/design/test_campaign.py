@@ -33,25 +33,27 @@ def row(name: str, filters: str, plddt: float = 50.0, folds: int = 1) -> dict[st
 
 
 def test_records_are_shared_and_belong_to_their_settings(tmp_path: Path) -> None:
-    campaign, other = Campaign(tmp_path, "s"), Campaign(tmp_path, "s")
+    campaign, other = (Campaign(tmp_path, "s", lambda seed: f"x-{seed}") for _ in range(2))
     campaign.add(
-        Trajectory("a", "x", "s", "", [row("a", PASSED, 40.0), row("a_mpnn_1", "Average_pLDDT 0.5 < 0.8")])
+        Trajectory("a", "x-0", "s", "", [row("a", PASSED, 40.0), row("a_mpnn_1", "Average_pLDDT 0.5 < 0.8")])
     )
-    campaign.add(Trajectory("b", "x", "s", "soft", [row("b", "", folds=0)]))
-    assert other.find("a", "x") == campaign.trajectories()[0]
-    assert other.find("a", "y") is None
+    campaign.add(Trajectory("b", "x-1", "s", "soft", [row("b", "", folds=0)]))
+    assert other.find("a") == campaign.trajectories()[0]
+    assert other.find("c") is None
     assert other.accepted == 1
-    other.add(Trajectory("c", "x", "s", "", [row("c", PASSED, 60.0)]))
+    other.add(Trajectory("c", "x-2", "s", "", [row("c", PASSED, 60.0)]))
     assert campaign.accepted == 2
     assert [one["name"] for one in all_rows(campaign.trajectories())] == ["c", "b", "a", "a_mpnn_1"]
     (tmp_path / ".fastfold" / "designs" / "d.json").write_text('{"name": "d"}')
+    campaign.add(Trajectory("e", "of an earlier version", "s", "", []))
     assert len(campaign.trajectories()) == 3
-    changed = Campaign(tmp_path, "t")
-    assert (changed.find("a", "x"), changed.accepted) == (None, 0)
+    for settings, identity in (("t", "x"), ("s", "y")):
+        changed = Campaign(tmp_path, settings, f"{identity}-{{}}".format)
+        assert (changed.find("a"), changed.accepted) == (None, 0)
 
 
 def test_a_trajectory_of_another_process_is_left_alone(tmp_path: Path) -> None:
-    campaign = Campaign(tmp_path, "s")
+    campaign = Campaign(tmp_path, "s", str)
     with FileLock(tmp_path / ".fastfold" / "a.lock"), campaign.claimed("a") as is_own:
         assert not is_own
     with campaign.claimed("a") as is_own:
@@ -165,6 +167,9 @@ def test_a_campaign_ends_with_enough_accepted_designs(
     other = replace(request, infer=InferConfig(device="cpu", memory_budget="8GiB", host_memory="1GiB"))
     again = run_designs(other, say=lambda line: None)
     assert [one.name for one in again] == ([names[2]] if busy and accepted < until else [])
+    # Trajectories of another design do not count.
+    rings = run_designs(replace(request, task=hallucination(10, cyclic=True), until=1), say=lambda line: None)
+    assert [one.name for one in rings] == names[:3]
 
 
 @pytest.mark.long
