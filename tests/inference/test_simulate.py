@@ -82,7 +82,7 @@ def _small_budget(n: int, config: Any, **room: int) -> int:
 def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int) -> None:
     """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB and 30 GB with the host."""
     found = _simulate(10_000, limit * GB, host_memory=host * GB)
-    assert found.plan.streams == (host > 0)
+    assert (found.plan.policy.contraction.host is not None) == (host > 0)
     assert found.peak <= found.planned < found.plan.peak < limit * GB
     assert found.peak >= 0.97 * found.planned  # blocks, which fill what is left, are counted from above
     # First the pair, while templates are embedded, and beside it, where the device is too small for them, products of
@@ -103,7 +103,7 @@ def test_ten_thousand_residues_with_a_deep_alignment_take_what_is_planned(limit:
 def test_ten_thousand_residues_of_a_complex_take_what_is_planned(limit: int, host: int) -> None:
     """The multimer network, which holds the sum of all templates beside each of them."""
     found = _simulate(10_000, limit * GB, config=_config(MULTIMER), host_memory=host * GB)
-    assert found.plan.streams == (host > 0)
+    assert (found.plan.policy.contraction.host is not None) == (host > 0)
     assert 0.97 * found.planned <= found.peak <= found.planned < limit * GB
     assert found.host == found.plan.chunks.host <= host * GB
 
@@ -172,7 +172,11 @@ def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str)
     config = _short(preset)
     budget = _small_budget(1024, config, host_memory=host * GB)
     found = _simulate(1024, budget, config=config, host_memory=host * GB)
-    assert found.plan.streams == (found.plan.policy.offload is not None) == (host > 0)
+    assert (
+        (found.plan.policy.contraction.host is not None)
+        == (found.plan.policy.offload is not None)
+        == (host > 0)
+    )
     assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
     assert found.host == found.plan.chunks.host <= (3 * found.plan.unit // 2 if host else 0)
     assert (found.copied > 0) == (host > 0)

@@ -103,11 +103,6 @@ class FoldPlan:
         """True if a small pair and a large budget allow freed memory to stay in the process."""
         return self.unit < SMALL_PAIR and 2 * self.peak <= self.request.budget
 
-    @property
-    def streams(self) -> bool:
-        """True if triangle products are offloaded to the host, wholly or in part."""
-        return self.policy.contraction.host is not None
-
     def table(self) -> list[tuple[str, str, int]]:
         """Return each step with its chunks in words and its peak in bytes."""
         rows = []

@@ -507,7 +507,7 @@ def test_the_planner_counts_what_a_graph_takes() -> None:
     trunk = sum(x.numel() * 8 for x in held if x.dim() >= 3)
     assert counted >= 0.9 * trunk
 
-    assert not graphed.plan(2000, 80 << 30).streams
+    assert graphed.plan(2000, 80 << 30).policy.contraction.host is None
     with pytest.raises(InputError, match="without cuda_graphs= it takes less"):
         plan_target(graphed, 2000, 2 << 30)
 

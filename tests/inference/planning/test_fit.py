@@ -79,7 +79,7 @@ def test_ten_thousand_residues_in_bfloat16() -> None:
     for limit, host in ((60, 0), (40, 100 * GIB)):
         planner = Planner(CONFIG, 2, "cuda", host_memory=host, rows=32)
         plan = replace(planner, templates=0).plan(10_000, limit * 10**9)
-        assert plan.streams == (host > 0)
+        assert (plan.policy.contraction.host is not None) == (host > 0)
         assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
         # With four templates, some of the pair waits on the host too, beside the templates' products.
         plan = planner.plan(10_000, limit * 10**9)
@@ -158,12 +158,12 @@ def test_twenty_thousand_residues_fit_the_largest_gpu() -> None:
         room = {"host_memory": 128 * GIB, "parameters": 200 * 10**6}
         plan = Planner(model_config(preset), 2, "cuda", **room, rows=64).plan(longest, 139 * GIB)
         assert plan.chunks.host <= 128 * GIB
-        assert plan.streams
+        assert plan.policy.contraction.host is not None
 
 
 def test_the_host_is_used_only_where_the_device_is_too_small() -> None:
     planner = Planner(CONFIG, 2, "cuda", host_memory=100 * GIB, rows=32)
-    assert not planner.plan(4000, 140 * GIB).streams
+    assert planner.plan(4000, 140 * GIB).policy.contraction.host is None
 
 
 def _step(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
