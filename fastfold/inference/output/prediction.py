@@ -228,9 +228,8 @@ class Prediction:
             confidence=self.chain_confidence,
             names=self.author_names.chain_ids,
         )
-        return (
-            scores if self.no_interface_scores is None else without_scores(scores, self.no_interface_scores)
-        )
+        reason = self.no_interface_scores
+        return scores if reason is None else without_scores(scores, reason)
 
     @cached_property
     def structure_check(self) -> StructureCheck:
@@ -331,7 +330,7 @@ class Prediction:
         ranges = self.residue_ranges
         is_whole = ranges == [[[1, len(sequence)]] for sequence in self.sequences]
         labels = score_files.residue_labels(self.author_names, self.protein)
-        scored = self.given_structure
+        scored, forced = self.given_structure, [dict(one) for one in self.forced_templates]
         return {
             "schema_version": score_files.SCHEMA_VERSION,
             "name": self.name,
@@ -353,11 +352,7 @@ class Prediction:
             "geometry": self.structure_check.to_dict(),
             **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
             **({} if self.restraints is None else {"restraints": dict(self.restraints)}),
-            **(
-                {"forced_templates": [dict(one) for one in self.forced_templates]}
-                if self.forced_templates
-                else {}
-            ),
+            **({"forced_templates": forced} if forced else {}),
             **({} if scored is None else {"given_structure": score_files.rounded_tree(dict(scored), 4)}),
             "plddt": score_files.rounded(self.plddt, 2),
         }

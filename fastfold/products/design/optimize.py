@@ -182,9 +182,9 @@ def _remaining(config: DesignConfig, state: DesignState) -> Iterator[DesignStep]
         yield steps[state.step]
 
 
-def _best_plddt(state: DesignState, stage: str) -> float:
-    """Return the pLDDT of the designed chain in the step of a stage with the lowest loss."""
-    rows = [row for row in state.log if row["stage"] == stage]
+def _best_plddt(state: DesignState, *stages: str) -> float:
+    """Return the pLDDT of the designed chain in the step with the lowest loss of some stages, or of all."""
+    rows = [row for row in state.log if row["stage"] in stages] or state.log
     return float(min(rows, key=lambda row: row["loss"])["designed_plddt"])
 
 
@@ -205,9 +205,7 @@ def binder_problem(task: DesignTask, state: DesignState) -> str | None:
     clashes = int(((apart < _CLASH) & ~joined).sum()) // 2
     if clashes:
         return f"{clashes} pairs of CA atoms within {_CLASH:g} Å"
-    rows = [row for row in state.log if row["stage"] in ("hard", "mutate")] or state.log
-    plddt = float(min(rows, key=lambda row: row["loss"])["designed_plddt"])
-    if plddt < _FINAL_PLDDT:
+    if (plddt := _best_plddt(state, "hard", "mutate")) < _FINAL_PLDDT:
         return f"pLDDT {plddt:.1f} below {_FINAL_PLDDT:g}"
     binder = task.in_designed
     if not binder.all():

@@ -24,6 +24,7 @@ from fastfold.inference.models import Network, requested_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.score_files import mapping_of, read_scores
 from fastfold.inference.output.summary import mean_score, read_table, score_table
+from fastfold.inference.report.discover import numbers_of
 from fastfold.inference.request import InferRequest
 from fastfold.inference.runner import Summary, run
 from fastfold.inference.workers.options import ScreenOptions
@@ -146,19 +147,14 @@ def write_table(
     rows = [row for row in all_rows if row is not None]
     kept = {folder.target(one).stem for one in others} - {row["name"] for row in rows}
     with folder.locked():
-        rows += [row for row in map(_read_row, read_table(path)) if row is not None and row["name"] in kept]
+        rows += [
+            dict.fromkeys(COLUMNS) | line | {"composite": numbers_of(line, ("composite",)).get("composite")}
+            for line in read_table(path)
+            if line.get("name") in kept
+        ]
         rows.sort(key=lambda row: (row["composite"] is None, -(row["composite"] or 0.0), row["name"]))
         write_atomic(path, score_table(COLUMNS, rows))
     return path
-
-
-def _read_row(line: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return a line of the table as a row; None for a line of another table."""
-    try:
-        composite = float(line["composite"]) if line["composite"] else None
-        return {name: line[name] for name in COLUMNS} | {"composite": composite}
-    except (KeyError, ValueError):
-        return None
 
 
 def _row(folder: ResultsFolder, target: Target, predictions: Sequence[str]) -> dict[str, Any] | None:

@@ -128,17 +128,13 @@ def geometry_figures(
     figures: Figures = {
         "ShapeComplementarity": interface.complementarity,
         "dSASA": interface.buried_area,
-        "Interface_SASA_%": 100.0 * interface.buried_area / interface.binder_area
-        if interface.binder_area
-        else None,
-        "Interface_Hydrophobicity": None
-        if interface.hydrophobicity is None
-        else 100.0 * interface.hydrophobicity,
+        "Interface_SASA_%": _percent(interface.buried_area, interface.binder_area),
+        "Interface_Hydrophobicity": _percent(interface.hydrophobicity, 1.0),
         "Surface_Hydrophobicity": interface.surface_hydrophobicity,
         "n_InterfaceHbonds": float(interface.bonds),
-        "InterfaceHbondsPercentage": 100.0 * interface.bonds / count if count else None,
+        "InterfaceHbondsPercentage": _percent(interface.bonds, count),
         "n_InterfaceUnsatHbonds": float(interface.unsatisfied),
-        "InterfaceUnsatHbondsPercentage": 100.0 * interface.unsatisfied / count if count else None,
+        "InterfaceUnsatHbondsPercentage": _percent(interface.unsatisfied, count),
         "ss_pLDDT": float(plddt[regular].mean()) if regular.any() else None,
     }
     for part, residues in (("Interface", interface.residues), ("Binder", binder)):
@@ -147,6 +143,10 @@ def geometry_figures(
             figures[f"{part}_{name}"] = 100.0 * float((own == letter).mean()) if len(own) else None
     letters = rc.aatype_to_sequence(aatype[interface.residues])
     return figures | {name: float(letters.count(name[-1])) for name in RESIDUES}
+
+
+def _percent(part: float | None, whole: float) -> float | None:
+    return None if part is None or not whole else 100.0 * part / whole
 
 
 def alone_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarray) -> Figures:
