@@ -133,6 +133,7 @@ class AdvancedSettings:
         is_screened, has_logits = algorithm == "4stage", algorithm != "greedy"
         screen = _SCREEN if is_screened else 0
         is_sharpened = algorithm in ("3stage", "4stage")
+        favors_strands = is_screened and get["optimise_beta"]
         return {
             "screen_steps": screen,
             "soft_steps": max(get["soft_iterations"] - screen, 0) if has_logits else 0,
@@ -141,9 +142,7 @@ class AdvancedSettings:
             "mutation_steps": get["greedy_iterations"] if algorithm != "3stage" else 0,
             "profile_mutations": algorithm == "2stage" and get["soft_iterations"] > 0,
             "ramp_recycles": not is_screened,
-            "strand_recycles": get["optimise_beta_recycles_design"]
-            if is_screened and get["optimise_beta"]
-            else None,
+            "strand_recycles": get["optimise_beta_recycles_design"] if favors_strands else None,
             "all_networks": algorithm == "3stage",
             "give_up_below": 65.0 if is_screened else 0.0,
         }

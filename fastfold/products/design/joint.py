@@ -53,6 +53,7 @@ class JointEvaluator(Evaluator):
         avoided = [one(parameters, relaxation, **settings) for one in self._avoided]
         groups = [group for group in (targets, avoided) if group]
         gradients = [[one.gradient for one in group if one.gradient is not None] for group in groups]
+        total = torch.stack([torch.stack(group).mean(0) for group in gradients]).sum(0) if gradient else None
         return replace(
             first,
             loss=sum(_mean([one.loss for one in group]) for group in groups),
@@ -61,9 +62,7 @@ class JointEvaluator(Evaluator):
                 for group in groups
                 for name in group[0].losses
             },
-            gradient=torch.stack([torch.stack(group).mean(0) for group in gradients]).sum(0)
-            if gradient
-            else None,
+            gradient=total,
         )
 
 
