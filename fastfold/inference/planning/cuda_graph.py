@@ -33,9 +33,8 @@ _OUTSIDE_OF_PASSES = ("num_recycle", "recycle_early_stop_tolerance", "num_ensemb
 """Settings of a configuration's ``model`` that no pass reads."""
 _REPLACING = threading.Lock()
 
-MAX_GRAPH_RESIDUES = (
-    256  #: Longest targets that have graphs by default: passes of longer ones keep a GPU busy
-)
+#: Longest targets that have graphs by default: passes of longer ones keep a GPU busy
+MAX_GRAPH_RESIDUES = 256
 MIN_GRAPH_PASSES = 4  #: Fewest passes that have graphs by default: two of them are not replayed
 
 

@@ -28,9 +28,8 @@ MSA, OUTER_PRODUCT = MSARowAttention.operator, OuterProductMean.operator
 ATTENTION, MULTIPLICATION = TriangleAttention.operator, TriangleMultiplication.operator
 
 _PASSING = 4  #: Left sides of outer products on a rank: its own, the one in use, and two in transit
-_PAIR_CLASSES = (
-    40  #: Bytes per pair of the int64 classes of its distance and position, with intermediate values
-)
+#: Bytes per pair of the int64 classes of its distance and position, with intermediate values
+_PAIR_CLASSES = 40
 _ATTENTION_BUFFERS = 6.05
 """Elements that attention of a whole block holds for each of its input: 4 projections, attended values, and the update.
 
