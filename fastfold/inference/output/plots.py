@@ -145,7 +145,7 @@ def scan_png(
     panels: Mapping[str, np.ndarray],
     residues: Sequence[str],
     letters: Sequence[str],
-    wild_type: Sequence[int],
+    wild_type: Sequence[float],
     *,
     title: str = "",
 ) -> bytes:
@@ -155,7 +155,7 @@ def scan_png(
         panels: ``[L, M]`` values by label; NaN for mutants that were not folded. Labels with Δ have colours around 0.
         residues: ``M`` names of the residues.
         letters: ``L`` new letters.
-        wild_type: ``M`` rows of the wild type's letters, which are marked.
+        wild_type: ``M`` rows of the wild type's letters, which are marked; NaN for unknown ones.
         title: Text above the plot.
     """
     width = min(40.0, max(6.0, 2.0 + 0.16 * len(residues)))

@@ -108,8 +108,9 @@ def _mutation(target: Target, text: str) -> Mutation:
     chains = _chains(target, match["chain"], text)
     one = target.chains[chains[0]]
     _check_residue(one, number, text)
-    letter = one.sequence[one.numbers.index(number)]
-    if letter != old:
+    index = one.numbers.index(number)
+    letter = (one.letters or one.sequence)[index]
+    if old not in (letter, one.sequence[index]):  # U, B and Z are also X
         raise InputError(f"{text}: residue {number} is {letter}, not {old}; count residues from 1")
     if new not in restypes:
         raise InputError(f"{text}: {new} is not one of the 20 amino acids")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -166,7 +167,7 @@ def _picture(target: Target, variants: Sequence[Variant], rows: Iterable[Mapping
                 at = columns[one.chains, one.number, one.old, one.prefix]
                 values[letters.index(one.new), at] = value
     names = [f"{prefix}{old}{number}" for _, number, old, prefix in places]
-    wild = [letters.index(old) for _, _, old, _ in places]
+    wild = [letters.index(old) if old in letters else math.nan for _, _, old, _ in places]
     return scan_png(panels, names, letters, wild, title=f"Mutants of {target.name[:100]}")
 
 

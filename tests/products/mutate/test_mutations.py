@@ -28,6 +28,7 @@ def test_names_of_mutants(tmp_path: Path) -> None:
     assert names("MKV", "V3A,K2A") == ["V3A", "K2A"]
     assert names("MK:MK", "K2A,B:K2A") == ["K2A", "B:K2A"]
     assert names("MK:W", "B:W1A") == ["B:W1A"]
+    assert names("MUK", "U2C,X2A") == ["U2C", "X2A"]
     scan = names("MXK", "all")
     assert len(scan) == 38
     assert scan[0] == "M1A"
@@ -40,6 +41,7 @@ def test_names_of_mutants(tmp_path: Path) -> None:
     ("text", "mutations", "message"),
     [
         ("MKV", "K1A", "residue 1 is M, not K"),
+        ("MUV", "K2A", "residue 2 is U, not K"),
         ("MKV", "M9A", "no residue 9; its residues are 1 to 3"),
         ("MKV", "M1X", "X is not one of the 20"),
         ("MKV", "M1M", "is M already"),

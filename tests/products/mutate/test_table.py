@@ -132,3 +132,16 @@ def test_single_mutants_of_a_scan_have_a_cell_each(monkeypatch: pytest.MonkeyPat
         }
         assert cells == expected
     assert table._picture(target, variants[2:3], rows) is None
+
+
+def test_the_picture_marks_no_letter_of_an_unknown_residue() -> None:
+    target = replace(target_from_sequence("MUV"), name="t")
+    variants = [_variant(target, text, None, None) for text in ("U2C", "X2A", "V3A")]
+    rows = [
+        {"mutations": text, "dplddt_site": 1.0, "dplddt": 2.0, "strain_site": None}
+        for text in ("U2C", "X2A", "V3A")
+    ]
+    pytest.importorskip("matplotlib")
+    picture = table._picture(target, variants, rows)
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG")
