@@ -186,10 +186,9 @@ class Service:
             file.seek(offset)
             data = file.read(1 << 20)
         lines = []
-        for line in data.splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                offset += len(line)
-                lines.append((offset, line.decode("utf-8", "replace").rstrip("\r\n")))
+        for line in data.split(b"\n")[:-1]:
+            offset += len(line) + 1
+            lines.append((offset, line.decode("utf-8", "replace").rstrip("\r")))
         return lines, offset
 
     def _last_line(self, job: QueuedJob) -> str | None:

@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from fastfold.products.serve import Client, RefusedError
 from fastfold.products.serve.app import create_app
 from fastfold.products.serve.limits import RequestLimits
 from fastfold.products.serve.queue import QueueUnavailableError
+from fastfold.products.serve.request import PROGRESS
 from fastfold.products.serve.service import Service
 from fastfold.products.serve.submission import Settings
 from tests.products.serve.stub import LONGEST, serving
@@ -281,6 +283,21 @@ def test_old_answers_and_folders_of_cut_off_submissions_are_removed(tmp_path: Pa
     with serving(tmp_path, keep_days=0.0) as (server, service):
         assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["of somebody else"]
         assert service.queue.counts() == {}
+
+
+def test_progress_continues_behind_the_last_complete_line(guarded: tuple[str, Service]):
+    """A carriage return within a line, of a foreign message, counts as its other bytes."""
+    _, service = guarded
+    job: Any = SimpleNamespace(id="0" * 32)
+    folder = service.options.data / "jobs" / job.id
+    folder.mkdir()
+    content = "one\r\nof a tool\rtwo\n\ndréi\nnot yet"
+    (folder / PROGRESS).write_bytes(content.encode())
+    lines, offset = service.progress(job, 0)
+    assert [line for _, line in lines] == ["one", "of a tool\rtwo", "", "dréi"]
+    assert offset == lines[-1][0] == len(content.encode()) - len("not yet")
+    for (end, _), rest in zip(lines, (lines[1:], lines[2:], lines[3:], []), strict=True):
+        assert service.progress(job, end) == (rest, offset)
 
 
 def test_health_names_the_problem_and_metrics_count(guarded: tuple[str, Service]):
