@@ -51,7 +51,7 @@ def choose_backend(x: Tensor, backend: str | None = None, *, fits: bool = True) 
     Raises:
         ConfigError: The backend does not exist, or Triton was asked for and cannot run here.
     """
-    if backend is None and not x.is_cuda and VARIABLE not in os.environ:
+    if not x.is_cuda and (backend == "auto" or (backend is None and VARIABLE not in os.environ)):
         return "torch"
     name = requested_backend(backend)
     if name == "torch" or (name != "triton" and not x.is_cuda):
