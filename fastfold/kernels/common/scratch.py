@@ -34,7 +34,7 @@ class Scratch:
         self._kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         self._lanes: dict[int, Scratch] = {}
 
-    def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Scratch:
+    def of(self, x: Tensor | Scratch, dtype: torch.dtype | None = None) -> Scratch:
         """Return the same buffers for the device of ``x``, in its dtype or in ``dtype``."""
         dtype = x.dtype if dtype is None else dtype
         if self.dtype == dtype and self.device == x.device:

@@ -183,12 +183,14 @@ class TriangleForward:
     """
 
     _block_size: int | None = None  #: Positions of a block of factors; None for those of a forward pass
+    #: Projections of blocks by their first and last position, if a backward pass keeps them
+    _projected: dict[tuple[int, int], Tensor] | None = None
 
     def __init__(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
     ) -> None:
         self.dtype = scratch.dtype if requested_products() is None else product_dtype(scratch)
-        self._scratch = scratch
+        self._scratch = scratch if self.dtype == scratch.dtype else scratch.of(scratch, self.dtype)
         self.share = share_of(summands, scratch.dtype)
         self._factors = None if factors is None else arrange_factors(factors, scratch.dtype)
         self._update = None if update is None else arrange_update(update, scratch.dtype)
@@ -209,20 +211,19 @@ class TriangleForward:
 
         def block(scratch: Scratch, columns: slice, b_z: Tensor, *b_mask: Tensor) -> None:
             b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
-            # Projection and gate logits of left, and of right: [2, 2 c, n].
-            b_both = self._multiply(linear, b_x, columns, scratch).view(2, -1, b_x.shape[0])
+            own = scratch if self._projected is None else Scratch().of(b_x)
+            b_both = linear.by_channel(b_x, "projections", own)
+            if self._projected is not None:
+                self._projected[columns.start, columns.stop] = b_both
             is_whole = b_x.shape[0] == factors.shape[-1]  # every view costs host time
             b_factors = factors if is_whole else factors[:, :, columns]
-            _glu(b_both, 1, out=b_factors)
+            # Projection and gate logits of left, and of right: [2, 2 c, n].
+            _glu(b_both.view(2, -1, b_x.shape[0]), 1, out=b_factors)
             for b_keep in b_mask:
                 b_factors.mul_(b_keep.t())
 
-        widest, scratch = weights.projections.shape[0], self._scratch.of(z, self.dtype)
-        for_positions(block, widest, scratch, z, *unless_ones(mask), size=self._block_size)
-
-    def _multiply(self, linear: PreparedLinear, b_x: Tensor, columns: slice, scratch: Scratch) -> Tensor:
-        """Return the projections ``[N, n]`` of the normalized block ``b_x [n, K]`` at ``columns``."""
-        return linear.by_channel(b_x, "projections", scratch)
+        widest = weights.projections.shape[0]
+        for_positions(block, widest, self._scratch, z, *unless_ones(mask), size=self._block_size)
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
@@ -261,7 +262,7 @@ class TriangleForward:
             b_dropout = None if dropout is None else at_positions(dropout, columns)
             finish(b_out, b_update, b_residual, b_dropout)
 
-        for_positions(block, _widest(weights), self._scratch.of(z, self.dtype), z, out, *residuals)
+        for_positions(block, _widest(weights), self._scratch, z, out, *residuals)
 
 
 class TriangleGradients(TriangleForward):
@@ -279,26 +280,19 @@ class TriangleGradients(TriangleForward):
         needed: Collection[str],
         summands: int = 1,
     ) -> None:
-        super().__init__(factors, update, Scratch().of(z, gradient_dtype(z)), summands)
-        self.dtype, exact = gradient_dtype(z), accumulation_dtype(z)
-        self._pairs = z.shape[-3] * z.shape[-2]
-        #: Projections of blocks by their first and last position, for :meth:`factors_backward`
-        self._projected: dict[tuple[int, int], Tensor] = {}
+        scratch, exact = Scratch().of(z, gradient_dtype(z)), accumulation_dtype(z)
+        super().__init__(factors, update, scratch, summands)
+        self.dtype, self._scratch = scratch.dtype, scratch
         self._needs_factor_layers = not set(needed).isdisjoint(FACTOR_LAYERS)
         self._needs_update_layers = not set(needed).isdisjoint(UPDATE_LAYERS)
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
             self._block_size = block_positions(4 * self.channels, self.dtype)  # as in factors_backward
+            if keeps_projections(self.channels, z.shape[-3] * z.shape[-2]):
+                self._projected = {}
         if update is not None:
             self._update_totals = arrange_update(zeros_of(update, exact), exact)
-
-    def _multiply(self, linear: PreparedLinear, b_x: Tensor, columns: slice, scratch: Scratch) -> Tensor:
-        if not keeps_projections(self._pairs, self.channels):
-            return super()._multiply(linear, b_x, columns, scratch)
-        own = super()._multiply(linear, b_x, columns, Scratch().of(b_x))
-        self._projected[columns.start, columns.stop] = own
-        return own
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Return the numbers of channels contracted at a time, forward and backward; matrices stay in the cache."""
@@ -363,7 +357,8 @@ class TriangleGradients(TriangleForward):
             b_z = b_z.to(weights.projections.dtype)
             b_x, statistics = _normalize(b_z, weights.norm, scratch.dtype)
             b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-            b_both = self._projected.pop((columns.start, columns.stop), None)
+            key = columns.start, columns.stop
+            b_both = None if self._projected is None else self._projected.pop(key, None)
             if b_both is None:
                 b_both = linear.by_channel(b_x, "projections", scratch)
             halves = zip(grad_factors.chunk(2), b_both.chunk(2), b_grad_both.chunk(2), strict=True)

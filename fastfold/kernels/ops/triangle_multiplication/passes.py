@@ -57,10 +57,6 @@ def _backend(backend: str) -> _TriangleBackend:
     return eager
 
 
-def _expand_like(dropout: Tensor | None, z: Tensor) -> Tensor | None:
-    return None if dropout is None else dropout.expand_as(z)
-
-
 def forward(
     out: Tensor,
     z: Tensor,
@@ -78,7 +74,8 @@ def forward(
 
     Arguments are those of ``triangle_multiplication``.
     """
-    operations, plan, c = _backend(backend), plan or ContractionPlan(), parameters.channels
+    operations: _TriangleBackend = eager if backend == "torch" else _backend(backend)
+    plan, c = plan or ContractionPlan(), parameters.out_weight.shape[1]
     scratch = Scratch(z.device, z.dtype) if scratch is None else scratch.of(z)
     steps = operations.forward_steps(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
     channels = min(c, plan.channels or operations.channel_group(c, z.shape[-2] ** 2))
@@ -89,7 +86,7 @@ def forward(
     multiply(
         *(out, z, mask, steps, ContractionPlan(channels, plan.host, plan.kept)),
         residual=residual,
-        dropout=_expand_like(dropout, z),
+        dropout=None if dropout is None else dropout.expand_as(z),
         outgoing=outgoing,
         c=c,
         scratch=scratch,
@@ -115,7 +112,7 @@ def backward(
     Everything is recomputed from the inputs of ``triangle_multiplication``. In addition to the result there are three
     tensors ``[c, N, N]`` of one batch element, and a part of one. With ``add_z``, ``z`` is also the residual.
     """
-    group, dropout = TriangleParams(*parameters), _expand_like(dropout, z)
+    group, dropout = TriangleParams(*parameters), None if dropout is None else dropout.expand_as(z)
     needed = needed_names(("z", *group._fields), needs)
     steps = _backend(backend).gradient_steps(group.factors, group.update, z, needed, summands=z.shape[-2])
     grad_z = torch.empty_like(z, dtype=steps.dtype)
@@ -202,7 +199,8 @@ def update(
     backend: str,
 ) -> Tensor:
     """Fill ``out [*, R, N, c_z]``, which may be ``z``, from ``product [*, c, R, N]`` and ``z``."""
-    dropout, product = _expand_like(dropout, z), product.to(z.dtype).contiguous()
+    product = product.to(z.dtype).contiguous()
+    dropout = None if dropout is None else dropout.expand_as(z)
     steps = _backend(backend).forward_steps(None, parameters, Scratch().of(z))
     for i in batch_elements(z):
         steps.write(out[i], product[i], z[i], z[i] if add_z else None, part(dropout, i))
@@ -225,7 +223,7 @@ def update_backward(
 
     Gradients of parameters that are not ``needed`` may be None or zeros.
     """
-    dropout = _expand_like(dropout, z)
+    dropout = None if dropout is None else dropout.expand_as(z)
     steps = _backend(backend).gradient_steps(None, parameters, z, needed)
     rows, n = z.shape[-3:-1]
     padded = product.new_zeros(*product.shape[:-2], steps.width(rows), steps.width(n), dtype=steps.dtype)
