@@ -91,26 +91,30 @@ class Weights(NamedTuple):
 
     norm: tuple[Tensor, Tensor]
     merged: Tensor  #: ``[3 H D or 4 H D, c]``, rows for queries, keys, values and gates
-    bias: Tensor | None  #: ``[H D]`` of the gates or None; of all rows in weights :func:`centered_on` data
+    bias: Tensor | None  #: ``[H D]`` of the gates, or None
     output: Tensor
     output_bias: Tensor
     #: ``[H D]``, estimate of the output projection's input that all positions have in common
     attended: Tensor | None = None
+    merged_bias: Tensor | None = None  #: Bias of all rows of ``merged``, or None
     positions: int = 0  #: Number of positions to project, if known
 
 
 def arrange(parameters: GatedAttentionParams, dtype: torch.dtype, positions: int = 0) -> Weights:
     """Arrange weights in ``dtype`` for a number of positions, and the norm in the dtype of accumulation."""
     p = with_exact_norms(parameters, dtype)
-    merged = [p.query_weight, p.key_weight, p.value_weight]
-    if p.gate_weight is not None:
+    merged, merged_bias = [p.query_weight, p.key_weight, p.value_weight], p.gate_bias
+    if p.gate_weight is not None and merged_bias is not None:
         merged.append(p.gate_weight)
+        # Within the product, so that gate logits are rounded once.
+        merged_bias = torch.constant_pad_nd(merged_bias, (3 * merged_bias.shape[0], 0))
     return Weights(
         (p.norm_weight, p.norm_bias),
         torch.cat(merged),
         p.gate_bias,
         p.output_weight,
         p.output_bias,
+        merged_bias=merged_bias,
         positions=positions,
     )
 
@@ -145,28 +149,20 @@ def centered_on(x: Tensor, weights: Weights) -> Weights:
     """Move the mean over positions of ``x [*, c]`` into the bias of ``weights``, if products are reduced."""
     if reduced(weights.merged) is None:
         return weights
-    norm, bias = centered(x, weights.norm, EPS, weights.merged, _bias(weights))
+    norm, bias = centered(x, weights.norm, EPS, weights.merged, weights.merged_bias)
     attended = None
-    if weights.bias is not None:
+    if weights.merged_bias is not None:
         normed, *_ = normalize(sample(x).to(weights.merged.dtype), *norm, EPS)
         assert bias is not None
         # Rows of values and gates are the second half.
         value, gate = estimate(normed, weights.merged.chunk(2)[1], bias.chunk(2)[1]).chunk(2, -1)
         attended = mean_of(value).mul_(mean_of(gate.sigmoid()))
-    return weights._replace(norm=norm, bias=bias, attended=attended)
+    return weights._replace(norm=norm, merged_bias=bias, attended=attended)
 
 
 def projections(weights: Weights) -> PreparedLinear:
     """Return the product for queries, keys, values and gate logits at once."""
-    # With the bias within the product, so that gate logits are rounded once.
-    return PreparedLinear(weights.merged, _bias(weights), least="int8", positions=weights.positions)
-
-
-def _bias(weights: Weights) -> Tensor | None:
-    """Return the bias of all projections, ``[3 H D or 4 H D]``."""
-    if weights.bias is None:
-        return None
-    return torch.constant_pad_nd(weights.bias, (weights.merged.shape[0] - weights.bias.shape[0], 0))
+    return PreparedLinear(weights.merged, weights.merged_bias, least="int8", positions=weights.positions)
 
 
 def project(normed: Tensor, linear: PreparedLinear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
