@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -211,6 +212,24 @@ def test_residual_dropout_and_out(name: str) -> None:
             rtol=1e-11,
             atol=1e-11,
         )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_changes_no_operator(name: str) -> None:
+    """Forward and backward pass, with and without PyTorch's dispatcher: the dtypes of the tensors decide."""
+    case = case_of(name, 9)
+    plain = gradients_of(case.operator, case, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients_of(case.operator, case, torch.float32)
+    assert found.keys() == plain.keys()
+    for key, value in plain.items():
+        assert torch.equal(found[key], value), key
+    inputs = _cast(case.inputs, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        assert torch.equal(case.operator(**inputs), plain["output"])
+        if "out" in inspect.signature(case.operator).parameters:
+            out = torch.empty_like(plain["output"])
+            assert torch.equal(case.operator(**inputs, out=out), plain["output"])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastfold.kernels.common.backend import runs_directly
 from fastfold.kernels.common.cost import OPERATOR_COSTS, Arguments, CostOf, no_products
 from fastfold.kernels.common.parameters import empty_grads, grads_or_none
+from fastfold.kernels.common.scratch import autocast_is_enabled, without_autocast
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def define_operator(
 ) -> Operator:
     """Register ``fastfold::name`` with the cost of a call, and with a ``backward`` also ``fastfold::name_backward``.
 
-    ``fake`` returns an uninitialised result of ``forward``.
+    ``fake`` returns an uninitialised result of ``forward``. Both passes run without autocast.
     """
-    operator = torch.library.custom_op(f"fastfold::{name}", forward, mutates_args=())
+    operator = torch.library.custom_op(f"fastfold::{name}", without_autocast(forward), mutates_args=())
     operator.register_fake(fake)
     OPERATOR_COSTS[name] = cost
     if backward is not None:
@@ -81,7 +82,9 @@ class Operator:
     def __call__(self, first: Tensor | Sequence[Tensor], /, *arguments: Any, **options: Any) -> Any:
         """Compute the result, with the arguments of ``forward``."""
         x = first if isinstance(first, Tensor) else first[0]
-        compute = self.forward if runs_directly(x) else self.registered
+        if not runs_directly(x):
+            return self.registered(first, *arguments, **options)
+        compute = without_autocast(self.forward) if autocast_is_enabled() else self.forward
         return compute(first, *arguments, **options)
 
 

@@ -20,7 +20,6 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     finish,
-    without_autocast,
 )
 from fastfold.kernels.cpu.linear import by_onednn, gradient_dtype, product_dtype, reduced
 from fastfold.kernels.ops.outer_product_mean.eager import (
@@ -85,7 +84,6 @@ def folding_pays_backward(inputs: OuterProductParams, needed: Collection[str]) -
     return folded < (ONEDNN_TIME if by_onednn(like) else 1.0) * unfolded
 
 
-@without_autocast
 def side_gradients(grad: Tensor, inputs: OuterProductParams, eps: float) -> list[Tensor]:
     """Compute the gradients of ``left`` and ``right`` from that of the result ``[*, I, J, c_z]``.
 
@@ -160,7 +158,6 @@ class FoldedRows:
             place: tuple[int | slice, ...] = (*i, slice(None), block)
             _columns(x, right_mask[rows], self._right[place])
 
-    @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
         if left.dim() == 3:

@@ -15,7 +15,7 @@ from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MASKED_LOGIT, MAX_HEAD_CHANNELS, batched, innermost
 from fastfold.kernels.common.operator import BackwardPass, define_operator
-from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype
 from fastfold.kernels.cpu.linear import gradient_dtype
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
 
@@ -43,7 +43,6 @@ def attention_definition(
     return out.to(q.dtype)
 
 
-@without_autocast
 def _forward(
     qkv: Sequence[Tensor],
     bias: Tensor | None,
@@ -89,7 +88,6 @@ def _is_empty(q: Tensor, k: Tensor) -> bool:
     return q.numel() == 0 or k.numel() == 0
 
 
-@without_autocast
 def _compute_gradients(
     grad: Tensor,
     qkv: Sequence[Tensor],

@@ -63,7 +63,6 @@ def gated_attention_definition(
     return linear(out, w.output_weight, w.output_bias).to(x.dtype)
 
 
-@without_autocast
 def _forward(
     x: Tensor,
     bias: Tensor | None,
@@ -297,7 +296,6 @@ def gated_attention(
     return compute(out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once)
 
 
-@without_autocast
 def _compute_beginning(
     x: Tensor, parameters: Sequence[Tensor], *, heads: int, backend: str, backward: bool
 ) -> list[Tensor]:
@@ -354,7 +352,6 @@ def gated_attention_begin(
     return found
 
 
-@without_autocast
 def _continue(
     x: Tensor,
     begun: Sequence[Tensor],

@@ -20,7 +20,6 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     finish,
-    without_autocast,
 )
 from fastfold.kernels.common.shared_masks import once
 from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
@@ -144,7 +143,6 @@ def _most_lanes(x: Tensor, backend: str) -> int:
     return MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
 
 
-@without_autocast
 def compute_gradients(
     grad: Tensor,
     x: Tensor,

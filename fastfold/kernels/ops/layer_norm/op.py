@@ -19,7 +19,6 @@ from fastfold.kernels.common.scratch import (
     normalize_backward,
     normalize_to,
     position_blocks,
-    without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 
@@ -36,7 +35,6 @@ def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None,
     return out.to(x.dtype)
 
 
-@without_autocast
 def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
@@ -64,7 +62,6 @@ def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, bac
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@without_autocast
 def _compute_gradients(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:

@@ -15,7 +15,6 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     share_of,
-    without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
 from fastfold.kernels.cpu.linear import (
@@ -83,7 +82,6 @@ class ProductRows:
             place: tuple[int | slice, ...] = (*i, slice(None), slice(None), block)
             _columns(x, right_mask[rows], self._columns[place])
 
-    @without_autocast
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
         if left.dim() == 3:
@@ -126,7 +124,6 @@ class ProductRows:
         for_blocks(block, blocks, self._scratch)
 
 
-@without_autocast
 def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
     """Compute gradients; products exist for one tile of pairs at a time."""
     left, right, left_mask, right_mask, weight, bias = inputs

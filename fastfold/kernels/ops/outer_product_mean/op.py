@@ -17,7 +17,12 @@ from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
-from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.common.scratch import (
+    accumulation_dtype,
+    autocast_is_enabled,
+    refuse_gradients,
+    without_autocast,
+)
 from fastfold.kernels.cpu.folding import (
     FoldedRows,
     folding_pays,
@@ -100,7 +105,7 @@ class OuterProductRows:
                 triton_fwd.masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask)
             )
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
-            self._write = functools.partial(without_autocast(triton_fwd.forward), shared, eps)
+            self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
             like = first.new_empty(0)
             del first
@@ -115,7 +120,8 @@ class OuterProductRows:
         """
         if torch.is_grad_enabled():
             refuse_gradients(left, residual)
-        self._write(out, left, left_mask, residual)
+        fill = without_autocast(self._write) if autocast_is_enabled() else self._write
+        fill(out, left, left_mask, residual)
         return out
 
 
@@ -169,7 +175,7 @@ def _compute_gradients(
     if backend == "triton":
         from fastfold.kernels.ops.outer_product_mean import triton_bwd
 
-        grads = without_autocast(triton_bwd.backward)(grad, group, eps, needed)
+        grads = triton_bwd.backward(grad, group, eps, needed)
     elif folding_pays_backward(group, needed):
         grads = [*side_gradients(grad, group, eps), None, None]
     else:

@@ -47,7 +47,6 @@ def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
         start += len(parts[0])
 
 
-@without_autocast
 def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     group = PairBiasParams(*parameters)
     if backend == "triton":
@@ -74,7 +73,6 @@ def _fake(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     return z.new_empty(*z.shape[:-3], heads, *z.shape[-3:-1])
 
 
-@without_autocast
 def _backward(
     grad: Tensor, z: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:

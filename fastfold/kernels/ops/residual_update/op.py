@@ -62,7 +62,6 @@ def _forward(
     return out
 
 
-@without_autocast
 def _backward(
     grad: Tensor,
     x: Tensor,

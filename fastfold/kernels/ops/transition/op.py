@@ -99,7 +99,7 @@ def _backward(
         from fastfold.kernels.ops.transition import triton_bwd
 
         needed = needed_names(("x", *group._fields), needs)
-        grads = without_autocast(triton_bwd.backward)(grad, x, group, add_x, needed)
+        grads = triton_bwd.backward(grad, x, group, add_x, needed)
     else:
         grads = eager.backward(grad, x, group, add_x, needs, *out)
     return cast_grads(grads, (x, *parameters), needs)

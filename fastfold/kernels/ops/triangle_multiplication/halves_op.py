@@ -174,6 +174,7 @@ def _update_backward(
         *(grad, product, z, group), dropout=dropout, normed=normed, needed=needed, backend=backend
     )
     if add_z and not normed:
+        assert grads[1] is not None
         grads[1] += grad
     return cast_grads(grads, (product, z, *parameters), needs)
 

@@ -49,7 +49,6 @@ def triangle_multiplication_definition(
     return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
-@without_autocast
 def _forward(
     z: Tensor,
     mask: Tensor,

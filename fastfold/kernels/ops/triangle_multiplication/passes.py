@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.parameters import cast_grads, needed_names
-from fastfold.kernels.common.scratch import Scratch, without_autocast
+from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication.contraction import (
     ContractionPlan,
@@ -94,7 +94,6 @@ def forward(
     return out
 
 
-@without_autocast
 def backward(
     grad: Tensor,
     z: Tensor,
@@ -154,7 +153,6 @@ def _channels(group: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(x.split(group) for x in tensors), strict=True)
 
 
-@without_autocast
 def factors(out: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, backend: str) -> None:
     """Fill ``out [*, 2 c, R, N]`` with the factors of ``z [*, R, N, c_z]``."""
     steps = _backend(backend).forward_steps(parameters, None, Scratch().of(z))
@@ -162,7 +160,6 @@ def factors(out: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, b
         steps.project(out[i], z[i], mask[i], 0, out.shape[-3] // 2)
 
 
-@without_autocast
 def factors_backward(
     grad: Tensor,
     z: Tensor,
@@ -187,7 +184,6 @@ def factors_backward(
     return [grad_z, *steps.factor_grads()]
 
 
-@without_autocast
 def update(
     out: Tensor,
     product: Tensor,
@@ -207,7 +203,6 @@ def update(
     return out
 
 
-@without_autocast
 def update_backward(
     grad: Tensor,
     product: Tensor,
