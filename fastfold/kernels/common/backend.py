@@ -79,7 +79,7 @@ def runs_directly(x: Tensor) -> bool:
     # seconds. The compiler cannot trace the other questions.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    return x.device.type in ("cpu", "cuda") and type(x) is Tensor and torch.is_inference_mode_enabled()
+    return (x.is_cpu or x.is_cuda) and type(x) is Tensor and torch.is_inference_mode_enabled()
 
 
 _refused: dict[torch.device, str] = {}

@@ -235,7 +235,9 @@ class AttentionForward:
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Compute projections ``[r, N, 3 or 4, H, D]`` of a block ``x [r, N, c]``, in the dtype of ``scratch``."""
         normed = normalize_to(scratch.dtype, x, self._weights.norm, EPS)
-        return project(normed, self._projections, self._weights, self._heads, scratch)
+        projected = self._projections(normed.flatten(0, 1), "projected", scratch)
+        channels = self._weights.output.shape[1] // self._heads
+        return projected.view(*x.shape[:2], -1, self._heads, channels)
 
     def __call__(
         self,

@@ -50,9 +50,7 @@ def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     group = PairBiasParams(*parameters)
     if backend == "triton":
-        from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
-
-        return pair_bias_forward(z, group._replace(weight=group.weight.to(z.dtype)), EPS)
+        return _by_triton(z, group)
     norm_weight, norm_bias, weight = with_exact_norms(group, z.dtype)
     norm = norm_weight, norm_bias
     if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= block_positions(z.shape[-1]) * z.shape[-1]:
@@ -66,6 +64,13 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     for i in itertools.product(*map(range, z.shape[:-3])):
         for_blocks(block, _blocks(out[i], z[i]), Scratch().of(z))
     return out
+
+
+def _by_triton(z: Tensor, group: PairBiasParams, *, multiple: int = 1) -> Tensor:
+    """Compute the bias, with rows that begin at multiples of some elements."""
+    from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
+
+    return pair_bias_forward(z, group._replace(weight=group.weight.to(z.dtype)), EPS, multiple=multiple)
 
 
 def _fake(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
@@ -170,16 +175,8 @@ def pair_bias(
     """
     fits = weight.shape[1] <= MAX_CHANNELS and weight.shape[0] <= MAX_HEADS
     chosen = choose_backend(z, backend, fits=fits)
-    parameters = PairBiasParams(norm_weight, norm_bias, weight)
+    parameters = [norm_weight, norm_bias, weight]
     if aligned and chosen == "triton" and not torch.is_grad_enabled():
-        return _aligned(z, parameters)
+        # Outside the operator, whose results are always contiguous.
+        return without_autocast(_by_triton)(z, PairBiasParams(*parameters), multiple=16)
     return _pair_bias(z, parameters, chosen)
-
-
-@without_autocast
-def _aligned(z: Tensor, parameters: PairBiasParams) -> Tensor:
-    """Compute the aligned bias outside the operator, whose results are always contiguous."""
-    from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
-
-    cast = parameters._replace(weight=parameters.weight.to(z.dtype))
-    return pair_bias_forward(z, cast, EPS, multiple=16)
