@@ -145,8 +145,8 @@ class FoldedRows:
     ) -> None:
         (*batch, sequences, columns), c = right_mask.shape, math.isqrt(weight.shape[-1])
         self._right = like.new_empty(*batch, columns, sequences, c)
-        by_channel = weight.to(like.dtype).view(-1, c, c)
-        self._weight = by_channel.permute(1, 2, 0).flatten(1)  # [c, (e c_z)]
+        # PyTorch transposes matrices without gaps tile by tile.
+        self._weight = weight.to(like.dtype).t().contiguous().view(c, -1)  # [c, (e c_z)]
         self._bias = bias.to(like.dtype)
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch(like.device, like.dtype)
