@@ -79,8 +79,8 @@ def self_attention(
         residual=block.x,
         dropout=block.dropout,
         out=block.out,
-        at_once=block.at_once,
-        keep=block.keep,
+        at_once=block.policy.attention_at_once,
+        keep=block.policy.keep_projections,
     )
 
 

@@ -22,46 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.offload import HostBuffers, OffloadedRows
 
-
-class Block(NamedTuple):
-    """Input and output of one call of a residual branch."""
-
-    x: Tensor  #: The updated tensor, or a part of it
-    rows: slice  #: Slice of the axis that ``x`` is cut along
-    dropout: Tensor | None  #: Factors that broadcast against ``x``, or None
-    out: Tensor | None  #: Tensor for the result, or None for a new tensor
-    at_once: bool = False  #: :attr:`ExecutionPolicy.attention_at_once`
-    keep: bool = False  #: :attr:`ExecutionPolicy.keep_projections`
-
-    def add(self, update: Tensor) -> Tensor:
-        """Return ``x + dropout * update``, for operators without a residual; ``update`` has the shape of ``x``."""
-        if self.dropout is not None:
-            update = update * self.dropout
-        return self.x + update if self.out is None else torch.add(self.x, update, out=self.out)
-
-    def take(self, dim: int, rows: slice) -> Block:
-        """Return the part of this block at ``rows`` along ``dim``."""
-        dropout = self.dropout
-        if dropout is not None and dropout.shape[dim] > 1:
-            dropout = narrowed(dropout, dim, rows)
-        out = None if self.out is None else narrowed(self.out, dim, rows)
-        return Block(narrowed(self.x, dim, rows), rows, dropout, out, self.at_once, self.keep)
-
-    def rows_of(self, x: Tensor, dim: int) -> Tensor:
-        """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
-        start, stop, _ = self.rows.indices(x.shape[dim])
-        return x if stop - start == x.shape[dim] else x.narrow(dim, start, stop - start)
-
-    def transposed(self) -> Block:
-        """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
-        dropout = None if self.dropout is None else self.dropout.transpose(-3, -2)
-        out = None if self.out is None else self.out.transpose(-3, -2)
-        return Block(self.x.transpose(-3, -2), self.rows, dropout, out, self.at_once, self.keep)
-
-
 Result = TypeVar("Result")
-Branch = Callable[[Block], Tensor]
-"""Function from a block to ``block.x + block.dropout * update(block.x)``, written to ``block.out`` if given."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +138,45 @@ class ExecutionPolicy:
         if not (self.recompute and torch.is_grad_enabled()):
             return function
         return partial(recomputed, function)
+
+
+class Block(NamedTuple):
+    """Input and output of one call of a residual branch."""
+
+    x: Tensor  #: The updated tensor, or a part of it
+    rows: slice  #: Slice of the axis that ``x`` is cut along
+    dropout: Tensor | None  #: Factors that broadcast against ``x``, or None
+    out: Tensor | None  #: Tensor for the result, or None for a new tensor
+    policy: ExecutionPolicy = ExecutionPolicy()  #: Policy of the module in this call
+
+    def add(self, update: Tensor) -> Tensor:
+        """Return ``x + dropout * update``, for operators without a residual; ``update`` has the shape of ``x``."""
+        if self.dropout is not None:
+            update = update * self.dropout
+        return self.x + update if self.out is None else torch.add(self.x, update, out=self.out)
+
+    def take(self, dim: int, rows: slice) -> Block:
+        """Return the part of this block at ``rows`` along ``dim``."""
+        dropout = self.dropout
+        if dropout is not None and dropout.shape[dim] > 1:
+            dropout = narrowed(dropout, dim, rows)
+        out = None if self.out is None else narrowed(self.out, dim, rows)
+        return Block(narrowed(self.x, dim, rows), rows, dropout, out, self.policy)
+
+    def rows_of(self, x: Tensor, dim: int) -> Tensor:
+        """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
+        start, stop, _ = self.rows.indices(x.shape[dim])
+        return x if stop - start == x.shape[dim] else x.narrow(dim, start, stop - start)
+
+    def transposed(self) -> Block:
+        """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
+        dropout = None if self.dropout is None else self.dropout.transpose(-3, -2)
+        out = None if self.out is None else self.out.transpose(-3, -2)
+        return Block(self.x.transpose(-3, -2), self.rows, dropout, out, self.policy)
+
+
+Branch = Callable[[Block], Tensor]
+"""Function from a block to ``block.x + block.dropout * update(block.x)``, written to ``block.out`` if given."""
 
 
 class PairRows:
@@ -423,9 +423,9 @@ class PolicyModule(nn.Module):
         out = None if torch.is_grad_enabled() else x if policy.inplace else torch.empty_like(x)
         if dim is None or policy.block_elements is None or x.numel() <= policy.block_elements:
             rows = slice(None) if dim is None else slice(0, x.shape[dim])
-            blocks = [Block(x, rows, dropout, out, policy.attention_at_once, policy.keep_projections)]
+            blocks = [Block(x, rows, dropout, out, policy)]
         else:
-            whole = Block(x, slice(None), dropout, out, policy.attention_at_once, policy.keep_projections)
+            whole = Block(x, slice(None), dropout, out, policy)
             blocks = [whole.take(dim, rows) for rows in policy.slices(x, dim)]
         results = []
         for block in blocks:

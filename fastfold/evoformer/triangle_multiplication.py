@@ -43,7 +43,7 @@ class TriangleMultiplication(PolicyModule):
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Return ``pair + dropout_rowwise(multiplication(pair))``, ``[*, N, N, c_z]``; mask ``[*, N, N]``."""
-        policy, parameters = self.policy, self.collected(self.kernel_parameters)
+        parameters = self.collected(self.kernel_parameters)
 
         def add_multiplication(block: Block) -> Tensor:
             return kernels.triangle_multiplication(
@@ -54,7 +54,7 @@ class TriangleMultiplication(PolicyModule):
                 residual=block.x,
                 dropout=block.dropout,
                 out=block.out,
-                plan=policy.contraction,
+                plan=block.policy.contraction,
             )
 
         return self.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastfold.evoformer.attention import Attention, GlobalAttention, kernel_parameters, self_attention
-from fastfold.evoformer.execution import Block
+from fastfold.evoformer.execution import Block, ExecutionPolicy
 from fastfold.evoformer.primitives import LayerNorm
 from tests.helpers.definitions import attention, close, linear, norm, random, randomized
 
@@ -65,7 +65,8 @@ def test_a_block_says_if_projections_are_kept_for_the_backward_pass(keep: bool) 
     parameters, mask = kernel_parameters(randomized(LayerNorm(C_Q)), layer), torch.ones(R, N_Q).double()
     saved: list[torch.Size] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
-        block = Block(random(R, N_Q, C_Q).requires_grad_(), slice(None), None, None, keep=keep)
+        policy = ExecutionPolicy(keep_projections=keep)
+        block = Block(random(R, N_Q, C_Q).requires_grad_(), slice(None), None, None, policy)
         self_attention(parameters, HEADS, block, None, mask)
     assert ((4, R, HEADS, N_Q, C // HEADS) in saved) == keep
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fastfold import kernels
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.execution import (
     Block,
@@ -17,6 +18,7 @@ from fastfold.evoformer.execution import (
     calling,
     set_policy,
 )
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from tests.helpers.networks import oracle_config
 
 
@@ -106,16 +108,23 @@ def test_a_branch_of_columns_sees_them_as_rows(elements: int | None, mode: str) 
 
 @pytest.mark.parametrize("block_elements", [None, 12])
 @pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("name", ["at_once", "keep"])
-def test_blocks_carry_the_settings_of_attention(name: str, columns: bool, block_elements: int | None) -> None:
-    field = {"at_once": "attention_at_once", "keep": "keep_projections"}[name]
-    policy = ExecutionPolicy(**{field: True, "block_elements": block_elements})
+def test_blocks_carry_the_policy_of_their_module(columns: bool, block_elements: int | None) -> None:
+    policy = ExecutionPolicy(block_elements=block_elements)
     blocks: list[Block] = []
     _module(policy).apply_residual(
         torch.zeros(4, 6, 2), lambda block: blocks.append(block) or block.x, dim=-3, columns=columns
     )
     assert len(blocks) == (1 if block_elements is None else 4)
-    assert {(block.at_once, block.keep) for block in blocks} == {(name == "at_once", name == "keep")}
+    assert all(block.policy is policy for block in blocks)
+
+
+def test_a_triangle_multiplication_reads_the_plan_of_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = EvoformerBlock(oracle_config().model.embeddings_and_evoformer.evoformer, 16, 8)
+    layer, plan, plans = block.triangle_multiplication_outgoing, ContractionPlan(channels=3), []
+    layer.policy = ExecutionPolicy(contraction=plan)
+    monkeypatch.setattr(kernels, "triangle_multiplication", lambda x, *_, plan, **__: plans.append(plan) or x)
+    layer(torch.zeros(4, 4, 8), torch.ones(4, 4))
+    assert plans == [plan]
 
 
 def test_dropout_is_drawn_in_training_alone() -> None:
