@@ -39,9 +39,9 @@ class MSARowAttention(PolicyModule):
         The pair is ``[*, N, N, c_z]``, and ``msa_mask [*, S, N]`` is 0 for padding. ``bias`` is a precomputed
         :meth:`bias` of the pair.
         """
-        parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
+        (parameters, of_bias), heads = self.collected(self.kernel_parameters), self.attention.heads
         if bias is None:
-            bias = self.bias(pair)
+            bias = kernels.pair_bias(pair, *of_bias, aligned=True)
         else:  # laid out here, so that blocks do not each copy the bias
             bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
         add_attention = partial(self_attention, parameters, heads, bias=bias, mask=msa_mask)
@@ -49,13 +49,13 @@ class MSARowAttention(PolicyModule):
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
-        return kernels.pair_bias(
-            pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight, aligned=True
-        )
+        _, parameters = self.collected(self.kernel_parameters)
+        return kernels.pair_bias(pair, *parameters, aligned=True)
 
-    def kernel_parameters(self) -> kernels.GatedAttentionParams:
-        """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
-        return kernel_parameters(self.norm, self.attention)
+    def kernel_parameters(self) -> tuple[kernels.GatedAttentionParams, tuple[Tensor, Tensor, Tensor]]:
+        """Return the parameters of :func:`fastfold.kernels.gated_attention` and of its pair bias."""
+        of_bias = self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight
+        return kernel_parameters(self.norm, self.attention), of_bias
 
 
 class MSAColumnAttention(PolicyModule):

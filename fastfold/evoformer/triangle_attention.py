@@ -42,10 +42,10 @@ class TriangleAttention(PolicyModule):
 
         ``pair_mask [*, N, N]`` is 0 for padding, and ``bias`` a precomputed :meth:`bias` of the pair.
         """
-        parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
+        (parameters, of_bias), heads = self.collected(self.kernel_parameters), self.attention.heads
         by_row, mask = self.starting, pair_mask
         is_laid_out = by_row and bias is None
-        bias = self.bias(pair) if bias is None else bias
+        bias = kernels.pair_bias(pair, *of_bias, aligned=by_row) if bias is None else bias
         if not by_row:
             bias, mask = bias.transpose(-2, -1), mask.transpose(-2, -1)
         if not is_laid_out:  # laid out here, so that blocks do not each copy the bias
@@ -56,10 +56,10 @@ class TriangleAttention(PolicyModule):
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, for attention along its rows."""
-        return kernels.pair_bias(
-            pair, self.norm.weight, self.norm.bias, self.pair_bias.weight, aligned=self.starting
-        )
+        _, parameters = self.collected(self.kernel_parameters)
+        return kernels.pair_bias(pair, *parameters, aligned=self.starting)
 
-    def kernel_parameters(self) -> kernels.GatedAttentionParams:
-        """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
-        return kernel_parameters(self.norm, self.attention)
+    def kernel_parameters(self) -> tuple[kernels.GatedAttentionParams, tuple[Tensor, Tensor, Tensor]]:
+        """Return the parameters of :func:`fastfold.kernels.gated_attention` and of its pair bias."""
+        of_bias = self.norm.weight, self.norm.bias, self.pair_bias.weight
+        return kernel_parameters(self.norm, self.attention), of_bias

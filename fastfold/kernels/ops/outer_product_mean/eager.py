@@ -224,7 +224,7 @@ def counts_of(left_mask: Tensor, right_mask: Tensor) -> Tensor:
     """Count the sequences that both columns have: ``[I, J]``."""
     exact = accumulation_dtype(left_mask)
     left = left_mask.to(exact)
-    return left.t() @ (left if right_mask is left_mask else right_mask.to(exact))
+    return torch.mm(left.t(), left if right_mask is left_mask else right_mask.to(exact))
 
 
 def _tiles(shape: torch.Size, c: int, sequences: int, dtype: torch.dtype = torch.float32) -> Iterator[Tile]:

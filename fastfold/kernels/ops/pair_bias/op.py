@@ -55,7 +55,7 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     norm = norm_weight, norm_bias
     if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= block_positions(z.shape[-1]) * z.shape[-1]:
         normed = normalize_to(z.dtype, z, norm, EPS).flatten(0, 1)
-        return (weight @ normed.t()).view(weight.shape[0], *z.shape[:2])
+        return torch.mm(weight, normed.t()).view(weight.shape[0], *z.shape[:2])
     out = _fake(z, parameters, backend)
 
     def block(scratch: Scratch, b_out: Tensor, b_z: Tensor) -> None:
