@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
+from functools import partial
+from operator import contains
 from typing import Literal
 
 import torch
@@ -14,6 +17,15 @@ from fastfold.errors import ConfigError
 Backend = Literal["auto", "triton", "torch", "cueq"]
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch", "cueq")
 VARIABLE = "FASTFOLD_KERNELS"  #: Environment variable with the default backend
+
+# Each operator asks. For a variable that is not set, ``os.environ`` raises two exceptions within, and the dictionary
+# behind it raises none.
+_variables = getattr(os.environ, "_data", None)
+_environment_names_backend: Callable[[], bool] = (
+    partial(contains, os.environ, VARIABLE)
+    if _variables is None
+    else partial(contains, _variables, os.environ.encodekey(VARIABLE))
+)
 
 _OLDEST_16_BITS = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,7 +48,9 @@ def requested_backend(backend: str | None) -> str:
     return name
 
 
-def choose_backend(x: Tensor, backend: str | None = None, *, fits: bool = True) -> Literal["triton", "torch"]:
+def choose_backend(
+    x: Tensor, backend: str | None = None, *, fits: bool = True, cueq: bool = False
+) -> Literal["triton", "torch", "cueq"]:
     """Choose the implementation for a tensor.
 
     Args:
@@ -47,13 +61,18 @@ def choose_backend(x: Tensor, backend: str | None = None, *, fits: bool = True) 
             GPU has. It also takes PyTorch on ROCm, where kernels run only if ``triton`` is requested, untested.
             ``cueq`` is ``auto`` for all operators but those of :mod:`fastfold.kernels.common.cuequivariance`.
         fits: False if the operator's Triton kernels do not hold rows of this size, so that PyTorch computes.
+        cueq: True for calls that cuEquivariance can serve.
 
     Raises:
         ConfigError: The backend does not exist, or Triton was asked for and cannot run here.
     """
-    if not x.is_cuda and (backend == "auto" or (backend is None and VARIABLE not in os.environ)):
+    # The compiler would guard all variables of the environment.
+    is_default = backend is None and not (torch.compiler.is_compiling() or _environment_names_backend())
+    if not x.is_cuda and (is_default or backend == "auto"):
         return "torch"
     name = requested_backend(backend)
+    if name == "cueq" and cueq and not x.is_meta:
+        return "cueq"
     if name == "torch" or (name != "triton" and not x.is_cuda):
         return "torch"
     reason = _no_triton(x)

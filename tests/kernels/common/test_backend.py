@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
@@ -42,6 +45,28 @@ def test_the_argument_comes_before_the_variable(monkeypatch: pytest.MonkeyPatch)
     assert choose_backend(x, "triton") == "triton"
     monkeypatch.setenv(VARIABLE, "")
     assert choose_backend(x, "auto") == choose_backend(x)
+
+
+def test_a_missing_variable_costs_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("os.environ was asked")
+
+    monkeypatch.setattr(type(os.environ), "__getitem__", refuse)
+    assert choose_backend(torch.zeros(1)) == "torch"
+
+
+def test_compiled_operators_do_not_watch_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[GraphModule] = []
+
+    def compiler(graph: GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    normalize = torch.compile(lambda x: kernels.layer_norm(x, None, None), backend=compiler)
+    for name in ("FIRST_VARIABLE", "SECOND_VARIABLE"):
+        normalize(torch.zeros(2, 3))
+        monkeypatch.setenv(name, "1")
+    assert len(graphs) == 1
 
 
 def test_rows_that_kernels_do_not_hold_are_pytorchs() -> None:

@@ -19,6 +19,8 @@ from torch.nn.functional import layer_norm, linear
 from fastfold import kernels
 from fastfold.errors import ConfigError
 from fastfold.kernels.common import cuequivariance
+from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.ops.gated_attention import op as attention_op
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
@@ -155,3 +157,21 @@ def test_a_cpu_is_refused_and_other_operators_are_as_with_auto() -> None:
         named_operators.triangle_multiplication(z, mask, outgoing=True, **w, backend="cueq")
     x = torch.randn(4, 5)
     torch.testing.assert_close(kernels.residual_update(x, x, backend="cueq"), 2 * x)
+
+
+def test_only_calls_that_it_serves_choose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention without a bias is not among them, and tensors without contents are FastFold's own."""
+    x, meta = torch.ones(3), torch.ones(3, device="meta")
+    assert [choose_backend(x, "cueq", cueq=serves) for serves in (True, False)] == ["cueq", "torch"]
+    assert choose_backend(meta, "cueq", cueq=True) == "torch"
+    served: list[bool] = []
+
+    def choose(x: Tensor, backend: str, *, fits: bool, cueq: bool) -> str:
+        served.append(cueq)
+        return "torch"
+
+    monkeypatch.setattr(attention_op, "choose_backend", choose)
+    z, w = random(N, N, C), attention_parameters(gate=True)
+    for bias in (None, random(HEADS, N, N)):
+        named_operators.gated_attention(z, bias, None, heads=HEADS, **w, backend="cueq")
+    assert served == [False, True]

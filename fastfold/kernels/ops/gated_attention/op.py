@@ -7,7 +7,6 @@ need only ``x``, and the rest.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from torch.nn.functional import linear
 
 from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
-from fastfold.kernels.common.backend import VARIABLE, choose_backend
+from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_HEAD_CHANNELS, part
 from fastfold.kernels.common.operator import BackwardPass, define_operator
@@ -279,12 +278,11 @@ def gated_attention(
             )
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
-    backend = backend or os.environ.get(VARIABLE)
-    if bias is not None and backend is not None and cuequivariance.is_requested(x, backend):
+    fits = parameters.query_weight.shape[0] // heads <= MAX_HEAD_CHANNELS
+    backend = choose_backend(x, backend, fits=fits, cueq=bias is not None)
+    if bias is not None and backend == "cueq" and cuequivariance.is_requested(x, backend):
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
-    channels = parameters.query_weight.shape[0] // heads
-    backend = choose_backend(x, backend or "auto", fits=channels <= MAX_HEAD_CHANNELS)
     if out is None:
         added, group = None if residual is x else residual, parameters.present()
         keep = keep and backend == "torch" and can_keep(x)

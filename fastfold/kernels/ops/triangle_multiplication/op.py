@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels.common import cuequivariance
-from fastfold.kernels.common.backend import VARIABLE, choose_backend
+from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import BackwardPass, define_operator
@@ -183,11 +182,10 @@ def triangle_multiplication(
     """
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
-    backend = backend or os.environ.get(VARIABLE)
-    if backend is not None and cuequivariance.is_requested(z, backend):
+    backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS, cueq=True)
+    if backend == "cueq" and cuequivariance.is_requested(z, backend):
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
-    backend = choose_backend(z, backend or "auto", fits=max(parameters.out_weight.shape) <= MAX_CHANNELS)
     if out is None:
         added = (None if residual is z else residual, dropout)
         options: dict[str, Any] = {"outgoing": outgoing, "add_z": residual is z, "backend": backend}
