@@ -79,7 +79,8 @@ def for_positions(
         size, count = block_positions(channels), tensors[0].shape[:-1].numel()
         if count > size:
             size = forward_positions(channels, count, scratch.dtype)
-    blocks, start = list[tuple[Any, ...]](), 0
+    blocks: list[tuple[Any, ...]] = []
+    start = 0
     for parts in position_blocks(size, *tensors):
         stop = start + parts[0].shape[0]
         blocks.append((slice(start, stop), *parts))
