@@ -26,12 +26,18 @@ def with_exact_norms(parameters: Params, dtype: torch.dtype) -> Params:
     """Return parameters for PyTorch: names that begin with ``norm`` in an exact dtype, others in ``dtype``."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     # No list and no cast where nothing changes, because each layer comes here in each call.
-    is_exact = dtype == exact
-    for name, x in zip(parameters._fields, parameters, strict=True):
-        if x is not None and x.dtype != (dtype if is_exact or not name.startswith("norm") else exact):
-            break
+    if dtype == exact:
+        for x in parameters:
+            if x is not None and x.dtype != dtype:
+                break
+        else:
+            return parameters
     else:
-        return parameters
+        for name, x in zip(parameters._fields, parameters, strict=True):
+            if x is not None and x.dtype != (exact if name.startswith("norm") else dtype):
+                break
+        else:
+            return parameters
     return parameters._make(
         None if x is None else x.to(exact if name.startswith("norm") else dtype)
         for name, x in zip(parameters._fields, parameters, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from fastfold.kernels.common.parameters import (
     in_dtype,
     like_first,
     needed_names,
+    with_exact_norms,
     zeros_of,
 )
 
@@ -39,6 +41,21 @@ def test_weights_are_read_in_a_dtype_and_norms_exactly() -> None:
     ]  # by the name's beginning
     assert all(x.is_contiguous() for x in found)
     assert torch.equal(found.weight.float(), GROUP.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("given_norms", [torch.bfloat16, torch.float32, torch.float64])
+def test_pytorchs_parameters_are_cast_only_if_one_has_to_be(
+    dtype: torch.dtype, given: torch.dtype, given_norms: torch.dtype
+) -> None:
+    group = _Group(
+        torch.ones(3, dtype=given_norms), torch.ones(2, dtype=given), torch.ones(2, dtype=given_norms)
+    )
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    found = with_exact_norms(group, dtype)
+    assert [x.dtype for x in found] == [exact, dtype, exact]
+    assert (found is group) == ([x.dtype for x in group] == [exact, dtype, exact])
 
 
 def test_totals_begin_at_zero() -> None:
