@@ -33,7 +33,9 @@ class Transition(PolicyModule):
         parameters = self.collected(self.kernel_parameters)
 
         def add_transition(block: Block) -> Tensor:
-            return kernels.transition(block.x, parameters, residual=block.x, out=block.out, keep=block.keep)
+            return kernels.transition(
+                block.x, parameters, residual=block.x, out=block.out, keep=block.policy.keep_projections
+            )
 
         return self.apply_residual(x, add_transition, dim=-3)
 
