@@ -32,6 +32,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 from benchmarks.gpu.attention_rows import attention  # noqa: E402
 from benchmarks.gpu.compiling import kernels  # noqa: E402
 from benchmarks.gpu.deepmind import alphafold  # noqa: E402
+from benchmarks.gpu.outer_products import outer_products  # noqa: E402
 from benchmarks.gpu.rivals import generic, gluon, offload, openfold, triangles  # noqa: E402
 from benchmarks.gpu.timing import PASSES, SITE, TOY, Line, Sizes, Stopwatch, network_of, random_target  # noqa: E402
 
@@ -385,8 +386,9 @@ PARTS = (
     Part("gluon", 20, gluon),
     Part("generic", 10, generic),
     Part("attention", 10, attention),
-    Part("longest", 40, longest),
-    Part("offload", 25, offload),
+    Part("outer", 8, outer_products),
+    Part("longest", 36, longest),
+    Part("offload", 21, offload),
     Part("profile", 10, profile),
 )
 

@@ -19,12 +19,14 @@ from benchmarks import against_openfold
 from benchmarks.gpu import deepmind, pack, rivals, timing, whole_folds
 from benchmarks.gpu.attention_rows import attention, compare_rows
 from benchmarks.gpu.compiling import OPERATORS, RESIDUES, ROWS, compile_job
+from benchmarks.gpu.outer_products import compare_chunks, outer_products
 from benchmarks.gpu.rivals import generic, openfold, triangles
 from benchmarks.gpu.whole_folds import PARTS, TOTAL_SECONDS, TOY, TOY_SECONDS, Part, run_apart
 from benchmarks.kernels.cases import cases
 from benchmarks.kernels.measuring import Meter, Timing
 from fastfold.kernels.common.backend import interpreted
 from fastfold.kernels.ops.gated_attention import triton_rows
+from fastfold.kernels.ops.outer_product_mean import chunks
 from fastfold.kernels.ops.triangle_multiplication.triton_tiles import VARIABLE
 
 
@@ -122,6 +124,28 @@ def test_attentions_by_one_kernel_are_compared_and_timed(monkeypatch: pytest.Mon
     monkeypatch.setattr(triton_rows, "attend_rows", lambda *arguments: 2 * right(*arguments))
     _, line = itertools.islice(compare_rows("cpu", sizes), 2)
     assert line["variant"] == "rows"
+    assert "error" in line
+    assert "device_ms" not in line
+
+
+@pytest.mark.skipif(not interpreted(), reason="needs Triton's interpreter")
+def test_outer_products_in_chunks_are_compared_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong result is an error and is not timed; a stand-in takes the clock's place."""
+    monkeypatch.setattr(Meter, "time", lambda self, function, sets: Timing(1.5, 2.5, 0.0, 0.0))
+    sizes = replace(TOY, block_lengths=(3,))
+    lines = list(compare_chunks("cpu", sizes, (2,)))
+    assert [(line["pass"], line["variant"]) for line in lines] == [
+        *(("forward", "kernels"), ("forward", "chunks")),
+        *(("backward", "kernels"), ("backward", "chunks")),
+    ]
+    assert {(line["device_ms"], line["host_ms"]) for line in lines} == {(1.5, 2.5)}
+    assert [line["relative_error"] for line in lines[::2]] == [0, 0]
+    assert all(line["relative_error"] > 0 for line in lines[1::2])  # another order of sums
+    assert list(outer_products("cpu", sizes)) == [{"skipped": "needs a GPU"}]
+    right = chunks.backward
+    monkeypatch.setattr(chunks, "backward", lambda *arguments: [2 * x for x in right(*arguments)])
+    *_, line = compare_chunks("cpu", sizes, (2,))
+    assert line["variant"] == "chunks"
     assert "error" in line
     assert "device_ms" not in line
 

@@ -98,14 +98,16 @@ class OuterProductRows:
         parts = itertools.chain(iter([first]), parts)
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
-            from fastfold.kernels.ops.outer_product_mean import triton_fwd
+            from fastfold.kernels.ops.outer_product_mean import chunk_choice, chunks, triton_fwd
 
+            in_chunks = chunk_choice.choose_forward(first, right_mask.shape, bias.shape[0])
+            masked = chunks.masked_by_channels if in_chunks else triton_fwd.masked
+            new = chunks.zeros_by_channels if in_chunks else Tensor.new_empty
             del first
-            whole = (
-                triton_fwd.masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask)
-            )
+            whole = masked(next(parts), right_mask) if is_whole else _join_blocks(parts, right_mask, new)
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
-            self._write = functools.partial(triton_fwd.forward, shared, eps)
+            forward = chunks.forward if in_chunks else triton_fwd.forward
+            self._write = functools.partial(forward, shared, eps)
         else:
             like = first.new_empty(0)
             del first
@@ -125,13 +127,16 @@ class OuterProductRows:
         return out
 
 
-def _join_blocks(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
-    """Join blocks of sequences to contiguous ``[*, S, J, c]``, times their ``mask [*, S, J]``."""
+def _join_blocks(
+    parts: Iterator[Tensor], mask: Tensor, new: Callable[[Tensor, torch.Size], Tensor]
+) -> Tensor:
+    """Join blocks of sequences to ``new(block, [*, S, J, c])``, times their ``mask [*, S, J]``."""
     whole, start = None, 0
     for block in parts:
-        whole = block.new_empty(*mask.shape, block.shape[-1]) if whole is None else whole
+        whole = new(block, torch.Size((*mask.shape, block.shape[-1]))) if whole is None else whole
         rows = slice(start, start + block.shape[-3])
-        torch.mul(block, mask[..., rows, :, None].to(block.dtype), out=whole[..., rows, :, :])
+        b_whole = whole[..., rows, : block.shape[-2], :]
+        torch.mul(block, mask[..., rows, :, None].to(block.dtype), out=b_whole)
         start = rows.stop
         del block  # before the next one is made
     assert whole is not None
@@ -173,9 +178,11 @@ def _compute_gradients(
     needed = needed_names(("left", "right", "weight", "bias"), needs)
     grads: Sequence[Tensor | None]
     if backend == "triton":
-        from fastfold.kernels.ops.outer_product_mean import triton_bwd
+        from fastfold.kernels.ops.outer_product_mean import chunk_choice, chunks, triton_bwd
 
-        grads = triton_bwd.backward(grad, group, eps, needed)
+        in_chunks = chunk_choice.choose_backward(group.left, group.right.shape[-2], len(group.bias))
+        compute = chunks.backward if in_chunks else triton_bwd.backward
+        grads = compute(grad, group, eps, needed)
     elif folding_pays_backward(group, needed):
         grads = [*side_gradients(grad, group, eps), None, None]
     else:
@@ -250,7 +257,9 @@ def outer_product_mean(
 
     The PyTorch path multiplies ``left`` by the weight first if there are few sequences, which is less work
     (:mod:`~fastfold.kernels.cpu.folding`). So does its backward pass if parameters need no gradients; otherwise it
-    computes the products again, tile by tile.
+    computes the products again, tile by tile. On a Hopper GPU, data in bfloat16 takes products of PyTorch in chunks
+    of rows where they are predicted faster than Triton's kernels
+    (:mod:`~fastfold.kernels.ops.outer_product_mean.chunk_choice`).
 
     Args:
         left: Projected alignment ``[*, S, I, c]``.
