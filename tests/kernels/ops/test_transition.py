@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.recording import launches_replaced
+from benchmarks.kernels.relu_signs import errors_of_signs
 from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import block_threads
@@ -21,6 +22,7 @@ from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
     DTYPES,
+    TOLERANCES,
     check_against_definition,
     far_apart,
     relative_error,
@@ -77,6 +79,15 @@ def test_units_on_the_wrong_side_of_the_relu(dtype: torch.dtype, monkeypatch: py
     """Of many units some are so close to zero that normalised rows in 16 bits would put them on the other side."""
     force_blocks(monkeypatch, BM=128, BH=64, BK=WHOLE)
     check_against_definition(_on("triton"), reference.transition, _inputs(1500, 16, hidden=64), dtype)
+
+
+def test_only_a_split_product_decides_signs_well_enough() -> None:
+    """Other precisions alone exceed the error that gradients in bfloat16 may have."""
+    *others, (name, cost, wrong, error) = errors_of_signs(4096)
+    assert (name[-7:], cost) == ("(split)", "2")
+    assert wrong < 5e-6
+    assert error < 0.5 * TOLERANCES[torch.bfloat16]
+    assert all(error > TOLERANCES[torch.bfloat16] for *_, error in others)
 
 
 @pytest.mark.parametrize(
