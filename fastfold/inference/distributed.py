@@ -36,6 +36,7 @@ from fastfold.memory import HostBuffers
 from fastfold.parallel.data_parallel.buckets import broadcast_tensors
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.slurm import started_processes
+from fastfold.utils.device import current_device
 
 if TYPE_CHECKING:
     from fastfold.parallel.distributed import DistributedContext
@@ -337,13 +338,15 @@ def check_started(ranks: int) -> None:
 def distributed_folder(ranks: int, device: torch.device) -> Iterator[DistributedFolder | None]:
     """Yield the group of processes started by torchrun for ``--parallel``; None for one process.
 
-    The first process stops the others at the end. On CUDA each process uses the GPU of its local rank. A ConfigError
-    tells that another number of processes was started, or that the machine has too few GPUs.
+    The first process stops the others at the end. On CUDA each process uses the GPU of its local rank, and one process
+    alone its device, as PyTorch's current one. A ConfigError tells that another number of processes was started, or
+    that the machine has too few GPUs.
     """
     plan = ParallelPlan(dap=ranks)
     check_started(ranks)
     if ranks == 1:
-        yield None
+        with current_device(device):
+            yield None
         return
     from fastfold.parallel.distributed import init_distributed  # slow to import
 

@@ -22,6 +22,7 @@ from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.slurm import started_processes
+from fastfold.utils.device import current_device
 
 T = TypeVar("T")
 
@@ -228,7 +229,7 @@ def init_distributed(
 ) -> Iterator[DistributedContext]:
     """Join the processes that torchrun describes in the environment, or this one alone.
 
-    They part at the end of the context.
+    They part at the end of the context. A GPU is PyTorch's current device inside.
 
     Args:
         plan: Layout of the processes.
@@ -254,7 +255,8 @@ def init_distributed(
     if device.type == "cuda" and (size > 1 or device.index is None):
         device = _local_gpu()
     if size == 1:
-        yield DistributedContext(0, 1, device)
+        with current_device(device):
+            yield DistributedContext(0, 1, device)
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)

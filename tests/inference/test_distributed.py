@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ import fastfold
 from fastfold.cli import main
 from fastfold.errors import ConfigError
 from fastfold.inference.distributed import DistributedFolder, check_started, distributed_folder
+from fastfold.parallel import ParallelPlan, init_distributed
 from fastfold.parallel.alphafold.axial_model import AxialAlphaFold
 from tests.helpers.command_line import QUICK, CommandLine
 from tests.helpers.forked import Forked, fork_command, rank_environments
@@ -249,6 +252,26 @@ def test_one_process_alone_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with distributed_folder(1, torch.device("cpu")) as folder:
         assert folder is None
+
+
+def test_the_second_gpu_is_current_in_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of folds and designs, and of training."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    current: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        current.append(chosen)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    second = torch.device("cuda:1")
+    with distributed_folder(1, second):
+        assert current == [second]
+    with init_distributed(ParallelPlan(), second) as context:
+        assert current == [second] == [context.device]
+    assert not current
 
 
 def _out_of_memory(arguments: list[str]) -> int:

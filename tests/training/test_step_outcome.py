@@ -97,6 +97,33 @@ def test_time_of_computing_is_known_in_the_step_after_and_counts_no_pause(
     assert [*seen, timer.seconds] == [0.0, 2.5, 1.0]
 
 
+def test_events_are_recorded_on_the_device_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several GPUs, the current one may be another, whose stream is empty."""
+    recorded: list[object] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: object = None) -> None:
+            recorded.append(stream)
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, last: Event) -> float:
+            return 1500.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    timer = BusyTimer(torch.device("cuda:1"))
+    timer.start()
+    timer.stop()
+    timer.start()
+    assert recorded == ["stream of cuda:1"] * 3
+    assert timer.seconds == 1.5
+
+
 def test_a_pending_step_commits_to_a_clean_count_or_rolls_its_counters_back() -> None:
     outcome = StepOutcome(_share(0, 1.0), KEYS, DistributedContext(0, 1, torch.device("cpu")), {})
     progress, reverted = RunProgress(step=7), []

@@ -17,6 +17,7 @@ from torch.nn.functional import layer_norm, linear
 
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.backend import VARIABLE, requested_backend
+from fastfold.utils.device import current_device
 
 PACKAGE = "cuequivariance_torch"
 _EPS = 1e-5
@@ -63,7 +64,7 @@ def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: An
         heads_last = linear(normed, weight).reshape(-1, rows, length, heads, len(weight) // heads)
         return heads_last.transpose(-2, -3)
 
-    attended = _function("triangle_attention")(
+    attended = _on_device("triangle_attention", normed)(
         project(w.query_weight),
         project(w.key_weight),
         project(w.value_weight),
@@ -84,7 +85,7 @@ def triangle_multiplication(z: Tensor, mask: Tensor, parameters: Any, outgoing: 
         # Its incoming product has the first factor where AlphaFold has the second.
         return weight if outgoing else weight.roll(len(weight) // 2, 0)
 
-    update: Tensor = _function("triangle_multiplicative_update")(
+    update: Tensor = _on_device("triangle_multiplicative_update", z)(
         z.reshape(-1, *z.shape[-3:]),
         "outgoing" if outgoing else "incoming",
         mask=mask.to(z.dtype).reshape(-1, *mask.shape[-2:]),
@@ -105,6 +106,12 @@ def triangle_multiplication(z: Tensor, mask: Tensor, parameters: Any, outgoing: 
     return update.reshape(z.shape)
 
 
-def _function(name: str) -> Callable[..., Tensor]:
+def _on_device(name: str, x: Tensor) -> Callable[..., Tensor]:
+    """Return a function of the package that runs while the device of ``x`` is PyTorch's current one."""
     function: Callable[..., Tensor] = getattr(importlib.import_module(PACKAGE), name)
-    return function
+
+    def run(*arguments: Any, **options: Any) -> Tensor:
+        with current_device(x.device):  # its kernels launch there, whatever the device of their tensors
+            return function(*arguments, **options)
+
+    return run

@@ -5,9 +5,10 @@ The package needs a GPU, so a module with the definitions that it documents repl
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -116,6 +117,34 @@ def test_triangle_multiplication_is_ours(lead: tuple[int, ...], outgoing: bool) 
     wanted = gradients(lambda z: triangle_multiplication_definition(z, mask, outgoing=outgoing, **w), z)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_device_of_the_tensors_is_current_while_the_package_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its kernels launch on the current one of several GPUs."""
+    current: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def current_device(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(cuequivariance, "current_device", current_device)
+    seen: list[list[torch.device]] = []
+    for function in (triangle_attention, triangle_multiplicative_update):
+        monkeypatch.setattr(
+            sys.modules[cuequivariance.PACKAGE],
+            function.__name__,
+            lambda *a, function=function, **o: seen.append([*current]) or function(*a, **o),
+        )
+    w, z = attention_parameters(gate=True), random(N, N, C)
+    cuequivariance.gated_attention(z, random(HEADS, N, N), None, GatedAttentionParams(**w), HEADS)
+    mask = torch.ones(N, N, dtype=torch.float64)
+    cuequivariance.triangle_multiplication(z, mask, TriangleParams(**triangle_parameters()), True)
+    assert seen == [[z.device]] * 2
 
 
 @pytest.mark.usefixtures("installed")
