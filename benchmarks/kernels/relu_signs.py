@@ -1,4 +1,4 @@
-"""Units of a transition on the wrong side of their ReLU, and what they cost gradients, by the products' precision.
+"""Units of a transition on the wrong side of their ReLU, and errors of gradients, by the precision of products.
 
 Usage: python benchmarks/kernels/relu_signs.py [--rows N]
 
@@ -50,9 +50,9 @@ def errors_of_signs(rows: int) -> Iterator[tuple[str, str, float, float]]:
     }
     for (name, cost), product in products.items():
         passes = product + b1 > 0
-        found = torch.where(passes, grad_hidden, 0.0).T @ norm
+        grad_w1 = torch.where(passes, grad_hidden, 0.0).T @ norm
         wrong = float((passes != exact).double().mean())
-        yield name, cost, wrong, float((found - expected).norm() / expected.norm())
+        yield name, cost, wrong, float((grad_w1 - expected).norm() / expected.norm())
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
