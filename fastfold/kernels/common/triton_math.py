@@ -14,9 +14,16 @@ from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, float32_product
 
 INTERPRETED = tl.constexpr(interpreted())
 
-NO_PTX = tl.constexpr(
-    interpreted() or torch.version.hip is not None
-)  #: True where NVIDIA's assembly does not run
+
+def compiles_assembly(version: str) -> bool:
+    """Return True if a version of Triton, such as ``3.9.0``, compiles loops with inline assembly, for NVIDIA's GPUs."""
+    # Before 3.9, some loops with it do not compile, and others keep thousands of bytes of registers in memory.
+    major, minor = map(int, version.split(".")[:2])
+    return (major, minor) >= (3, 9) and torch.version.hip is None
+
+
+NO_PTX = tl.constexpr(interpreted() or not compiles_assembly(triton.__version__))
+"""True where kernels must do without NVIDIA's assembly."""
 
 LOG2E = tl.constexpr(1.4426950408889634)  #: Factor that turns an exponent of e into an exponent of 2
 
@@ -138,6 +145,6 @@ def index_again(i, AGAIN: tl.constexpr = True):
 def channels_again(C, BC: tl.constexpr, AGAIN: tl.constexpr = True):
     """Return the offsets ``[BC]`` of channels, and the mask of those below C; see :func:`index_again`."""
     o_c = tl.arange(0, BC)
-    if AGAIN:
+    if AGAIN and not NO_PTX:
         o_c += tl.multiple_of(index_again(0), BC)
     return o_c, o_c < C
