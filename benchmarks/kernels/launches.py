@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -91,14 +92,13 @@ def recorded(
 
 @contextlib.contextmanager
 def cpu_passes_for_gpu() -> Iterator[None]:
-    """Let operators take Triton's path on any device, if they are told to."""
+    """Let operators take Triton's path on any device."""
     backend = fastfold.kernels.common.backend
-    before = backend._no_triton
-    backend._no_triton = lambda x: None
-    try:
+    with (
+        mock.patch.dict("os.environ", {backend.VARIABLE: "triton"}),
+        mock.patch.object(backend, "_no_triton", return_value=None),
+    ):
         yield
-    finally:
-        backend._no_triton = before
 
 
 def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[str, Callable[[], None]]]:

@@ -24,13 +24,11 @@ from fastfold.kernels.common.tuning import configurations
 from tests.helpers.compiler import run_program
 
 MEASURE = """
-import dataclasses, json, os
-from unittest import mock
+import dataclasses, json
 from benchmarks.kernels.length_classes import rows
 
-with mock.patch.dict(os.environ, FASTFOLD_KERNELS="triton"):
-    for row in rows(**arguments[0]):
-        print(json.dumps(dataclasses.asdict(row)))
+for row in rows(**arguments[0]):
+    print(json.dumps(dataclasses.asdict(row)))
 """
 
 
