@@ -100,6 +100,16 @@ def test_output_and_gradients_in_half_precision(
     check_against_definition(_on(backend, outgoing=outgoing), _definition(outgoing), inputs, dtype, {"mask"})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_large_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 64 rows with 128 channels compute the statistics of the product again."""
+    force_blocks(monkeypatch, BM=64, BH=64, BO=32, BK=WHOLE)
+    inputs = _inputs(9, 128, 128)
+    check_against_definition(
+        _on("triton", outgoing=True), _definition(outgoing=True), inputs, dtype, {"mask"}
+    )
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("outgoing", [True, False])
 def test_sums_that_float16_cannot_hold(outgoing: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,12 @@ from fastfold.kernels.common.normalized_rows import (
     load_normalized,
     normalized_backward,
     projected,
+    row_statistics,
     split_dot,
     splits,
 )
 from fastfold.kernels.common.triton_math import (
+    NO_PTX,
     cast,
     channels_again,
     dot,
@@ -158,7 +160,10 @@ def triangle_output_backward_kernel(
     """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``."""
     # Write partial sums for the parameters of the product's norm to ``grad_norm_out [programs, 2, C]``.
     p_partial = grad_norm_out + tl.program_id(0) * 2 * C
-    for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
+    # Large blocks fill the registers: between them nothing is kept but their index.
+    FULL: tl.constexpr = BM * BC >= 8192
+    LEAN: tl.constexpr = FULL and not NO_PTX
+    for i_m in tl.range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0), disable_licm=LEAN):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
         o_c, m_c = channels_again(C, BC)
         o_z, m_z = channels_again(CZ, BZ)
@@ -184,7 +189,7 @@ def triangle_output_backward_kernel(
             p_w = weights.out_gate_weight + o_o[:, None] * CZ + o_z[None, :]
             b_w = tl.load(p_w, mask=m_o[:, None] & m_z[None, :], other=0.0)
             b_grad_x = split_dot(b_grad_gate, b_w, SPLIT, PRECISION, b_grad_x)
-        # The sums fill the registers: positions and channels are computed again.
+        # The sums fill the registers: positions, channels and statistics are computed again.
         o_m, m_m, o_i, o_j, m_pair = pair_positions(index_again(i_m), size, rows, n, width, BM)
         o_c, m_c = channels_again(C, BC)
         o_z, m_z = channels_again(CZ, BZ)
@@ -193,6 +198,8 @@ def triangle_output_backward_kernel(
         tl.store(p_grad_x, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_pair[:, None] & m_z[None, :])
         p_block = (product + o_m)[:, None] + o_c.to(tl.int64)[None, :] * size
         b_p = load_again(p_block, m_p).to(tl.float32)
+        if FULL:
+            b_statistics_p = row_statistics(b_p, m_c, C, EPS * share * share)
         add_sums(p_partial + C + o_c, b_grad_p, m_c, i_m == tl.program_id(0))
         norm = (weights.norm_out_weight, weights.norm_out_bias)
         b_grad_p, b_scales = normalized_backward(b_grad_p, b_p, b_statistics_p, norm, o_c, m_c, C)
