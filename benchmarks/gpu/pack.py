@@ -67,6 +67,8 @@ def main() -> None:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("*_test.py", "tf", "testdata"))
         elif source.is_file():
             shutil.copy(source, target)
+        else:
+            sys.exit(f"no {name} in {checkouts[program]}; give a whole checkout (--{program})")
     size = sum(path.stat().st_size for path in PACKED.rglob("*") if path.is_file())
     print(f"{PACKED}: {size / 2**20:.1f} MiB of at most {LIMIT_BYTES >> 20}")
     if size > LIMIT_BYTES:

@@ -241,6 +241,8 @@ def test_packages_are_unpacked_and_weighed(
     checkout = tmp_path / "checkout"
     names = (
         "__init__",
+        "common/protein",
+        "model/tf/__init__",
         "model/modules",
         "model/modules_test",
         "model/tf/shape_placeholders",
@@ -261,11 +263,17 @@ def test_packages_are_unpacked_and_weighed(
     assert files == {
         "site/thing/__init__.py",
         "alphafold/alphafold/__init__.py",
+        "alphafold/alphafold/common/protein.py",
         "alphafold/alphafold/model/modules.py",
+        "alphafold/alphafold/model/tf/__init__.py",
         "alphafold/alphafold/model/tf/shape_placeholders.py",
         "openfold/openfold/model/evoformer.py",
     }
     assert "0.0 MiB of at most 64" in capsys.readouterr().out
     monkeypatch.setattr(pack, "LIMIT_BYTES", 1)
     with pytest.raises(SystemExit, match="too large"):
+        pack.main()
+    monkeypatch.setattr(pack, "LIMIT_BYTES", 1 << 20)
+    (checkout / "alphafold" / "model" / "tf" / "shape_placeholders.py").unlink()
+    with pytest.raises(SystemExit, match=r"no alphafold/model/tf/shape_placeholders\.py in .*--alphafold"):
         pack.main()
