@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from benchmarks.kernels.launches import DEPTHS, LENGTHS
 from benchmarks.kernels.length_classes import (
@@ -18,8 +19,10 @@ from benchmarks.kernels.length_classes import (
     read,
     worse,
 )
+from benchmarks.kernels.launches import cpu_passes_for_gpu
 from benchmarks.kernels.machine_code import parse, product_loops
 from benchmarks.kernels.variants import all_variants, timed_entries
+from fastfold.kernels.common.backend import VARIABLE, choose_backend
 from fastfold.kernels.common.tuning import configurations
 from tests.helpers.compiler import run_program
 
@@ -213,3 +216,11 @@ def test_programs_that_a_processor_holds() -> None:
     assert programs_of(80, registers=255, shared=0, warps=8) == 1
     assert programs_of(90, registers=32, shared=100 * 1024, warps=4) == 2
     assert programs_of(100, registers=16, shared=0, warps=1) == 32
+
+
+def test_operators_take_tritons_path_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    x = torch.ones(2, 3)
+    with cpu_passes_for_gpu():
+        assert choose_backend(x) == "triton"
+    assert choose_backend(x) == "torch"
