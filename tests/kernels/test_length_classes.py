@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.kernels.launches import DEPTHS, LENGTHS
+from benchmarks.kernels.launches import DEPTHS, LENGTHS, cpu_passes_for_gpu
 from benchmarks.kernels.length_classes import (
     COVERED,
     RIVAL,
@@ -19,7 +19,6 @@ from benchmarks.kernels.length_classes import (
     read,
     worse,
 )
-from benchmarks.kernels.launches import cpu_passes_for_gpu
 from benchmarks.kernels.machine_code import parse, product_loops
 from benchmarks.kernels.variants import all_variants, timed_entries
 from fastfold.kernels.common.backend import VARIABLE, choose_backend
