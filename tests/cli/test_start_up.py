@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fastfold.inference.folding.background import PLOTS
 from tests.conftest import REPOSITORY
 
 HEAVY = (
@@ -128,3 +129,10 @@ heavy = ("torch._dynamo", "torch.distributed.tensor", "sympy", "matplotlib", "op
 print(first[0], [name for name in heavy if name in sys.modules])
 """
     assert python(code).splitlines()[-1] == "False []"
+
+
+def test_pages_and_plots_need_no_pytorch() -> None:
+    """``fastfold report`` makes the page, and a process beside each fold draws plots and packs the viewer."""
+    modules = [*PLOTS, "fastfold.inference.folding.background", "fastfold.inference.report.molstar"]
+    code = f"import sys, importlib; [*map(importlib.import_module, {modules})]; print('torch' in sys.modules)"
+    assert python(code).strip() == "False"
