@@ -98,26 +98,34 @@ class FailuresFile(_SharedTable):
 
     name, head = FAILURES, "target\treason"
 
+    def __init__(self, folder: ResultsFolder) -> None:
+        super().__init__(folder)
+        self._unread: dict[
+            str, list[str]
+        ] = {}  # lines of records that a target of the same name does not replace
+
     def add(self, target: str, reason: str) -> None:
         """Add a target with the reason, written now or later, replacing its earlier line."""
-        self._change(target, [f"{target}\t{' '.join(reason.split())}"])
+        self._change(target, [_failure(target, reason)])
 
     def add_records(self, errors: Iterable[InputError]) -> None:
         """Add records that cannot be read, by the names that their targets would have."""
         for error in errors:
             if error.record:
-                self.add(safe_stem(error.record), str(error))
+                target = safe_stem(error.record)
+                self._unread.setdefault(target, []).append(_failure(target, str(error)))
+                self._change(target, [])
 
     def remove(self, target: str) -> None:
         """Remove a folded target with the next :meth:`flush`, and the table if it has no lines."""
-        self._changed[target] = None
+        self._changed[target] = []
 
     def _write(self, lines: dict[str, list[str]]) -> None:
         before = dict(lines)
         for target, changed in self._changed.items():
             lines.pop(target, None)
-            if changed is not None:
-                lines[target] = changed
+            if failures := [*changed, *self._unread.get(target, ())]:
+                lines[target] = failures
         if not lines:
             try:
                 self.path.unlink(missing_ok=True)
@@ -126,6 +134,10 @@ class FailuresFile(_SharedTable):
                 raise output_error(self.path, "remove", kind) from error
         elif lines != before:
             self._write_lines(lines)
+
+
+def _failure(target: str, reason: str) -> str:
+    return f"{target}\t{' '.join(reason.split())}"
 
 
 def score_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

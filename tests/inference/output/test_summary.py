@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastfold.errors import InputError
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import FAILURES, FailuresFile
 
@@ -46,4 +47,22 @@ def test_without_a_failure_there_is_no_table(tmp_path: Path):
     table = FailuresFile(ResultsFolder(tmp_path))
     table.remove("T1")
     table.flush()
+    assert not (tmp_path / FAILURES).exists()
+
+
+def test_an_unreadable_record_stays_beside_a_target_of_its_name(tmp_path: Path):
+    """A target that is folded or fails does not hide that another record of its name was left out."""
+    folder = ResultsFolder(tmp_path)
+    table = FailuresFile(folder)
+    table.add_records([InputError("used before", record="T1"), InputError("no sequence", record="T1")])
+    table.remove("T1")
+    table.flush()
+    left_out = ["T1\trecord 'T1': used before", "T1\trecord 'T1': no sequence"]
+    assert lines(folder)[1:] == left_out
+    table.add("T1", "too long")
+    table.flush()
+    assert lines(folder)[1:] == ["T1\ttoo long", *left_out]
+    later = FailuresFile(folder)
+    later.remove("T1")
+    later.flush()
     assert not (tmp_path / FAILURES).exists()
