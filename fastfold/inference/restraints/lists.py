@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fastfold.errors import InputError
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import Restraint
-from fastfold.inference.restraints.rows import Row, collect, limited, read_number, read_share
+from fastfold.inference.restraints.rows import Row, collect, limited, plain_float, read_number, read_share
 from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.foreign_text import shown
 
@@ -128,7 +128,7 @@ def _linked(cells: Mapping[str, str], residues: Residues) -> list[tuple[int, int
 def _whole(text: str) -> str:
     """Return a whole number such as ``1.28e+02`` without its decimals."""
     try:
-        value = float(text)
+        value = plain_float(text)
     except ValueError:
         return text
     return str(int(value)) if math.isfinite(value) and value == int(value) else text

@@ -75,12 +75,19 @@ def collect(
     return restraints
 
 
+def plain_float(text: str) -> float:
+    """Return a number in ASCII, or raise ValueError; Python's ``1_0`` is none."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"expected a number, found {text!r}")
+    return float(text)
+
+
 def read_number(cells: Mapping[str, object], name: str, default: float) -> float:
     """Return a number from 0 on, the default for an empty or absent cell, or raise ValueError."""
     if not (text := str(cells.get(name, ""))):
         return default
     try:
-        value = float(text)
+        value = plain_float(text)
     except ValueError:
         raise ValueError(f"{name}: expected a number, found {text!r}") from None
     if not math.isfinite(value) or value < 0:

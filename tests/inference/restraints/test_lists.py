@@ -225,3 +225,9 @@ def test_lists_are_told_by_their_first_row(cells: list[str], number: int, has_he
     assert columns is not None
     assert (len(columns.names), columns.has_header) == (number, has_header)
     assert list_columns(["chain1", "residue1", "chain2", "residue2"]) is None
+
+
+def test_a_residue_number_has_digits_alone(tmp_path: Path) -> None:
+    """Python's ``1_0`` is not residue 10."""
+    with pytest.raises(InputError, match="line 2: expected a residue number such as 10, found '1_0'"):
+        read(tmp_path, "residueFrom,residueTo,FDR\n1_0,4,0.05\n")

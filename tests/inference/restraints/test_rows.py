@@ -30,7 +30,7 @@ def test_numbers_are_from_zero_and_shares_up_to_one() -> None:
     assert read_number({"max": ""}, "max", 8.0) == 8.0
     assert read_number({"max": "7.5"}, "max", 8.0) == 7.5
     assert read_share({}, "weight", 1.0) == 1.0
-    for text in ("-1", "nan", "inf", "x"):
+    for text in ("-1", "nan", "inf", "x", "1_0", "\u0661\u0660"):
         with pytest.raises(ValueError, match="max: expected a number"):
             read_number({"max": text}, "max", 8.0)
     with pytest.raises(ValueError, match=r"weight: expected a number from 0 to 1, found 1\.5"):
