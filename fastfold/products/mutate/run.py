@@ -56,7 +56,9 @@ def run_mutations(request: InferRequest, *, mutations: str = "all", positions: s
     )
     summary = run(replace(request, inputs=read, options=plain))
     if targets and summary.predictions.get(targets[0].name):
-        write_results(targets, variants, summary.predictions, request.output)
+        write_results(
+            targets, variants, summary.predictions, request.output, has_picture=request.config.plots
+        )
     return summary
 
 

@@ -58,10 +58,13 @@ def write_results(
     variants: Sequence[Variant],
     predictions: Mapping[str, Sequence[str]],
     output: Path,
+    *,
+    has_picture: bool = True,
 ) -> None:
-    """Write the table of mutants, the picture of a scan, and the page with it.
+    """Write the table of mutants, the picture of a scan if wanted, and the page with it.
 
-    The wild type is the first target. ``predictions`` has the ``id`` of the predictions of each target, by its name.
+    The wild type is the first target. ``predictions`` has the ``id`` of the predictions of each target, by its name. A
+    picture of an earlier table is removed.
     """
     folder = ResultsFolder(output)
     wild_type = _folds(folder, targets[0], predictions)
@@ -74,8 +77,11 @@ def write_results(
             about = {"mutations": "+".join(map(str, variant)), "name": folder.target(target).stem}
             rows.append(_row(pairs, sites, targets[0]) | about)
     write_atomic(output / TABLE, score_table(COLUMNS, rows))
-    if (picture := _picture(targets[0], variants, rows)) is not None:
+    picture = _picture(targets[0], variants, rows) if has_picture else None
+    if picture is not None:
         write_atomic(output / SCAN, picture)
+    else:
+        (output / SCAN).unlink(missing_ok=True)
     with suppress(InputError):  # nothing to show if all targets failed
         write_report(output)
 

@@ -34,7 +34,7 @@ def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
     msas = cli.folder / "msas"
     msas.mkdir()
     (msas / "T1.a3m").write_text(f">q\n{SEQUENCE}\n>r\n{SEQUENCE.replace('K', 'R')}\n")
-    flags = ("--mutations", "A4G,K8W+T3S", "--num-recycles", "0", "--no-plots", "--msa-dir", msas)
+    flags = ("--mutations", "A4G,K8W+T3S", "--num-recycles", "0", "--msa-dir", msas)
     arguments = ("mutate", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", cli.weights(), *flags)
     done = cli.run(*arguments)
     assert done.code == 0, done.err
@@ -63,6 +63,8 @@ def test_mutants_are_compared_with_the_wild_type(cli: CommandLine):
     assert other.out.startswith("3 folded")
     assert {row["predictions"] for row in table(cli).values()} == {"1"}
     assert (cli.out / "mutations.tsv").read_bytes() != first
+    cli.run(*arguments, "--no-plots")  # the earlier picture would show other mutants than the table
+    assert not (cli.out / "mutations.png").exists()
 
 
 @pytest.mark.long
