@@ -16,7 +16,6 @@ from fastfold.inference.models import (
     check_settings,
     check_takers,
     limit_networks,
-    refuse_complexes,
     suitable,
 )
 from fastfold.inference.network_settings import apply_settings
@@ -51,7 +50,11 @@ class Admission:
                 record=target.record,
             )
         if not self.request.weights and target.is_complex:
-            raise refuse_complexes([target])[1][0]
+            raise InputError(
+                f"complex of {len(target.chains)} chains, but this server folds single chains only; submit the chains "
+                "one by one, or ask its operator for networks of complexes",
+                record=target.record,
+            )
         config = request.config(self.request.config)
         options = request.options(self.request.options, folder)
         if config.relax != "none":

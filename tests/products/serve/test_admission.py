@@ -53,8 +53,11 @@ def test_settings_and_inputs_that_contradict_the_networks_are_refused(admission:
         check(admission, tmp_path, "MKV", settings={"num_recycles": 2000})
     with pytest.raises(ConfigError, match="cluster profiles can be disabled for multimer networks only"):
         check(admission, tmp_path, "MKV", settings={"use_cluster_profile": False})
-    with pytest.raises(InputError, match="complex of 2 chains"):
+    with pytest.raises(
+        InputError, match="complex of 2 chains, but this server folds single chains only"
+    ) as refused:
         check(admission, tmp_path, "MKV:MKV")
+    assert "weights" not in str(refused.value)  # which a user of the server cannot give
     chosen = replace(admission, request=request([Path(MINI)]))
     check(chosen, tmp_path, "MKV:MKV", settings={"cyclic": True})
     with pytest.raises(ConfigError, match="holds rings up to 200 residues, and chain A has 201"):
