@@ -110,6 +110,19 @@ class InputError(FastFoldError):
         super().__init__(f"{place}: {message}" if place else message)
 
 
+class TargetError(InputError):
+    """Error that leaves out a target, with the target's name before its message.
+
+    Args:
+        target: Name of the target, which is the ``record``.
+        problem: Problem and remedy, or an error in a file that the target needs, whose record may be another.
+    """
+
+    def __init__(self, target: str, problem: str | InputError) -> None:
+        super().__init__(f"{target}: {problem}")
+        self.record = target
+
+
 class WeightsError(FastFoldError):
     """Error in a weights file that is missing, damaged, unsafe, or made for another network."""
 

@@ -17,7 +17,7 @@ from fastfold.data.search.engine import SearchEngine, SearchPlan
 from fastfold.data.search.needs import find_needs
 from fastfold.data.search.settings import ColabFoldModes, SearchSources
 from fastfold.data.targets import Target
-from fastfold.errors import InputError
+from fastfold.errors import InputError, TargetError
 from fastfold.inference.progress import Progress, print_line
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.utils.atomic_files import prepare_output_directory
@@ -90,7 +90,7 @@ class AlignmentSearch:
             try:
                 line = self.line(target, needed_alone=needed_alone)
             except InputError as error:
-                errors.append(error)
+                errors.append(TargetError(target.name, error))
                 continue
             usable.append(target)
             if line and not self.quiet:

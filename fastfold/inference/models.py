@@ -10,7 +10,7 @@ from typing import Any
 
 from fastfold.data.targets import Target, safe_stem
 from fastfold.data.templates.options import TemplateOptions
-from fastfold.errors import ConfigError, InputError, WeightsError
+from fastfold.errors import ConfigError, InputError, TargetError, WeightsError
 from fastfold.evoformer.config import MINI, has_whole_blocks, is_multimer, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of, set_precision
@@ -132,10 +132,11 @@ def untrained_networks(networks: Sequence[Network], targets: Sequence[Target]) -
 
 def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
     """Return single chains, and an error for each complex, of a run in which the user chose no network."""
-    errors = [
-        InputError(
-            f"{target.name}: complex of {len(target.chains)} chains, but the default network was trained on single "
-            "chains. Give `weights=multimer`, or `weights=mini` to see structures without interface scores"
+    errors: list[InputError] = [
+        TargetError(
+            target.name,
+            f"complex of {len(target.chains)} chains, but the default network was trained on single "
+            "chains. Give `weights=multimer`, or `weights=mini` to see structures without interface scores",
         )
         for target in targets
         if target.is_complex

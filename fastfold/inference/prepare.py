@@ -13,7 +13,7 @@ import torch
 from fastfold.data.search.settings import PUBLIC_SERVER_TERMS
 from fastfold.data.targets import Target, number_targets
 from fastfold.data.templates.source import TemplateFinder, open_templates
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, InputError, TargetError
 from fastfold.evoformer.precision import about_missing_units, choose_precision
 from fastfold.inference.config import DEFAULT_SEEDS, InferConfig
 from fastfold.inference.models import (
@@ -130,12 +130,13 @@ def _with_restraints(path: Path, targets: Sequence[Target]) -> tuple[list[Target
     """Return targets that a file of restraints suits, and the error of each other one, before any search."""
     from fastfold.inference.restraints.file import read_restraints  # gradients are slow to import
 
-    suitable, errors = [], []
+    suitable: list[Target] = []
+    errors: list[InputError] = []
     for target in targets:
         try:
             read_restraints(path, target)
         except InputError as error:
-            errors.append(InputError(f"{target.name}: {error}"))
+            errors.append(TargetError(target.name, error))
         else:
             suitable.append(target)
     return suitable, errors

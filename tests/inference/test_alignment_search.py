@@ -64,3 +64,15 @@ def test_what_a_fold_does_not_use_is_left_out_on_request(
     assert "uniref90: done" in capsys.readouterr().err
     AlignmentSearch(ENGINES, tmp_path, quiet=True).run(TARGETS)
     assert capsys.readouterr().err == ""
+
+
+def test_an_unusable_alignment_leaves_out_its_target_by_the_targets_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error has the name of the alignment's row, which is no target."""
+    monkeypatch.setattr(alignment_search, "SearchPlan", _Plan)
+    (tmp_path / "single.a3m").write_text(">q\nMKV\n>r1\nMKVA\n")
+    found, (error,) = AlignmentSearch(ENGINES, tmp_path, quiet=True).run([SINGLE, TWINS])
+    assert found == [TWINS]
+    assert error.record == "single"
+    assert str(error).startswith(f"single: {tmp_path}/single.a3m:3 (record 'r1'): expected 3 columns")

@@ -100,6 +100,8 @@ def test_a_complex_is_refused_unless_the_shipped_network_is_chosen(cli: CommandL
     assert "--weights multimer, or --weights mini" in done.err
     assert not [name for name in cli.names() if name.startswith("T1")]
     assert "T2_rank_001_mini_seed_0.pdb" in cli.names()
+    (failure,) = (cli.out / "failures.tsv").read_text().splitlines()[1:]
+    assert failure.startswith("T1\tT1: complex of 2 chains")
 
 
 def test_a_complex_by_the_shipped_network_has_no_interface_scores(cli: CommandLine):

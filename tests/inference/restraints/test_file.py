@@ -246,3 +246,4 @@ def test_targets_without_these_residues_are_refused_before_a_search(tmp_path: Pa
     assert suitable == [TARGET]
     assert "line 2: chain B has residues 1 to 4, found 9" in str(error)
     assert str(error).startswith("short: ")
+    assert error.record == "short"  # of its line in failures.tsv
