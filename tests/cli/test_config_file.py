@@ -52,6 +52,24 @@ def test_options_of_the_command_replace_those_of_the_file(cli: CommandLine) -> N
     assert (options.inputs, options.complex, options.quiet) == ([Path("x.fasta")], False, False)
 
 
+@pytest.mark.parametrize("iterations", [("-N2",), ("-N", "2"), ("--iter", "2"), ("--iterations=2",)])
+def test_an_option_of_the_command_is_known_in_all_its_forms(
+    cli: CommandLine, iterations: tuple[str, ...]
+) -> None:
+    path = cli.folder / "c.yaml"
+    path.write_text("iterations: 5\ne-value: 1e-9\n")
+    options = _parser().parse_args(
+        ["search", "--config", str(path), "--out", "r", *iterations, "--", "x.fasta"]
+    )
+    assert (options.iterations, options.e_value, options.inputs) == (2, 1e-9, [Path("x.fasta")])
+
+
+def test_two_files_are_refused(cli: CommandLine) -> None:
+    done = cli.run("infer", "x.fasta", "--config", "a.yaml", "--config=b.yaml")
+    assert done.code == 2
+    assert "--config is given 2 times; write all options into one file" in done.err
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -62,7 +80,10 @@ def test_options_of_the_command_replace_those_of_the_file(cli: CommandLine) -> N
         ("weights: []", "weights: expected a number, a text or a list of them, found []"),
         ("seeds: {a: 1}", "seeds: expected a number, a text or a list of them"),
         ("num-recycles: three", "argument --num-recycles"),
-        ("config: other.yaml", "no option 'config'"),
+        ("config: other.yaml", "no option 'config'; fastfold infer --help-all lists them"),
+        ("seeds: [1, 2]", "c.yaml: seeds: expected one value, found a list"),
+        ("seed: 1\nrandom-seed: 2", "c.yaml: 'seed' and 'random-seed' are the same option; remove one"),
+        ("num_recycles: 1\nnum-recycles: 2", "'num_recycles' and 'num-recycles' are the same option"),
     ],
 )
 def test_a_wrong_file_is_wrong_use(cli: CommandLine, text: str, expected: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +39,39 @@ def expand_config(
     Options that the command has itself are left out. ``help_command`` lists the options, for messages.
 
     Raises:
-        ConfigError: The file cannot be read, is not YAML, or has an unknown option or a value that no option takes.
+        ConfigError: The file cannot be read, is not YAML, has an unknown option, an option twice, or a value that no
+            option takes; or there are two files.
     """
-    options = {text.partition("=")[0] for text in arguments}
-    path = _config_path(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, rest = arguments[:end], arguments[end:]
+    path = _config_path(own)
     if path is None:
         return list(arguments)
-    known = {name: action for action in actions for name in _names(action)}
+    actions = list(actions)
+    set_here = _set_by(own, actions)
+    known = {name: action for action in actions if action.dest not in _OWN for name in _names(action)}
     inputs: list[str] = []
     more: list[str] = []
+    keys: dict[str, Any] = {}
     for key, value in _read(path).items():
         name = str(key).replace("_", "-")
         action = known.get(name)
-        if action is None or action.dest in _OWN:
+        if action is None:
             hint = suggest(name, known, otherwise=f"{help_command} lists them")
             raise ConfigError(f"{path}: no option {shown(key)}; {hint}")
+        if (other := keys.setdefault(action.dest, key)) != key:
+            raise ConfigError(f"{path}: {shown(other)} and {shown(key)} are the same option; remove one")
+        if isinstance(value, list) and action.option_strings and action.nargs in (None, "?"):
+            raise ConfigError(f"{path}: {name}: expected one value, found a list: {shown(value)}")
         if not action.option_strings:
             inputs += _texts(value, path, name)
-        elif not options & set(action.option_strings) and value is not None and value is not False:
+        elif action.dest not in set_here and value is not None and value is not False:
             more += [action.option_strings[0]]
             if value is not True:
                 if action.nargs == 0:
                     raise ConfigError(f"{path}: {name}: expected true or false, found {shown(value)}")
                 more += _texts(value, path, name)
-    return [*inputs, *arguments, *more]
+    return [*inputs, *own, *more, *rest]
 
 
 def config_text(options: argparse.Namespace, actions: Iterable[argparse.Action]) -> str:
@@ -87,13 +97,27 @@ def config_text(options: argparse.Namespace, actions: Iterable[argparse.Action])
 
 
 def _config_path(arguments: Sequence[str]) -> Path | None:
-    """Return the file that the arguments name."""
-    for number, text in enumerate(arguments):
-        if text.startswith(f"{CONFIG}="):
-            return Path(text.partition("=")[2])
-        if text == CONFIG and number + 1 < len(arguments):
-            return Path(arguments[number + 1])
-    return None
+    """Return the file that the arguments name, or raise ConfigError for two."""
+    paths = [Path(text.partition("=")[2]) for text in arguments if text.startswith(f"{CONFIG}=")]
+    paths += [Path(path) for text, path in pairwise(arguments) if text == CONFIG]
+    if len(paths) > 1:
+        raise ConfigError(f"{CONFIG} is given {len(paths)} times; write all options into one file")
+    return paths[0] if paths else None
+
+
+def _set_by(arguments: Sequence[str], actions: Iterable[argparse.Action]) -> set[str]:
+    """Return the ``dest`` of the options that arguments set, abbreviated or joined to a value as argparse allows."""
+    options = {text: action.dest for action in actions for text in action.option_strings}
+    set_here: set[str] = set()
+    for argument in arguments:
+        text = argument.partition("=")[0]
+        if text in options:
+            set_here.add(options[text])
+        elif text.startswith("--"):
+            set_here |= {dest for option, dest in options.items() if option.startswith(text)}
+        else:
+            set_here |= {dest for option, dest in options.items() if option == argument[:2]}
+    return set_here
 
 
 def _names(action: argparse.Action) -> list[str]:
