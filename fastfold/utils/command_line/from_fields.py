@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastfold.errors import OPTION_NAMES, ConfigError
@@ -84,6 +85,13 @@ def whole_number(least: int, most: int = LARGEST) -> Callable[[str], int]:
     return parse
 
 
+def _path(text: str) -> Path:
+    """Return a path; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; is a variable of the shell not set?")
+    return Path(text)
+
+
 def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return the function with errors of argparse."""
 
@@ -112,7 +120,7 @@ def _settings(option: Option, default: Any) -> dict[str, Any]:
         if isinstance(least, int) and isinstance(most, int):
             settings |= {"type": whole_number(least, most), "metavar": "N"}
     elif option.parse is not None:
-        settings["type"] = _argument_type(option.parse)
+        settings["type"] = _path if option.parse is Path else _argument_type(option.parse)
     if option.choices is not None:
         settings["choices"] = tuple(option.choices)
     if option.nargs is not None:

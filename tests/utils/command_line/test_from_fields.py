@@ -158,6 +158,7 @@ def test_arguments_are_read_by_their_places() -> None:
         ("a x", "the following arguments are required: --out"),
         ("--out d", "the following arguments are required: kind"),
         ("c --out d", "argument kind: invalid choice: 'c'"),
+        ("a --out=", "argument --out: the path is empty; is a variable of the shell not set?"),
     ],
 )
 def test_a_missing_or_wrong_argument_is_refused_by_name(
