@@ -121,6 +121,8 @@ class TargetError(InputError):
     def __init__(self, target: str, problem: str | InputError) -> None:
         super().__init__(f"{target}: {problem}")
         self.record = target
+        if isinstance(problem, InputError):
+            self.path, self.line, self.temporary = problem.path, problem.line, problem.temporary
 
 
 class WeightsError(FastFoldError):

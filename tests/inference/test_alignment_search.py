@@ -74,5 +74,5 @@ def test_an_unusable_alignment_leaves_out_its_target_by_the_targets_name(
     (tmp_path / "single.a3m").write_text(">q\nMKV\n>r1\nMKVA\n")
     found, (error,) = AlignmentSearch(ENGINES, tmp_path, quiet=True).run([SINGLE, TWINS])
     assert found == [TWINS]
-    assert error.record == "single"
+    assert (error.record, error.path, error.line) == ("single", tmp_path / "single.a3m", 3)
     assert str(error).startswith(f"single: {tmp_path}/single.a3m:3 (record 'r1'): expected 3 columns")

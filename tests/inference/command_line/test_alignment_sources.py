@@ -157,7 +157,7 @@ def test_search_leaves_chains_with_an_alignment_out(cli: CommandLine) -> None:
         done = cli.run(*arguments)
     assert [query[2] for query in stand_in.queries] == [[A]]
     assert f"T1: chain B uses {cli.out / 'T1_B.a3m'}; searching chain A\n" in done.err
-    assert (done.code, f"error: {cli.out / 'T2.a3m'}: the alignment is empty" in done.err) == (1, True)
+    assert (done.code, f"error: T2: {cli.out / 'T2.a3m'}: the alignment is empty" in done.err) == (1, True)
     assert done.out == f"alignments of 1 target in {cli.out}\n"
 
 
