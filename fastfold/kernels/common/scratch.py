@@ -20,6 +20,10 @@ from torch import Tensor
 # matrices of this size still reach the full rate of the matrix product.
 BLOCK_ELEMENTS = 2**20
 
+# Positions in bfloat16 up to which an operator works on a single block, so that all threads share each product: these
+# products are so fast that Python would start those of several blocks too slowly.
+ONE_BLOCK = 4096
+
 
 class Scratch:
     """Buffers of an operator call by name; the next use of a name overwrites the last.
@@ -141,12 +145,19 @@ def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor
 
 
 @functools.lru_cache  # a cached call takes the host less time
-def block_positions(channels: int, dtype: torch.dtype = torch.float32) -> int:
-    """Return the number of positions per block, for a widest buffer of ``channels`` in ``dtype``."""
+def block_positions(channels: int) -> int:
+    """Return the number of positions per block, for a widest buffer of ``channels``."""
     # At most 1,024: the gradients of a normalisation's parameters are summed position by position within a block, and
-    # rounding errors grow with the length of that sum. Those of bfloat16 data are larger.
-    times = 2 if dtype == torch.bfloat16 else 1
-    return max(1, min(1024, BLOCK_ELEMENTS // channels) * times)
+    # rounding errors grow with the length of that sum.
+    return max(1, min(1024, BLOCK_ELEMENTS // channels))
+
+
+def gradient_positions(channels: int, positions: int, dtype: torch.dtype) -> int:
+    """Return the number of positions per block of a backward pass in ``dtype`` over ``positions`` in all."""
+    if dtype != torch.bfloat16:
+        return block_positions(channels)
+    # Rounding errors of the data are larger than those of sums.
+    return ONE_BLOCK if positions <= ONE_BLOCK else 2 * block_positions(channels)
 
 
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import Scratch, position_blocks, share_of
+from fastfold.kernels.common.scratch import Scratch, gradient_positions, position_blocks, share_of
 from fastfold.kernels.cpu.linear import add_product
 
 X = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
@@ -86,3 +86,19 @@ def test_only_tensors_with_gaps_or_of_another_dtype_are_copied() -> None:
         assert copy.dtype == torch.float32
         assert copy.is_contiguous()
         assert torch.equal(copy, other.float())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "positions", "expected"),
+    [
+        (torch.float32, 128, 4096, 1024),
+        (torch.float32, 4096, 4096, 256),
+        (torch.bfloat16, 1024, 4096, 4096),
+        (torch.bfloat16, 1024, 4097, 2048),
+        (torch.bfloat16, 4096, 4097, 512),
+    ],
+)
+def test_few_positions_in_bfloat16_are_one_block_and_blocks_of_many_are_large(
+    dtype: torch.dtype, channels: int, positions: int, expected: int
+) -> None:
+    assert gradient_positions(channels, positions, dtype) == expected

@@ -236,8 +236,8 @@ def _exact(inputs: dict[str, Any], residual: Tensor) -> Tensor:
 
 def test_passes_fill_what_they_are_given_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both passes of PyTorch in blocks of 4 positions, and Triton's, onto the residual; with gradients as needed."""
-    for module in (eager, block_threads):
-        monkeypatch.setattr(module, "block_positions", lambda channels, *dtype: 4)
+    monkeypatch.setattr(eager, "gradient_positions", lambda *sizes: 4)
+    monkeypatch.setattr(block_threads, "block_positions", lambda channels: 4)
     monkeypatch.setattr(block_threads, "forward_positions", lambda channels, positions, dtype: 4)
     made = _inputs(3, 7, 12)
     residual, grad = torch.randn(2, 3, 7, 12, dtype=torch.float64)

@@ -12,8 +12,8 @@ from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
-    block_positions,
     finish,
+    gradient_positions,
     normalize,
     normalize_backward,
     normalize_to,
@@ -159,6 +159,7 @@ def backward(
 
     grad_x = torch.empty_like(x)
     of_positions = () if kept is None else (kept.view(*x.shape[:-1], len(w1)),)
-    blocks = position_blocks(block_positions(len(w1), dtype), x, grad, grad_x, *of_positions)
+    size = gradient_positions(len(w1), x.shape[:-1].numel(), dtype)
+    blocks = position_blocks(size, x, grad, grad_x, *of_positions)
     sum_blocks(block, blocks, Scratch().of(x, dtype), totals)
     return [grad_x, *totals]

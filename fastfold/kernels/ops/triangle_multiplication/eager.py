@@ -21,6 +21,7 @@ from fastfold.kernels.common.scratch import (
     at_positions,
     block_positions,
     finish,
+    gradient_positions,
     normalize,
     normalize_backward,
     normalize_to,
@@ -283,16 +284,20 @@ class TriangleGradients(TriangleForward):
         scratch, exact = Scratch().of(z, gradient_dtype(z)), accumulation_dtype(z)
         super().__init__(factors, update, scratch, summands)
         self.dtype, self._scratch = scratch.dtype, scratch
+        self._pairs = z.shape[-3] * z.shape[-2]
         self._needs_factor_layers = not set(needed).isdisjoint(FACTOR_LAYERS)
         self._needs_update_layers = not set(needed).isdisjoint(UPDATE_LAYERS)
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
-            self._block_size = block_positions(4 * self.channels, self.dtype)  # as in factors_backward
-            if keeps_projections(self.channels, z.shape[-3] * z.shape[-2]):
+            self._block_size = self._positions(4 * self.channels)  # as in factors_backward
+            if keeps_projections(self.channels, self._pairs):
                 self._projected = {}
         if update is not None:
             self._update_totals = arrange_update(zeros_of(update, exact), exact)
+
+    def _positions(self, channels: int) -> int:
+        return gradient_positions(channels, self._pairs, self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Return the numbers of channels contracted at a time, forward and backward; matrices stay in the cache."""
@@ -339,7 +344,7 @@ class TriangleGradients(TriangleForward):
             )
             product[:, columns] = b_grad_product.t()
 
-        blocks = _blocks(block_positions(_widest(weights), self.dtype), z, grad, grad_z)
+        blocks = _blocks(self._positions(_widest(weights)), z, grad, grad_z)
         sum_blocks(block, blocks, self._scratch, self._update_totals)
 
     def factors_backward(
@@ -374,7 +379,7 @@ class TriangleGradients(TriangleForward):
             b_result = normalize_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
             finish(b_grad_x, b_result, b_add, None)
 
-        size = block_positions(len(weights.projections), self.dtype)
+        size = self._positions(len(weights.projections))
         blocks = _blocks(size, z, grad_z, *adds, *unless_ones(mask))
         sum_blocks(block, blocks, self._scratch, self._factor_totals)
 
