@@ -65,8 +65,8 @@ class ExecutionPolicy:
     heads: tuple[str, ...] | None = None
     #: While gradients are recorded, keep only the inputs of each block for the backward pass
     recompute: bool = False
-    #: While gradients are recorded, keep projections of attention and the intermediate of transitions for the backward
-    #: pass on a CPU: less time, more memory
+    #: While gradients are recorded, keep projections of attention and triangles, and the intermediate of transitions,
+    #: for the backward pass on a CPU: less time, more memory
     keep_projections: bool = False
     #: Compute attention of all rows of a block at once on a GPU: more memory, fewer launches
     attention_at_once: bool = False

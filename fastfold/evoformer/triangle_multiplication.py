@@ -55,6 +55,7 @@ class TriangleMultiplication(PolicyModule):
                 dropout=block.dropout,
                 out=block.out,
                 plan=block.policy.contraction,
+                keep=block.policy.keep_projections,
             )
 
         return self.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout)

@@ -64,4 +64,5 @@ def _decompose(name: str, operator: Any, *arguments: Any, **options: Any) -> Any
     update = update if dropout is None else update * dropout
     update = update if residual is None else residual + update
     # Nothing is kept for a backward pass.
-    return (update, update.new_empty(0)) if name in ("gated_attention", "transition") else update
+    has_kept = name in ("gated_attention", "transition", "triangle_multiplication")
+    return (update, update.new_empty(0)) if has_kept else update

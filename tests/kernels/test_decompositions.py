@@ -69,7 +69,7 @@ _CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "triangle_factors": ((_PAIR, _MASK, _TRIANGLE[:6]), {}),
     "triangle_multiplication": (
         (_PAIR, _MASK, None, _DROPOUT, _TRIANGLE),
-        {"outgoing": False, "add_z": True},
+        {"outgoing": False, "add_z": True, "keep": False},
     ),
     "triangle_update": (
         (_random(_C, _N, _N), _PAIR, _DROPOUT, [*_TRIANGLE[:2], *_TRIANGLE[6:]], True),

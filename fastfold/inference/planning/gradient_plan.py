@@ -51,9 +51,9 @@ _GAPS, _GAPS_OF_HOST = 0.025, 0.15
 
 Block inputs that leave and return make more of them. ``benchmarks/simulation/gradient.py`` counts them."""
 
-_KEPT_BYTES, _KEPT_SHARE = 48 * (2 * 4 + 4) * 128 * 4, 4
-"""Bytes per pair of residues that attention and transitions of 48 blocks keep in float32, and their share of memory,
-inverted.
+_KEPT_BYTES, _KEPT_SHARE = 48 * (2 * 4 + 4 + 2 * 4) * 128 * 4, 4
+"""Bytes per pair of residues that attention, transitions and triangles of 48 blocks keep in float32, and their share of
+memory, inverted.
 
 Without a plan, they are kept if they take no more than this share of the free memory."""
 
@@ -99,7 +99,7 @@ def gradient_run(
 ) -> GradientRun:
     """Return the passes by a plan, with the host's memory that they need, or by a target's length without one.
 
-    Without a plan, projections of attention and transitions are kept if they take a small part of the free memory.
+    Without a plan, projections of the trunk's blocks are kept if they take a small part of the free memory.
     Those of a target that ``has_alignment`` are not, because its rows are not known here.
     """
     if plan is None:

@@ -101,7 +101,7 @@ def product_rate(clock: Callable[[], float] = time.perf_counter) -> float:
 def gradient_plan_lines(plan: GradientPlan, ranks: int = 1) -> list[str]:
     """Format peak, its parts, and what leaves the device."""
     each = " per GPU" if ranks > 1 else ""
-    kept = "projections of attention and transitions" if plan.policy.keep_projections else "no projections"
+    kept = "projections of blocks" if plan.policy.keep_projections else "no projections"
     parts = ", ".join(f"{name} {nbytes / GIB:,.2f}" for name, nbytes in plan.parts.items())
     recomputed = "blocks of the trunk, and rows outside it" if plan.policy.recompute else "nothing"
     return [

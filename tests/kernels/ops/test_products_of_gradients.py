@@ -131,7 +131,7 @@ def test_products_for_gradients_of_attention_weights_are_left_out_and_not_counte
 def test_products_for_gradients_of_triangle_weights_are_left_out_and_not_counted() -> None:
     z, mask = torch.randn(LENGTH, LENGTH, CHANNELS), torch.ones(LENGTH, LENGTH)
     parameters = TriangleParams(*(p.cpu() for p in _triangle()))
-    call: dict[str, Any] = {"z": z, "mask": mask, "dropout": None, "parameters": parameters}
+    call: dict[str, Any] = {"z": z, "out": [], "mask": mask, "dropout": None, "parameters": parameters}
     call |= {"outgoing": False, "add_z": False, "backend": "torch"}
     needs = {
         half: [True, *(half in ("both", own) for own in ["first"] * 6 + ["second"] * 6)]
@@ -154,7 +154,7 @@ def test_small_projections_of_triangles_are_multiplied_once_in_a_backward_pass(
 ) -> None:
     z, mask = torch.randn(2, LENGTH, LENGTH, CHANNELS), torch.ones(2, LENGTH, LENGTH)
     parameters = TriangleParams(*(p.cpu() for p in _triangle()))
-    call: dict[str, Any] = {"z": z, "mask": mask, "dropout": None, "parameters": parameters}
+    call: dict[str, Any] = {"z": z, "out": [], "mask": mask, "dropout": None, "parameters": parameters}
     call |= {"outgoing": True, "add_z": True, "backend": "torch", "needs": [True] * 13}
     kept = triangle.backward(z, **call)
     flops = _flops(triangle.backward, z, **call)
@@ -162,6 +162,66 @@ def test_small_projections_of_triangles_are_multiplied_once_in_a_backward_pass(
     assert _flops(triangle.backward, z, **call) - flops == 2 * z.numel() * 4 * WIDTH
     for a, b in zip(kept, triangle.backward(z, **call), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_kept_projections_of_triangles_give_the_same_gradients(
+    outgoing: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several blocks, the last one smaller; masked pairs, dropout and a residual; otherwise some channels at a time."""
+    monkeypatch.setattr(eager, "channel_group", lambda c, positions: c // 4)
+    n = 67
+    z = _normal(n, n, CHANNELS).cpu().to(dtype).requires_grad_()
+    mask = (_normal(n, n) > -1).cpu().to(dtype)
+    dropout = 1.5 * (_normal(1, n, CHANNELS) > -1).cpu().to(dtype)
+    parameters = TriangleParams(*(p.cpu().to(dtype).requires_grad_() for p in _triangle()))
+    results = []
+    for keep, kept_within in ((False, 0), (False, 2**25), (True, 0)):
+        monkeypatch.setattr(eager, "_KEPT", kept_within)
+        out = kernels.triangle_multiplication(
+            *(z, mask, parameters),
+            outgoing=outgoing,
+            residual=z,
+            dropout=dropout,
+            keep=keep,
+            backend="torch",
+        )
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), [z, *parameters])])
+    for plain, *kept in zip(*results, strict=True):
+        for found in kept:
+            torch.testing.assert_close(found, plain)
+
+
+def test_kept_projections_of_triangles_are_not_multiplied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a backward pass would keep none; those of several pair representations are not kept."""
+    monkeypatch.setattr(eager, "_KEPT", 0)
+    z, mask = torch.randn(LENGTH, LENGTH, CHANNELS), torch.ones(LENGTH, LENGTH)
+    parameters = TriangleParams(*(p.cpu() for p in _triangle()))
+    options: dict[str, Any] = {"outgoing": True, "add_z": True, "backend": "torch"}
+    operator = torch.ops.fastfold.triangle_multiplication
+    _, kept = operator(z, mask, None, None, parameters, **options, keep=True)
+    assert kept.shape == (4 * WIDTH * LENGTH**2,)
+    call = {"z": z, "mask": mask, "dropout": None, "parameters": parameters, "needs": [True] * 13, **options}
+    outs: tuple[list[Tensor], ...] = ([], [kept])
+    plain, saved = (_flops(triangle.backward, z, **call | {"out": out}) for out in outs)
+    # Projections are computed twice without memory: for the product, and for their gradients.
+    of_projections = 2 * z.numel() * 4 * WIDTH
+    assert plain - saved == 2 * of_projections
+    monkeypatch.setattr(eager, "_KEPT", 2**25)
+    plain, saved = (_flops(triangle.backward, z, **call | {"out": out}) for out in outs)
+    assert plain - saved == of_projections
+    cost = OPERATOR_COSTS["triangle_multiplication_backward"]
+    flops = [cost(call | {"out": out}).flops for out in outs]
+    assert flops[0] - flops[1] == of_projections
+    batch = torch.randn(2, LENGTH, LENGTH, CHANNELS, requires_grad=True)
+    saved_sizes: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved_sizes.append(x.numel()) or x, lambda x: x):
+        for one in (batch, batch[0]):
+            ones = torch.ones(one.shape[:-1])
+            kernels.triangle_multiplication(one, ones, parameters, outgoing=True, keep=True, backend="torch")
+    assert saved_sizes.count(kept.numel()) == 1
+    assert 2 * kept.numel() not in saved_sizes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

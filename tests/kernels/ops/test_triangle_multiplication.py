@@ -260,8 +260,8 @@ def test_pairs_beyond_two_to_the_31_elements(
     options = {"outgoing": True, "add_z": True, "needs": [True] * 13, "backend": "triton"}
     rest = (None, parameters)
     backward = functools.partial(torch.ops.fastfold.triangle_multiplication_backward, **options)
-    near = backward(grad.contiguous(), z.contiguous(), mask, *rest)
-    for found, value in zip(backward(grad, z, mask, *rest), near, strict=True):
+    near = backward(grad.contiguous(), z.contiguous(), [], mask, *rest)
+    for found, value in zip(backward(grad, z, [], mask, *rest), near, strict=True):
         assert torch.equal(found, value)
     for name in ("pairs", "gradient"):
         (tmp_path / name).unlink(missing_ok=True)
@@ -276,10 +276,10 @@ def test_operators_are_registered_properly(backend: str, monkeypatch: pytest.Mon
     leaves = [x.clone().requires_grad_() for x in (z, *parameters)]
     dropout = torch.ones(3, 1, 12, device=DEVICE)
     arguments = (leaves[0], mask, torch.randn_like(z), dropout, leaves[1:])
-    options = {"outgoing": True, "add_z": False, "backend": backend}
+    options = {"outgoing": True, "add_z": False, "keep": backend == "torch", "backend": backend}
     torch.library.opcheck(torch.ops.fastfold.triangle_multiplication.default, arguments, options)
     options = {"outgoing": False, "add_z": True, "needs": [True, False] + [True] * 11, "backend": backend}
-    arguments = (torch.randn_like(z), z, mask, None, parameters)
+    arguments = (torch.randn_like(z), z, [], mask, None, parameters)
     torch.library.opcheck(torch.ops.fastfold.triangle_multiplication_backward.default, arguments, options)
 
 

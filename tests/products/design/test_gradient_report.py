@@ -99,7 +99,7 @@ def test_lines_of_a_plan_are_its_bytes_in_gib_and_its_steps() -> None:
     assert gradient_plan_lines(plan) == [
         "predicted peak      2.50 GiB (parameters 1.00, trunk 0.25 GiB)",
         "recomputed          blocks of the trunk, and rows outside it",
-        "kept                projections of attention and transitions",
+        "kept                projections of blocks",
         "on the host         3.00 GiB",
     ]
     policy.recompute = policy.keep_projections = False

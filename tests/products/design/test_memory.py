@@ -62,8 +62,9 @@ def test_a_plan_with_inputs_on_the_host_has_room_for_whole_ones() -> None:
 def test_without_a_plan_projections_are_kept_in_a_quarter_of_the_free_memory(
     device: str, free: float, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Two attentions of a block with queries, keys, values and gates, and a transition; of 128 channels in float32.
-    of_projections = 48 * (2 * 4 + 4) * (128 * 4) * 64**2
+    # Two attentions of a block with queries, keys, values and gates, a transition, and two triangles;
+    # of 128 channels in float32.
+    of_projections = 48 * (2 * 4 + 4 + 2 * 4) * (128 * 4) * 64**2
     monkeypatch.setattr(gradient_plan, "available_bytes", lambda _: int(of_projections * free))
     run = gradient_run(None, 64, torch.device(device))
     assert run.policy.keep_projections == keeps

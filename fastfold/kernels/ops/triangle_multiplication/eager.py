@@ -184,8 +184,8 @@ class TriangleForward:
     """
 
     _block_size: int | None = None  #: Positions of a block of factors; None for those of a forward pass
-    #: Projections of blocks by their first and last position, if a backward pass keeps them
-    _projected: dict[tuple[int, int], Tensor] | None = None
+    _projected: Tensor | None = None  #: Memory of :meth:`keep`, or None
+    _is_filled = False  #: True if an earlier pass filled this memory
 
     def __init__(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
@@ -200,6 +200,23 @@ class TriangleForward:
         """Return the rows and columns W of factors for a pair of N, padded with zeros; here N."""
         return n
 
+    def keep(self, projected: Tensor, pairs: int, *, is_filled: bool = False) -> None:
+        """Keep projections ``[4 c R N]`` of all channels and ``pairs`` R N, or read those that another pass kept.
+
+        They are those of one block of :func:`gradient_positions` after the other.
+        """
+        assert self._factors is not None
+        self._projected, self._is_filled = projected, is_filled
+        self._block_size = gradient_positions(len(self._factors.projections), pairs, self.dtype)
+
+    def _kept(self, columns: slice) -> Tensor | None:
+        """Return the kept projections ``[4 c, n]`` of a block."""
+        if self._projected is None:
+            return None
+        assert self._factors is not None
+        count, size = len(self._factors.projections), columns.stop - columns.start
+        return self._projected[count * columns.start : count * columns.stop].view(count, size)
+
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
         assert self._factors is not None
@@ -211,15 +228,15 @@ class TriangleForward:
         linear = PreparedLinear(weights.projections, bias)
 
         def block(scratch: Scratch, columns: slice, b_z: Tensor, *b_mask: Tensor) -> None:
-            b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
-            own = scratch if self._projected is None else Scratch().of(b_x)
-            b_both = linear.by_channel(b_x, "projections", own)
-            if self._projected is not None:
-                self._projected[columns.start, columns.stop] = b_both
-            is_whole = b_x.shape[0] == factors.shape[-1]  # every view costs host time
+            b_both = None if self._projected is None else self._kept(columns)
+            if b_both is None or not self._is_filled:
+                b_x = normalize_to(scratch.dtype, b_z, norm, EPS)
+                computed = linear.by_channel(b_x, "projections", scratch)
+                b_both = computed if b_both is None else b_both.copy_(computed)
+            is_whole = b_z.shape[0] == factors.shape[-1]  # every view costs host time
             b_factors = factors if is_whole else factors[:, :, columns]
             # Projection and gate logits of left, and of right: [2, 2 c, n].
-            _glu(b_both.view(2, -1, b_x.shape[0]), 1, out=b_factors)
+            _glu(b_both.view(2, -1, b_z.shape[0]), 1, out=b_factors)
             for b_keep in b_mask:
                 b_factors.mul_(b_keep.t())
 
@@ -290,14 +307,17 @@ class TriangleGradients(TriangleForward):
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
-            self._block_size = self._positions(4 * self.channels)  # as in factors_backward
-            if keeps_projections(self.channels, self._pairs):
-                self._projected = {}
         if update is not None:
             self._update_totals = arrange_update(zeros_of(update, exact), exact)
 
     def _positions(self, channels: int) -> int:
         return gradient_positions(channels, self._pairs, self.dtype)
+
+    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        """See :meth:`TriangleForward.project`; small projections are kept for :meth:`factors_backward`."""
+        if self._projected is None and keeps_projections(self.channels, self._pairs):
+            self.keep(z.new_empty(4 * self.channels * self._pairs, dtype=self.dtype), self._pairs)
+        super().project(projections, z, mask, first, count)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Return the numbers of channels contracted at a time, forward and backward; matrices stay in the cache."""
@@ -362,8 +382,7 @@ class TriangleGradients(TriangleForward):
             b_z = b_z.to(weights.projections.dtype)
             b_x, statistics = _normalize(b_z, weights.norm, scratch.dtype)
             b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-            key = columns.start, columns.stop
-            b_both = None if self._projected is None else self._projected.pop(key, None)
+            b_both = self._kept(columns)
             if b_both is None:
                 b_both = linear.by_channel(b_x, "projections", scratch)
             halves = zip(grad_factors.chunk(2), b_both.chunk(2), b_grad_both.chunk(2), strict=True)

@@ -69,10 +69,12 @@ def forward(
     backend: str,
     scratch: Scratch | None = None,
     plan: ContractionPlan | None = None,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """Fill ``out``, which may be ``z`` or ``residual``, without autocast.
 
-    Arguments are those of ``triangle_multiplication``.
+    Arguments are those of ``triangle_multiplication``. PyTorch fills ``kept [4 c N N]`` with the projections of a
+    single pair representation for :func:`backward`.
     """
     operations: _TriangleBackend = eager if backend == "torch" else _backend(backend)
     plan, c = plan or ContractionPlan(), parameters.out_weight.shape[1]
@@ -83,6 +85,10 @@ def forward(
     if plan.host is None and in_bfloat16 and (z.dtype != torch.bfloat16 or plan.channels is None):
         # Each group normalises the pair again, which takes as long as its products.
         channels = narrow_group(channels, c)
+    if kept is not None:
+        assert isinstance(steps, eager.TriangleForward)
+        steps.keep(kept, z.shape[:-1].numel())
+        channels = c
     multiply(
         *(out, z, mask, steps, ContractionPlan(channels, plan.host, plan.kept)),
         residual=residual,
@@ -97,6 +103,7 @@ def forward(
 def backward(
     grad: Tensor,
     z: Tensor,
+    out: Sequence[Tensor],
     mask: Tensor,
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
@@ -108,12 +115,16 @@ def backward(
 ) -> list[Tensor]:
     """Return gradients of ``z`` and the parameters from that of the result; empty tensors for those not needed.
 
-    Everything is recomputed from the inputs of ``triangle_multiplication``. In addition to the result there are three
+    Everything is recomputed from the inputs of ``triangle_multiplication``, but for ``out``: the memory that
+    :func:`forward` filled, or nothing. In addition to the result there are three
     tensors ``[c, N, N]`` of one batch element, and a part of one. With ``add_z``, ``z`` is also the residual.
     """
     group, dropout = TriangleParams(*parameters), None if dropout is None else dropout.expand_as(z)
     needed = needed_names(("z", *group._fields), needs)
     steps = _backend(backend).gradient_steps(group.factors, group.update, z, needed, summands=z.shape[-2])
+    if out:
+        assert isinstance(steps, eager.TriangleGradients)
+        steps.keep(out[0], z.shape[:-1].numel(), is_filled=True)
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
         b_grad_z, b_grad, b_z, b_mask = (part(x, i) for x in (grad_z, grad, z, mask))
