@@ -54,6 +54,7 @@ async function refresh() {
   const asked = secret;
   try {
     const server = await ask('/v1/server');
+    if (secret !== asked) return; // signed out meanwhile
     const jobs = await ask('/v1/jobs');
     if (secret !== asked) return;
     const facts = [`${server.queued} waiting, ${server.running} running`, counted(server.workers, 'worker')];
