@@ -100,9 +100,8 @@ class FailuresFile(_SharedTable):
 
     def __init__(self, folder: ResultsFolder) -> None:
         super().__init__(folder)
-        self._unread: dict[
-            str, list[str]
-        ] = {}  # lines of records that a target of the same name does not replace
+        # Lines of records by the names of their targets: another target of such a name does not replace them.
+        self._unread: dict[str, list[str]] = {}
 
     def add(self, target: str, reason: str) -> None:
         """Add a target with the reason, written now or later, replacing its earlier line."""

@@ -36,6 +36,14 @@ class BackwardPass:
     arrange: Callable[[list[Tensor], Arguments], Sequence[Tensor | None]] = lambda found, call: found
 
 
+def kept_memory(result: tuple[Any, Tensor], call: Arguments) -> list[Tensor]:
+    """Return the second result, memory with values for the backward pass, in a list; empty unless ``call`` keeps them.
+
+    It is a ``saved_result`` of :class:`BackwardPass`.
+    """
+    return [result[1]] if call["keep"] else []
+
+
 def define_operator(
     name: str,
     forward: Callable[..., Any],

@@ -26,6 +26,7 @@ from fastfold.kernels.ops.outer_product_mean.chunk_choice import (
 )
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 from tests.helpers.kernel_checks import DEVICE, check_against_definition, relative_error
+from tests.helpers.outer_products import added_to_residual, with_strides_and_residual
 
 MASKS = {"left_mask", "right_mask"}
 NAMES = ("left", "right", "weight", "bias")
@@ -96,15 +97,8 @@ def test_parts_of_the_long_sum_do_not_matter(parts: int, monkeypatch: pytest.Mon
 
 def test_residual_batches_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_rows(monkeypatch, 3, 4, 4, 4)
-    inputs = _inputs(3, 5, 4, batch=(2, 1))
-    inputs["left"] = inputs["left"].transpose(-1, -3).contiguous().transpose(-1, -3)
-    inputs["right_mask"] = inputs["right_mask"].transpose(-1, -2).contiguous().transpose(-1, -2)
-    inputs["residual"] = torch.randn(2, 1, 4, 5, 12, dtype=torch.float64).transpose(2, 3)
-
-    def definition(residual: Tensor, **rest: Tensor) -> Tensor:
-        return residual + reference.outer_product_mean(**rest)
-
-    check_against_definition(_run, definition, inputs, torch.float32, MASKS)
+    inputs = with_strides_and_residual(_inputs(3, 5, 4, batch=(2, 1)))
+    check_against_definition(_run, added_to_residual, inputs, torch.float32, MASKS)
 
 
 def test_rows_in_blocks_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

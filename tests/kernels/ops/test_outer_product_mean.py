@@ -27,6 +27,7 @@ from tests.helpers.kernel_checks import (
     far_apart,
     relative_error,
 )
+from tests.helpers.outer_products import added_to_residual, with_strides_and_residual
 
 MASKS = {"left_mask", "right_mask"}
 
@@ -116,15 +117,8 @@ def test_sums_that_float16_cannot_hold(backend: str, sequences: int, monkeypatch
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_residual_batches_and_strides(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=8, BJ=8)
-    inputs = _inputs(3, 5, 4, batch=(2, 1))
-    inputs["left"] = inputs["left"].transpose(-1, -3).contiguous().transpose(-1, -3)
-    inputs["right_mask"] = inputs["right_mask"].transpose(-1, -2).contiguous().transpose(-1, -2)
-    inputs["residual"] = torch.randn(2, 1, 4, 5, 12, dtype=torch.float64).transpose(2, 3)
-
-    def definition(residual: Tensor, **rest: Tensor) -> Tensor:
-        return residual + reference.outer_product_mean(**rest)
-
-    check_against_definition(_on(backend), definition, inputs, torch.float32, MASKS)
+    inputs = with_strides_and_residual(_inputs(3, 5, 4, batch=(2, 1)))
+    check_against_definition(_on(backend), added_to_residual, inputs, torch.float32, MASKS)
 
 
 @pytest.mark.parametrize("sequences", [5, 24, 64])

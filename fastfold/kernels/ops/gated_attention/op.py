@@ -20,7 +20,7 @@ from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_HEAD_CHANNELS, part
-from fastfold.kernels.common.operator import BackwardPass, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator, kept_memory
 from fastfold.kernels.common.parameters import like_first
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -176,7 +176,7 @@ _gated_attention = define_operator(
         fake=passes.fake_gradients,
         cost=_backward_cost,
         residual="residual",
-        saved_result=lambda result, call: [result[1]] if call["keep"] else [],
+        saved_result=kept_memory,
         arrange=passes.arrange_gradients,
     ),
     fake=_fake,

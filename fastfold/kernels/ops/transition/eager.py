@@ -18,7 +18,6 @@ from fastfold.kernels.common.scratch import (
     normalize_backward,
     normalize_to,
     position_blocks,
-    without_autocast,
 )
 from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
@@ -105,7 +104,6 @@ def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor 
     return mean_of(estimate(normed, w1, b1).relu_())
 
 
-@without_autocast
 def backward(
     grad: Tensor,
     x: Tensor,
@@ -126,8 +124,10 @@ def backward(
     ]
     norm_weight, norm_bias = (p.to(exact) for p in parameters[:2])
     w1, b1, w2, _ = (p.to(dtype) for p in parameters[2:])
-    positions = 0 if kept is not None else x.shape[:-1].numel()
-    hidden = PreparedLinear(w1, b1, relu=True, least="fp32", positions=positions)
+    positions = x.shape[:-1].numel()
+    hidden = (
+        None if kept is not None else PreparedLinear(w1, b1, relu=True, least="fp32", positions=positions)
+    )
 
     def block(
         scratch: Scratch,
@@ -140,7 +140,8 @@ def backward(
         grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
         b_x, b_grad = b_x.to(dtype), b_grad.to(dtype)
         b_norm, *statistics = normalize(b_x, norm_weight, norm_bias, EPS)
-        b_hidden = hidden(b_norm, "hidden", scratch) if b_kept is None else b_kept
+        b_hidden = b_kept if hidden is None else hidden(b_norm, "hidden", scratch)
+        assert b_hidden is not None  # kept where it is not computed
         if grad_w2 is not None:
             add_product(grad_w2, b_grad.t(), b_hidden, scratch, x)
         if grad_b2 is not None:
@@ -159,7 +160,7 @@ def backward(
 
     grad_x = torch.empty_like(x)
     of_positions = () if kept is None else (kept.view(*x.shape[:-1], len(w1)),)
-    size = gradient_positions(len(w1), x.shape[:-1].numel(), dtype)
+    size = gradient_positions(len(w1), positions, dtype)
     blocks = position_blocks(size, x, grad, grad_x, *of_positions)
     sum_blocks(block, blocks, Scratch().of(x, dtype), totals)
     return [grad_x, *totals]

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, relu
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MAX_CHANNELS
-from fastfold.kernels.common.operator import BackwardPass, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator, kept_memory
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -130,7 +130,7 @@ _transition = define_operator(
         ("x", "parameters"),
         cost=_backward_cost,
         residual="residual",
-        saved_result=lambda result, call: [result[1]] if call["keep"] else [],
+        saved_result=kept_memory,
     ),
     fake=_fake,
     cost=_cost,

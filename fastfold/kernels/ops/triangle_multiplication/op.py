@@ -14,7 +14,7 @@ from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
-from fastfold.kernels.common.operator import BackwardPass, define_operator
+from fastfold.kernels.common.operator import BackwardPass, define_operator, kept_memory
 from fastfold.kernels.common.parameters import needed_names
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -143,7 +143,7 @@ _triangle_multiplication = define_operator(
         ("z", "parameters"),
         cost=_backward_cost,
         residual="residual",
-        saved_result=lambda result, call: [result[1]] if call["keep"] else [],
+        saved_result=kept_memory,
     ),
     fake=_fake,
     cost=_cost,
