@@ -112,6 +112,13 @@ def pytest_collection_finish() -> None:
 atexit.register(gc.unfreeze)
 
 
+@pytest.fixture
+def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imitate a process without Triton's interpreter; tests after it still run its functions in the interpreter."""
+    pytest.importorskip("triton")  # imported without the variable, Triton would define its functions for GPUs
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+
+
 def shared_dir() -> Path | None:
     """Folder with oracles and experimental data beside the checkout; None where there is none."""
     path = REPOSITORY.parent / "shared"

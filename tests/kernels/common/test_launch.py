@@ -69,6 +69,7 @@ def test_a_launch_is_on_the_device_of_its_tensors(current: list[int]) -> None:
     assert current == [0]
 
 
+@pytest.mark.usefixtures("no_interpreter")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="devices are imitated")
 def test_a_kernel_that_a_gpu_has_too_little_for_leaves_it_to_pytorch(
     current: list[int], monkeypatch: pytest.MonkeyPatch
@@ -83,7 +84,6 @@ def test_a_kernel_that_a_gpu_has_too_little_for_leaves_it_to_pytorch(
 
     monkeypatch.setattr(backend, "_refused", {})
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.delenv("FASTFOLD_KERNELS", raising=False)
     kernel = OneKernel("attention_kernel", run)
     with FakeTensorMode():
