@@ -15,9 +15,8 @@ _PEPTIDE, _CARBONYL, _TO_METHYL, _TO_ALPHA = 1.33, 1.23, 1.52, 1.45
 """Lengths in Å of the bonds C-N, C-O, C-CH3 of acetyl, and N-CH3 of methylamide."""
 _AT_N, _AT_C, _AT_OXYGEN = 121.7, 116.2, 123.0
 """Angles in degrees of C-N-CA, CA-C-N and O-C-N in a peptide."""
-_PHI = np.arange(
-    -180.0, 180.0, 15.0
-)  #: Tried torsions in degrees of acetyl's carbon, which nothing else decides
+#: Tried torsions in degrees of acetyl's carbon, which nothing else decides
+_PHI = np.arange(-180.0, 180.0, 15.0)
 
 
 @dataclass(frozen=True)

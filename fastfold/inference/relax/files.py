@@ -115,7 +115,9 @@ def relax_file(
     result = relax(structure_to_protein(structure), config, names=names, on_progress=on_progress)
 
     # In the order of writing, so that a record without the mmCIF file tells of a run that was interrupted.
-    contents: dict[str, str] = {"record": lines_json(_record(path, structure.warnings, config, result))}
+    record = {"schema_version": SCHEMA_VERSION, "file": path.name, "fastfold_version": __version__}
+    record |= {"settings": asdict(config), "notes": list(structure.warnings), **result.to_dict()}
+    contents: dict[str, str] = {"record": lines_json(record)}
     title = f"Structure {structure.name[:100]}"
     if result.minimized:
         try:
@@ -131,17 +133,6 @@ def relax_file(
     for kind, text in contents.items():
         write_atomic(paths[kind], text)
     return result, {kind: paths[kind] for kind in contents}
-
-
-def _record(path: Path, notes: Sequence[str], config: RelaxConfig, result: RelaxResult) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "file": path.name,
-        "fastfold_version": __version__,
-        "settings": asdict(config),
-        "notes": list(notes),
-        **result.to_dict(),
-    }
 
 
 def _is_interrupted(paths: Mapping[str, Path]) -> bool:

@@ -259,9 +259,8 @@ class OmegaGuard:
             f"twist=select(is_cis, abs(theta), {math.pi}-abs(theta))"
         )
         self.planar_tolerance = _TWIST_OF_PLANAR
-        self._planar: dict[
-            int, list[int]
-        ] = {}  # atoms of initially planar bonds by the numbers of their springs
+        # Atoms of initially planar bonds by the numbers of their springs.
+        self._planar: dict[int, list[int]] = {}
         for name in ("is_cis", "tolerance", "acts"):
             self.force.addPerTorsionParameter(name)
         for first, second, _ in _peptide_bonds(prepared):

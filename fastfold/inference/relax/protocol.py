@@ -13,12 +13,14 @@ import numpy as np
 from fastfold.errors import FastFoldError
 from fastfold.inference.relax.config import RelaxConfig, check_installed
 from fastfold.inference.relax.result import BondedCysteines, RelaxResult, relaxed_mmcif, relaxed_pdb
-from fastfold.inference.relax.rings import describe_ring, rings_with_bonds, side_chains_to_rebuild
 from fastfold.inference.relax.stereo import (
     Violation,
     chain_breaks,
     check_not_mirrored,
+    describe_ring,
     open_breaks,
+    rings_with_bonds,
+    side_chains_to_rebuild,
     violating_residues,
 )
 from fastfold.protein.io.observed import RELAXATION, read_logged
@@ -127,21 +129,9 @@ def relax(
     before = violating_residues(protein, names)
     start = RelaxResult(
         protein=protein,
-        hydrogens=None,
-        reason="",
         platform=platform.label,
-        energy_before=None,
-        energy_after=None,
-        restraint_energy=None,
-        heavy_atom_rmsd=None,
         violations_before=before,
         violations=before,
-        rounds=0,
-        iterations=0,
-        iteration_limit_reached=False,
-        residues_freed=0,
-        atoms_added=0,
-        seconds=0.0,
         chain_breaks=tuple(breaks.values()),
         capped=tuple(residue_label(protein, i, names) for i in alone(protein)),
     )
@@ -182,7 +172,9 @@ def _rounds(
         except FastFoldError:
             raise
         except (OpenMMException, ValueError, ArithmeticError, LookupError) as error:
-            return replace(done, reason=f"round {number} failed ({_first_line(error)}){_remaining(done)}")
+            violations = done.violations or done.violations_before
+            left = f"; violations{_named(violations)}" if violations else ""
+            return replace(done, reason=f"round {number} failed ({_first_line(error)}){left}")
         prepared = replace(prepared, positions=minimum.positions)
         relaxed, hydrogens = to_protein(prepared, prepared.positions, protein)
         pierced = rings_with_bonds(relaxed)
@@ -224,11 +216,6 @@ def _is_worth_a_round(done: RelaxResult) -> bool:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].split("  ")[0].rstrip(".")  # without OpenMM's link to a web page
-
-
-def _remaining(done: RelaxResult) -> str:
-    violations = done.violations or done.violations_before
-    return f"; violations{_named(violations)}" if violations else ""
 
 
 def _is_mended_by_freedom(violation: Violation) -> bool:

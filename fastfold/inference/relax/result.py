@@ -43,22 +43,22 @@ class RelaxResult:
     """
 
     protein: Protein  #: Final heavy atoms; the input if the minimiser failed
-    hydrogens: Hydrogens | None  #: Final hydrogens; None if the minimiser failed
-    reason: str  #: Reason why the structure is not relaxed; empty if it is
     platform: str  #: OpenMM's platform, for example ``CPU (1 thread)``
-    #: Energy of the input with added hydrogens and missing atoms; None if it was not computed
-    energy_before: float | None
-    energy_after: float | None  #: Energy of the result; None if the minimiser failed
-    restraint_energy: float | None  #: Energy of the restraints at the end, in kJ/mol
-    heavy_atom_rmsd: float | None  #: Movement of the input's heavy atoms in Å, without superposition
     violations_before: tuple[Violation, ...]  #: Residues of the input with a violation of stereochemistry
     violations: tuple[Violation, ...]  #: Residues of the result with a violation
-    rounds: int  #: Rounds of minimisation
-    iterations: int  #: Iterations of the minimiser in all rounds
-    iteration_limit_reached: bool  #: True if the limit ended the last attempt of the last round
-    residues_freed: int  #: Residues without restraints in the last round
-    atoms_added: int  #: Number of added heavy atoms
-    seconds: float  #: Seconds of the relaxation
+    hydrogens: Hydrogens | None = None  #: Final hydrogens; None if the minimiser failed
+    reason: str = ""  #: Reason why the structure is not relaxed; empty if it is
+    #: Energy of the input with added hydrogens and missing atoms; None if it was not computed
+    energy_before: float | None = None
+    energy_after: float | None = None  #: Energy of the result; None if the minimiser failed
+    restraint_energy: float | None = None  #: Energy of the restraints at the end, in kJ/mol
+    heavy_atom_rmsd: float | None = None  #: Movement of the input's heavy atoms in Å, without superposition
+    rounds: int = 0  #: Rounds of minimisation
+    iterations: int = 0  #: Iterations of the minimiser in all rounds
+    iteration_limit_reached: bool = False  #: True if the limit ended the last attempt of the last round
+    residues_freed: int = 0  #: Residues without restraints in the last round
+    atoms_added: int = 0  #: Number of added heavy atoms
+    seconds: float = 0.0  #: Seconds of the relaxation
     #: Neighbours in a chain of the input that no bond joins, with their distance
     chain_breaks: tuple[str, ...] = ()
     capped: tuple[str, ...] = ()  #: Residues without a bond to another one, which had caps in the force field

@@ -11,7 +11,7 @@ import pytest
 from fastfold.inference.relax import RelaxConfig, minimize, relax
 from fastfold.inference.relax.minimize import Minimized
 from fastfold.inference.relax.prepare import PreparedStructure
-from fastfold.inference.relax.rings import describe_ring, rings_with_bonds, side_chains_to_rebuild
+from fastfold.inference.relax.stereo import describe_ring, rings_with_bonds, side_chains_to_rebuild
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Protein
 from fastfold.protein.side_chains.rings import ring_slots
