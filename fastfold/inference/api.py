@@ -1,7 +1,8 @@
-"""The Python API: :func:`load_model` and :func:`predict`."""
+"""The Python API: :func:`load_model`, :func:`predict` and their results."""
 
 from __future__ import annotations
 
+import html
 import itertools
 import logging
 from collections.abc import Generator, Mapping, Sequence
@@ -29,7 +30,6 @@ from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule
 from fastfold.inference.models import check_settings, network_name
 from fastfold.inference.output.prediction import Prediction
-from fastfold.inference.output.predictions import Predictions
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.sampling.samples import draw_samples
@@ -57,6 +57,33 @@ _NOT_FOR_PYTHON = {
 Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path] | TemplateOptions
 """Templates of a chain: structure files (mmCIF or PDB, also ``.gz``) or folders of them, raw features as in
 :func:`fastfold.data.features.raw.template_features`, or options with the structures of whole complexes."""
+
+
+class Predictions(dict[str, list[Prediction]]):
+    """Predictions by the name of their sequence, best first."""
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row per prediction: ``name``, ``rank`` and scores; ``pandas.DataFrame`` takes the rows."""
+        return [
+            {"name": name, "rank": rank, **listed_scores(prediction)}
+            for name, predictions in self.items()
+            for rank, prediction in enumerate(predictions, 1)
+        ]
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        if not rows:
+            return "<p>no predictions</p>"
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
+        body = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(_shown(value))}</td>' for value in row.values())}</tr>"
+            for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def load_model(

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.inference.output.score_files import read_pae, read_scores, residue_numbers, scored_names
+from fastfold.inference.output.score_files import (
+    mapping_of,
+    read_pae,
+    read_scores,
+    residue_numbers,
+    scored_names,
+)
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence
@@ -47,7 +53,7 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
     pae = max_pae = None
     if "_pae.json" in files:
         pae, max_pae = read_pae(files["_pae.json"], sum(lengths))
-    interfaces = scores.get("interfaces")
+    interfaces = mapping_of(scores, "interfaces")
     return {
         "name": scores["name"],
         "sequences": sequences,
@@ -67,11 +73,9 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
         "ptm": scores["ptm"],
         "iptm": scores["iptm"],
         "templates": None if scores.get("templates") is None else tuple(scores["templates"]),
-        "chain_confidence": _confidence(interfaces, names.chain_ids)
-        if isinstance(interfaces, dict)
-        else None,
+        "chain_confidence": _confidence(interfaces, names.chain_ids),
         "names": names,
-        "no_interface_scores": interfaces.get("reason") if isinstance(interfaces, dict) else None,
+        "no_interface_scores": interfaces.get("reason"),
     }
 
 

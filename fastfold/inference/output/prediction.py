@@ -58,13 +58,6 @@ def prediction_title(name: str, model_name: str) -> str:
     return re.sub(r"[^ -~]", "?", title)
 
 
-def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Return a NumPy archive, the same bytes for the same arrays."""
-    file = io.BytesIO()
-    np.savez(file, **dict(arrays))  # type: ignore[arg-type]
-    return file.getvalue()
-
-
 class Recycle(NamedTuple):
     """Structure after one pass of the network."""
 
@@ -448,7 +441,9 @@ class Prediction:
             contents[".png"] = confidence_png(**self.plot_arguments())
         for kind, arrays in (("representations", self.representations), ("distogram", self.distogram)):
             if arrays is not None:
-                contents[f"_{kind}.npz"] = _npz(arrays)
+                file = io.BytesIO()
+                np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+                contents[f"_{kind}.npz"] = file.getvalue()
         for number, recycle in enumerate(self.recycles):
             with contextlib.suppress(PdbLimitError):
                 contents[f"_r{number}.pdb"] = to_pdb(self.with_atoms(*recycle), names=self.names)

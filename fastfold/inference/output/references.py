@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,18 +28,8 @@ from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from fastfold.utils.atomic_files import write_atomic
 
 SCHEMA_VERSION = 1
-_EXPERIMENTS = (
-    "x-ray",
-    "electron",
-    "nmr",
-    "neutron",
-    "diffraction",
-    "scattering",
-    "microscopy",
-    "epr",
-    "fluorescence",
-)
-_MODELS = ("theoretical", "predicted", "computational")
+_EXPERIMENT = re.compile("x-ray|electron|nmr|neutron|diffraction|scattering|microscopy|epr|fluorescence")
+_MODEL = re.compile("theoretical|predicted|computational")
 _ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")
 
 
@@ -137,9 +128,9 @@ def compare_target(
 
 def _kind(method: str) -> ReferenceKind:
     """Return the kind of a structure by the method that its file states."""
-    if any(word in method for word in _EXPERIMENTS):
+    if _EXPERIMENT.search(method):
         return "experiment"
-    return "model" if any(word in method for word in _MODELS) else "structure"
+    return "model" if _MODEL.search(method) else "structure"
 
 
 def _backbone(structure: ObservedStructure) -> list[list[list[float] | None]]:

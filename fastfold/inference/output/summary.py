@@ -140,10 +140,8 @@ def _failure(target: str, reason: str) -> str:
 
 
 def score_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of scores: floats with four decimals, None as an empty cell."""
-    cells = (
-        [f"{x:.4f}" if isinstance(x, float) else x for x in map(row.__getitem__, columns)] for row in rows
-    )
+    """Return a table of scores: floats with four decimals, None and missing ones as empty cells."""
+    cells = ([f"{x:.4f}" if isinstance(x, float) else x for x in map(row.get, columns)] for row in rows)
     return tab_separated([columns, *cells])
 
 

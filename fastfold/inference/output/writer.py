@@ -81,23 +81,14 @@ def write_result(
 
 def listed_scores(prediction: Prediction | Embedding) -> dict[str, Any]:
     """Return the scores by which results are ranked and listed, in JSON's types."""
+    about = {"name": prediction.name, "model": prediction.model_name, "seed": prediction.seed}
     if isinstance(prediction, Embedding):
-        return {
-            "name": prediction.name,
-            "model": prediction.model_name,
-            "seed": prediction.seed,
-            "sample": prediction.sample_label,
-            "length": sum(map(len, prediction.sequences)),
-            "sequence": ":".join(prediction.sequences),
-        }
-
+        length, sequence = sum(map(len, prediction.sequences)), ":".join(prediction.sequences)
+        return about | {"sample": prediction.sample_label, "length": length, "sequence": sequence}
     interfaces, geometry = prediction.interface_scores, prediction.structure_check.figures
     scores = {"ptm": prediction.ptm, "iptm": prediction.iptm}
     scores |= {name: interfaces[name] for name in LARGEST_OF_PAIRS}
-    return {
-        "name": prediction.name,
-        "model": prediction.model_name,
-        "seed": prediction.seed,
+    return about | {
         **({} if prediction.sample is None else {"sample": prediction.sample_label}),
         "length": len(prediction.aatype),
         "plddt": prediction.mean_plddt,

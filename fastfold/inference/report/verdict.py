@@ -80,7 +80,7 @@ def _complex_verdict(scores: Mapping[str, Any]) -> Verdict | None:
         "fair": "Interface uncertain.",
         "poor": "Interface probably wrong.",
     }[tone]
-    text = f"ipTM {iptm:.2f}: {_IPTM.word(iptm)} ({_limits(_IPTM.cuts)})"
+    text = f"ipTM {iptm:.2f}: {_IPTM.word(iptm)} (limits {' and '.join(map(str, _IPTM.cuts))})"
     if tone == "good" and _number(figures.get("pdockq2"), math.inf) < _PDOCKQ2.cuts[0]:
         tone, word = "fair", "Scores disagree."
     parts = [
@@ -145,7 +145,3 @@ def _weak_ranges(scores: Mapping[str, Any]) -> Iterator[str]:
 
 def _number(value: Any, otherwise: float) -> float:
     return float(value) if is_number(value) else otherwise
-
-
-def _limits(cuts: tuple[float, ...]) -> str:
-    return f"limits {' and '.join(map(str, cuts))}"

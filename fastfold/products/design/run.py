@@ -15,6 +15,7 @@ from fastfold.errors import ConfigError, InputError, spelled
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, distributed_folder
 from fastfold.inference.models import Network, about_mini, check_divisible, requested_networks, suitable
+from fastfold.inference.output.summary import score_table
 from fastfold.inference.prepare import prepare
 from fastfold.inference.progress import RunLog
 from fastfold.inference.report import write_report
@@ -36,8 +37,8 @@ from fastfold.products.design.results.redesign import (
     program_designs,
 )
 from fastfold.products.design.results.refold import fold_designs
-from fastfold.products.design.results.statistics import statistic_rows, statistic_text
-from fastfold.products.design.results.table import COLUMNS, PASSED, design_rows, open_ring, table_text
+from fastfold.products.design.results.statistics import STATISTIC_COLUMNS, statistic_rows
+from fastfold.products.design.results.table import COLUMNS, PASSED, design_rows, open_ring
 from fastfold.products.design.saved import design_identity
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.products.design.trajectory import SequenceOptimizer
@@ -307,8 +308,9 @@ class _DesignRun:
 
     def _conclude(self, rows: Sequence[dict[str, Any]], ended: Sequence[str], *, has_page: bool) -> None:
         """Write the tables and the page of rows, and of the stage after which each trajectory ended."""
-        write_atomic(self.request.output / TABLE, table_text(rows))
-        write_atomic(self.request.output / STATISTICS, statistic_text(statistic_rows(ended, rows)))
+        write_atomic(self.request.output / TABLE, score_table(COLUMNS, rows))
+        statistics = score_table(STATISTIC_COLUMNS, statistic_rows(ended, rows))
+        write_atomic(self.request.output / STATISTICS, statistics)
         if self.request.redesign is not None:
             write_atomic(self.request.output / CHANGES, change_text(rows))
         for row in rows:

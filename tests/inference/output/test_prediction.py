@@ -17,8 +17,8 @@ import pytest
 from Bio.PDB import MMCIFParser
 
 from fastfold.errors import ConfigError, OutputError
+from fastfold.inference.api import Predictions
 from fastfold.inference.output.prediction import Prediction
-from fastfold.inference.output.predictions import Predictions
 from fastfold.inference.output.score_files import pae_json
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure

@@ -14,13 +14,14 @@ from filelock import FileLock
 
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
+from fastfold.inference.output.summary import score_table
 from fastfold.products.design import DesignConfig, DesignRequest, hallucination, run_designs
 from fastfold.products.design import run as run_module
 from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results.campaign import Campaign, Trajectory, all_rows
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.refold import FoldedDesigns
-from fastfold.products.design.results.statistics import statistic_rows, statistic_text
+from fastfold.products.design.results.statistics import STATISTIC_COLUMNS, statistic_rows
 from fastfold.products.design.results.table import PASSED, failed_filters
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.products.design.trajectory import SequenceOptimizer
@@ -84,7 +85,10 @@ def test_statistics_count_trajectories_sequences_and_filters() -> None:
         ("filter", "2_i_pAE"): (2, 3),
         ("filter", "not iptm>0.6"): (2, 3),
     }
-    assert statistic_text(statistic_rows([], [])).splitlines()[0] == "kind\tname\tcount\tof\tshare"
+    assert (
+        score_table(STATISTIC_COLUMNS, statistic_rows([], [])).splitlines()[0]
+        == "kind\tname\tcount\tof\tshare"
+    )
 
 
 class _Designer:

@@ -13,6 +13,7 @@ from Bio.SVDSuperimposer import SVDSuperimposer
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.models import requested_networks
+from fastfold.inference.output.summary import score_table
 from fastfold.inference.report.discover import find_predictions
 from fastfold.products.design.optimize import DesignState
 from fastfold.products.design.results import folds
@@ -25,7 +26,6 @@ from fastfold.products.design.results.table import (
     design_rows,
     open_ring,
     sorted_rows,
-    table_text,
 )
 from fastfold.products.design.tasks.binders import binder
 from fastfold.products.design.tasks.protocols import hallucination
@@ -287,7 +287,7 @@ def test_rows_name_failed_filters_and_passing_designs_come_first(tmp_path: Path)
     with pytest.raises(ConfigError, match="no column 'pldt'; did you mean plddt"):
         design_rows(designs, find_predictions(tmp_path), [network], where="pldt>10")
     assert rows[0]["loss"] == "1.5000"
-    lines = table_text(rows).splitlines()
+    lines = score_table(COLUMNS, rows).splitlines()
     assert lines[0].split("\t") == list(COLUMNS)
     assert all(line.count("\t") == len(COLUMNS) - 1 for line in lines)
 

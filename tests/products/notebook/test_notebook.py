@@ -12,8 +12,8 @@ import pytest
 import fastfold
 from fastfold import Prediction, load_model, predict, predict_many
 from fastfold.errors import ConfigError, InputError
+from fastfold.inference.api import Predictions
 from fastfold.inference.output.load import read_prediction
-from fastfold.inference.output.predictions import Predictions
 from fastfold.products.notebook.view import view
 from tests.helpers.command_line import CommandLine
 from tests.helpers.results import helix_prediction

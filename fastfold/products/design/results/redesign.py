@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.inference.output.summary import tab_separated
+from fastfold.inference.output.summary import score_table
 from fastfold.products.design.limits import Limits
 from fastfold.products.design.results.design import Design
 from fastfold.products.design.results.folds import touching
@@ -112,5 +112,4 @@ def change_rows(designs: Sequence[Design], redesign: Redesign) -> dict[str, dict
 
 def change_text(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows of the program's sequences as tab-separated text with :data:`CHANGE_COLUMNS`."""
-    made = [row for row in rows if "substitutions" in row]
-    return tab_separated([CHANGE_COLUMNS, *([row[column] for column in CHANGE_COLUMNS] for row in made)])
+    return score_table(CHANGE_COLUMNS, [row for row in rows if "substitutions" in row])

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fastfold.inference.output.summary import tab_separated
 from fastfold.products.design.results.table import PASSED, failed_filters
 
 STATISTIC_COLUMNS = ("kind", "name", "count", "of", "share")
@@ -47,10 +46,3 @@ def statistic_rows(ended: Sequence[str], rows: Sequence[dict[str, Any]]) -> list
         }
         for kind, name, count, total in counts
     ]
-
-
-def statistic_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as tab-separated text with :data:`STATISTIC_COLUMNS`."""
-    return tab_separated(
-        [STATISTIC_COLUMNS, *([row[column] for column in STATISTIC_COLUMNS] for row in rows)]
-    )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastfold.inference.models import Network, suitable
-from fastfold.inference.output.summary import tab_separated
 from fastfold.inference.report.discover import FoundPrediction
 from fastfold.inference.report.interfaces import parse_condition
 from fastfold.products.design.agreement import BACKBONE, MOTIF, RING
@@ -182,8 +181,3 @@ def open_ring(row: Mapping[str, Any]) -> str | None:
     if gap is None or float(gap) <= MAX_PEPTIDE_BOND:
         return None
     return f"the ring is not closed: {gap} Å from C of its last residue to N of its first"
-
-
-def table_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as tab-separated text with :data:`COLUMNS`."""
-    return tab_separated([COLUMNS, *([row.get(column) for column in COLUMNS] for row in rows)])
