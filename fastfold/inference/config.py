@@ -42,9 +42,9 @@ WITHOUT_GRAPHS = {
 }
 """Settings that exclude CUDA graphs, with the reasons."""
 
-
 _machine = partial(option, group="machine")
 _rare_machine = partial(_machine, is_rare=True)
+_memory = partial(option, default=None, group="memory", metavar="SIZE")
 _restraints = partial(option, group="restraints")
 _sampling = partial(option, group="sampling")
 _rare_sampling = partial(_sampling, is_rare=True)
@@ -112,18 +112,12 @@ class InferConfig:
         help="N processes, started by torchrun, share each fold or gradient: memory and work of each fall with N",
     )
     #: Memory of a fold in each process, as ``24GiB`` or a number of bytes; None for the device's free memory
-    memory_budget: str | int | None = option(
-        default=None,
-        group="memory",
-        metavar="SIZE",
+    memory_budget: str | int | None = _memory(
         help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
         "sizes of all blocks, and recomputation, follow from it",
     )
     #: Host memory for offloaded tensors, in the same form; None for most of the free memory, on a CPU for none
-    host_memory: str | int | None = option(
-        default=None,
-        group="memory",
-        metavar="SIZE",
+    host_memory: str | int | None = _memory(
         is_rare=True,
         help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
     )

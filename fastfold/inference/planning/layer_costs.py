@@ -95,10 +95,8 @@ def pair_costs(config: ConfigDict, sizes: LayerSizes) -> list[LayerCost]:
         flops = sum(triangle_flops(n * n, n, c_z, c))
         costs.append(LayerCost(f"triangle_multiplication_{name}", MULTIPLICATION, flops))
     for name in ("starting", "ending"):
-        node, cost = (
-            config[f"triangle_attention_{name}_node"],
-            LayerCost(f"triangle_attention_{name}", ATTENTION),
-        )
+        node = config[f"triangle_attention_{name}_node"]
+        cost = LayerCost(f"triangle_attention_{name}", ATTENTION)
         if is_enabled(node):
             attended = partial(_attention_bytes, node.num_head, c_z, 2, sizes)
             cost = cost._replace(flops=sum(gated_attention_flops(n, n, c_z)), nbytes=attended)

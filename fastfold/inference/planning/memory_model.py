@@ -220,10 +220,8 @@ def operators(config: ConfigDict, fold: Fold, costs: Costs, *, room: OffloadRoom
     of_extra = sum(nbytes for name, nbytes in each.items() if name.startswith("extra_"))
     # Masks and masked rows of clusters live to the end of a cycle.
     of_cluster, rest = each["msa_feat"], sum(each.values()) - of_extra - each["msa_feat"]
-    extra_features, extra = (
-        fold.extra * n * of_extra,
-        fold.msa_positions(fold.extra) * c.extra_msa_channel * e,
-    )
+    extra_features = fold.extra * n * of_extra
+    extra = fold.msa_positions(fold.extra) * c.extra_msa_channel * e
     features = fold.clusters * n * (of_cluster + rest) + extra_features
     # Of an ensemble: the pair before the cycle, from which each member starts, the sum of the finished members, and the
     # features of later ones.

@@ -13,8 +13,8 @@ Device = Literal["auto", "cpu", "cuda"]
 PlanPrecision = Literal["bf16", "fp32"]
 _COUNT = (1, LARGEST)
 
-
 _folding = partial(option, group="folding")
+_size = partial(_folding, default=None, metavar="SIZE")
 _training = partial(option, group="training")
 
 
@@ -58,23 +58,15 @@ class PlanOptions:
     design: bool = _folding(
         default=False, help="plan the gradients of a design; takes the options of a fold but for --disk"
     )
-    memory_budget: str | None = _folding(
-        default=None, metavar="SIZE", help="memory that a fold or a design may take, 24GiB for example"
-    )
+    memory_budget: str | None = _size(help="memory that a fold or a design may take, 24GiB for example")
     device: Device = _folding(
         default="auto", choices=get_args(Device), help="default: a GPU where there is one"
     )
-    host_memory: str | None = _folding(
-        default=None,
-        metavar="SIZE",
+    host_memory: str | None = _size(
         help="memory of each machine for tensors offloaded from its GPUs (default: most of the free memory here; with "
         "--gpu none)",
     )
-    disk: str | None = _folding(
-        default=None,
-        metavar="SIZE",
-        help="disk of each machine for tensors beyond --host-memory (default: none)",
-    )
+    disk: str | None = _size(help="disk of each machine for tensors beyond --host-memory (default: none)")
     templates: int | None = _folding(
         default=None, bounds=(0, LARGEST), help="templates (default: as many as the model takes)"
     )

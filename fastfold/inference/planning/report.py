@@ -133,14 +133,13 @@ def report_fold_plan(options: PlanOptions, memory_budget: str) -> str:
     size = element_size(options.precision)
     config = model_config(options.model)
     rows = options.msa + options.extra_msa
+    host = host_memory_bytes(device.type) if options.host_memory is None else _amount(options.host_memory)
     planner = Planner(
         config,
         size,
         device.type,
         costs=measure_costs(device, torch.bfloat16 if size == 2 else torch.float32),
-        host_memory=host_memory_bytes(device.type)
-        if options.host_memory is None
-        else _amount(options.host_memory),
+        host_memory=host,
         disk=_amount(options.disk),
         parameters=count_parameters(config) * size,
         rows=rows,
@@ -252,7 +251,6 @@ def report_gpu_plan(options: PlanOptions, gpu: str) -> str:
     """Report the plan of a fold on GPUs; errors as those of :func:`.report_fold_plan`."""
     gpus = 1 if options.gpus is None else options.gpus
     rows = options.msa + options.extra_msa
-
     estimate = plan_on_gpus(
         model_config(options.model),
         options.residues,

@@ -67,8 +67,9 @@ examples:
 
 
 _COUNT = (1, LARGEST)
+_file = partial(option, default=None, parse=Path, metavar="FILE")
+_networks = partial(option, nargs="+", parse=Path, metavar="FILE")
 _filters = partial(option, group="filters")
-_programs = partial(option, group="programs")
 _run = partial(option, group="run")
 
 
@@ -77,36 +78,24 @@ class DesignOptions:
     """Options of the command other than those of the task and of the optimisation."""
 
     out: Path = option(is_required=True, parse=Path, metavar="DIR", help="folder for the results")
-    weights: Sequence[Path] = option(
+    weights: Sequence[Path] = _networks(
         default=(),
-        nargs="+",
-        parse=Path,
-        metavar="FILE",
         help="networks to design with: files, or monomer, monomer_ptm, multimer (default: mini, for trying it out)",
     )
-    predict_weights: Sequence[Path] | None = option(
-        default=None,
-        nargs="+",
-        parse=Path,
-        metavar="FILE",
-        help="networks that fold the designs again (default: those of --weights)",
+    predict_weights: Sequence[Path] | None = _networks(
+        default=None, help="networks that fold the designs again (default: those of --weights)"
     )
-    preset: str | None = _programs(
+    preset: str | None = option(
         default=None,
         choices=PRESETS,
+        group="programs",
         help="settings of another program, which options of the command change (default colabdesign)",
     )
-    settings: Path | None = _programs(
-        default=None,
-        parse=Path,
-        metavar="FILE",
-        help="BindCraft's settings_target file: structure, chains, hotspots and lengths",
+    settings: Path | None = _file(
+        group="programs", help="BindCraft's settings_target file: structure, chains, hotspots and lengths"
     )
-    advanced: Path | None = _programs(
-        default=None,
-        parse=Path,
-        metavar="FILE",
-        help="BindCraft's settings_advanced file; implies --preset bindcraft",
+    advanced: Path | None = _file(
+        group="programs", help="BindCraft's settings_advanced file; implies --preset bindcraft"
     )
     predict_seeds: int = _filters(
         default=1,
@@ -136,10 +125,8 @@ class DesignOptions:
     mpnn_keep_interface: bool = _filters(
         default=False, help="residues within 4 Å of other chains stay as designed"
     )
-    filters: Path | None = _filters(
-        default=None,
-        parse=Path,
-        metavar="FILE",
+    filters: Path | None = _file(
+        group="filters",
         help="thresholds in YAML or JSON, named as BindCraft's: Average_pLDDT: {threshold: 0.8, higher: true}",
     )
     condition: str | None = _filters(
