@@ -112,11 +112,6 @@ class TargetRunner:
                 f"warning: no plots are drawn: they need {missing('matplotlib')}", important=True
             )
 
-    def fold_group(self, group: Sequence[TargetWork]) -> list[FoldedTarget | Exception]:
-        """Fold several targets in shared passes; return the result of each, or its error."""
-        results = dict(self.fold_groups([group]))
-        return [results[work] for work in group]
-
     def fold_groups(self, groups: Iterable[Sequence[TargetWork]]) -> Generator[Ended, None, None]:
         """Fold groups of targets, and draw and relax them meanwhile; yield each with its result or its error."""
         # Each process has another target ready when it ends one, also during a long fold.

@@ -97,13 +97,8 @@ class RestrainedAtoms:
 
     def __init__(self, restraints: Sequence[Restraint], aatype: Tensor, order: Tensor | None = None) -> None:
         device = aatype.device
-        ends, kinds = (
-            torch.tensor(values, device=device, dtype=torch.int64)
-            for values in (
-                [(one.first, one.second) for one in restraints],
-                [ATOMS.index(one.atoms) for one in restraints],
-            )
-        )
+        ends = torch.tensor([(one.first, one.second) for one in restraints], dtype=torch.int64, device=device)
+        kinds = torch.tensor([ATOMS.index(one.atoms) for one in restraints], dtype=torch.int64, device=device)
         ends = ends.reshape(-1, 2)
         self.first, self.second = (ends if order is None else order[ends]).unbind(-1)
         masks = torch.from_numpy(_atom_masks()).to(device)

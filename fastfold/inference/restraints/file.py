@@ -75,9 +75,9 @@ def read_restraints(
     if not restraints:
         raise InputError("has no restraint", path=path)
     check_bounds(path, restraints, residues)
-    for note in notes if say is not None else ():
-        assert say is not None
-        say(f"{path.name}: {note}")
+    if say is not None:
+        for note in notes:
+            say(f"{path.name}: {note}")
     return restraints
 
 

@@ -197,8 +197,6 @@ class _Fit:
     target take equal steps.
     """
 
-    _of_templates: Sequence[Restraint] = ()
-
     def __init__(
         self,
         model: AlphaFold,

@@ -107,13 +107,9 @@ def fold_with_springs(
     left_out = None
     if leave_one_out:
         groups = grouped(restraints)
-        left_out = (
-            ()
-            if satisfied(restraints, after) == len(groups)
-            else tuple(
-                _without(group, after, one, restraints, fold, run) for group in groups if len(groups) > 1
-            )
-        )
+        has_trials = len(groups) > 1 and satisfied(restraints, after) < len(groups)
+        trials = groups if has_trials else []
+        left_out = tuple(_without(group, after, one, restraints, fold, run) for group in trials)
     report = RestraintReport(
         tuple(restraints),
         before=before.numpy(),

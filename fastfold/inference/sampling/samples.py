@@ -222,9 +222,7 @@ def _clusters(
             f"`sample=clusters`: no clusters among {total} alignment rows{reason}; use {remedy}, or `sample=columns`",
             record=target.name,
         )
-    largest = sorted(range(len(clusters.rows)), key=lambda label: -len(clusters.rows[label]))[
-        : sampling.number
-    ]
-    for label in largest:
+    by_size = sorted(range(len(clusters.rows)), key=lambda label: -len(clusters.rows[label]))
+    for label in by_size[: sampling.number]:
         rows = clusters.rows[label]
         yield {"method": "clusters", "eps": clusters.eps, "label": label, "depth": len(rows)}, rows - 1

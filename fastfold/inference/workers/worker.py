@@ -82,11 +82,12 @@ class FoldWorker:
             except Exception as error:
                 results[index] = _failed(target, error, said)
         with runner.progress:
-            for index, outcome in zip(works, runner.fold_group(list(works.values())), strict=True):
+            outcomes = dict(runner.fold_groups([list(works.values())]))
+            for index, work in works.items():
                 try:
-                    results[index] = self._ended(runner, targets[index], outcome)
+                    results[index] = self._ended(runner, work.target, outcomes[work])
                 except Exception as error:  # also a bug that one target triggers: the others continue
-                    results[index] = _failed(targets[index], error, said)
+                    results[index] = _failed(work.target, error, said)
         return [results[index] for index in range(len(targets))]
 
     def _ended(self, runner: TargetRunner, target: Target, outcome: FoldedTarget | Exception) -> JobResult:

@@ -193,7 +193,7 @@ class Course(_Fit):
 
     def __init__(self, distances: Sequence[float]) -> None:
         self._course, self.passes = list(distances), 0
-        self._restraints = [Restraint(0, 1, 0.0, 8.0)]
+        self._restraints, self._of_templates = [Restraint(0, 1, 0.0, 8.0)], ()
         self.bias = {"msa_feat": torch.zeros(1, requires_grad=True)}
         self.residues, self.first = 1, Figures(np.array([distances[0]]), 50.0)
         self._recording = GradientRun(GradientPolicy.of_length(1))
