@@ -103,12 +103,9 @@ class Evaluator:
         if unknown := sorted(set(weights) - known):
             raise ConfigError(f"{task.name} has no loss {unknown[0]!r}; it has {', '.join(sorted(known))}")
         check_losses(task, self.weights)
+        reads_errors = bool(self.weights.keys() & {"pae", "i_pae", "i_ptm"})
         for model in models:
-            if "predicted_aligned_error" not in model.heads and self.weights.keys() & {
-                "pae",
-                "i_pae",
-                "i_ptm",
-            }:
+            if reads_errors and "predicted_aligned_error" not in model.heads:
                 raise ConfigError(
                     f"{model.name} predicts no aligned error, which the losses pae, i_pae and i_ptm need; use a "
                     "network such as model_1_ptm"

@@ -95,9 +95,8 @@ def pairwise_scores(ca: np.ndarray, copies: ChainCandidates | None = None) -> tu
         if copies is not None and copies.count > 1:
             others = others.clone()
             for other in others:
-                here, there = torch.from_numpy(
-                    copies.rows(map_chains(copies, other, points[i], mask, mask))
-                ).unbind(-1)
+                mapping = map_chains(copies, other, points[i], mask, mask)
+                here, there = torch.from_numpy(copies.rows(mapping)).unbind(-1)
                 other[there] = other[here]
         rmsds = rmsd(others, points[i].expand_as(others), mask.expand(len(others), -1))
         distances[i, i + 1 :] = distances[i + 1 :, i] = rmsds.numpy()

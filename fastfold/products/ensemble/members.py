@@ -96,10 +96,8 @@ class Ensemble:
     def copies(self) -> ChainCandidates:
         """Chains that are exchangeable, with places among the present residues."""
         protein = self.members[0].protein
-        letters, chain = (
-            np.array(list("".join(protein.sequences)))[self.present],
-            protein.chain_index[self.present],
-        )
+        letters = np.array(list("".join(protein.sequences)))[self.present]
+        chain = protein.chain_index[self.present]
         return equal_chains(["".join(letters[chain == number]) for number in np.unique(chain)])
 
     @cached_property

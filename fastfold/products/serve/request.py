@@ -101,9 +101,7 @@ class JobRequest:
             (folder / "templates").mkdir(exist_ok=True)
         for place, text in self._template_files().items():
             write_atomic(folder / place, text)
-        fields = {name: getattr(self, name) for name in ("kind", "text", "name", "complex_")}
-        fields |= {"templates": dict(self.templates), "settings": dict(self.settings)}
-        write_atomic(folder / _REQUEST, json.dumps(fields))
+        write_atomic(folder / _REQUEST, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> JobRequest:

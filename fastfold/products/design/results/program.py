@@ -112,12 +112,9 @@ class SequenceProgram:
     @property
     def line(self) -> str:
         """Command line with its fields."""
-        line = PROGRAMS.get(self.command, self.command)
-        return (
-            line.replace("{weights}", _WEIGHTS[self.command][self.is_soluble])
-            if line is not self.command
-            else line
-        )
+        if self.command not in PROGRAMS:
+            return self.command
+        return PROGRAMS[self.command].replace("{weights}", _WEIGHTS[self.command][self.is_soluble])
 
     @property
     def _omitted(self) -> str:

@@ -206,8 +206,7 @@ def _designed_chains(
     if parts.framework is not None:
         first = _framework(parts, seed)
         groups = [[replace(one, frame=number + 1) for one in first] for number in range(copies)]
-        named = _renamed([one for group in groups for one in group], structure)
-        return named
+        return _renamed([one for group in groups for one in group], structure)
     if not isinstance(length, int) or length * repeats < SHORTEST_BINDER:
         raise ConfigError(f"expected a binder of {SHORTEST_BINDER} residues or more, found {length}")
     return copied(new_chain(free, length, repeats=repeats), copies, used_names=(*used_names, free))

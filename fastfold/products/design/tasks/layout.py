@@ -175,10 +175,8 @@ def chain_with_loops(
     parts.append(np.arange(start, len(observed)))
     kept.append(np.ones(len(observed) - start, bool))
     made = _gathered(chain, np.concatenate(parts), np.concatenate(kept), [observed], frame)
-    if not is_same:
-        return made
     labels = replace(chain, sequence=made.chain.sequence, letters="")
-    return replace(made, chain=labels)
+    return replace(made, chain=labels) if is_same else made
 
 
 def _gathered(

@@ -284,37 +284,31 @@ def _reference(
     """Return the given atoms of designed chains, with those of given chains; None without any."""
     if all(one.observed is None for one in designed):
         return None
-    positions, mask, letters, rows, frame = [], [], [], [], []
-    for chain in bound:
-        whole = with_virtual_cb(chain)
-        positions.append(whole.positions)
-        mask.append(whole.mask)
-        letters.append(whole.sequence)
-        rows.append(np.zeros(len(chain)))
-        frame.append(np.zeros(len(chain), np.int64))
+    parts = [_given_atoms(chain, 0) for chain in bound]
     for one in designed:
-        length = len(one.rows)
-        frame.append(np.full(length, one.frame))
-        if one.observed is None or one.is_kept is None:
-            positions.append(np.zeros((length, rc.atom_type_num, 3), np.float32))
-            mask.append(np.zeros((length, rc.atom_type_num), np.float32))
-            letters.append("X" * length)
-            rows.append(np.zeros(length))
+        if one.observed is not None and one.is_kept is not None:
+            parts.append(_given_atoms(one.observed, one.frame, one.is_kept))
             continue
-        # As in ColabDesign, glycines have a CB, so that other residues in their place are compared with it.
-        whole = with_virtual_cb(one.observed)
-        positions.append(whole.positions)
-        mask.append(whole.mask * one.is_kept[:, None])
-        letters.append(whole.sequence)
-        rows.append(one.is_kept.astype(float))
-    return Reference(
-        torch.from_numpy(np.concatenate(positions)),
-        torch.from_numpy(np.concatenate(mask)).float(),
-        torch.from_numpy(np.concatenate([rc.sequence_to_aatype(text) for text in letters])).long(),
-        torch.from_numpy(np.concatenate(rows)).float(),
-        torch.from_numpy(np.concatenate(frame)),
-        is_summed,
+        length = len(one.rows)
+        absent = np.zeros((length, rc.atom_type_num, 3), np.float32)
+        unknown = rc.sequence_to_aatype("X" * length)
+        parts.append((absent, absent[..., 0], unknown, np.zeros(length), np.full(length, one.frame)))
+    positions, mask, aatype, rows, frame = (
+        torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True)
     )
+    return Reference(positions, mask.float(), aatype.long(), rows.float(), frame, is_summed)
+
+
+def _given_atoms(
+    chain: ObservedChain, frame: int, kept: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the arrays of a :class:`.Reference` for a given chain; residues ``kept [L]`` bool are compared."""
+    # As in ColabDesign, glycines have a CB, so that other residues in their place are compared with it.
+    whole = with_virtual_cb(chain)
+    aatype, frames = rc.sequence_to_aatype(whole.sequence), np.full(len(chain), frame)
+    if kept is None:
+        return whole.positions, whole.mask, aatype, np.zeros(len(chain)), frames
+    return whole.positions, whole.mask * kept[:, None], aatype, kept.astype(float), frames
 
 
 def _names(structure: ObservedStructure) -> list[str]:
