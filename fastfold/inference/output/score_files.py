@@ -95,11 +95,8 @@ def colabfold_json(
     for name, value in (("ptm", ptm), ("iptm", iptm)):
         if value is not None:
             fields[name] = json.dumps(rounded(value, 4)).encode("ascii")
-    return (
-        b"{"
-        + b", ".join(b'"%s": %s' % (name.encode("ascii"), text) for name, text in fields.items())
-        + b"}\n"
-    )
+    content = b", ".join(b'"%s": %s' % (name.encode("ascii"), text) for name, text in fields.items())
+    return b"{" + content + b"}\n"
 
 
 def _matrix(pae: np.ndarray) -> bytes:
@@ -210,8 +207,7 @@ def read_pae(path: Path, residues: int) -> tuple[NDArray[np.float32], float]:
     """Read the aligned errors of a ``_pae.json``, see :func:`check_pae`, or raise InputError."""
     check_listed(path)
     try:
-        return check_pae(
-            parse_json(read_text_bytes(path, limit=MAX_PAE_BYTES), path, remedy=_REMEDY), residues
-        )
+        content = parse_json(read_text_bytes(path, limit=MAX_PAE_BYTES), path, remedy=_REMEDY)
+        return check_pae(content, residues)
     except ValueError as error:
         raise InputError(f"{error}; {_REMEDY}", path=path) from None

@@ -91,19 +91,17 @@ def _forced(scores: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _geometry(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the check of a structure's geometry from its scores; None if it is missing or does not fit them."""
     geometry = _finite(mapping_of(scores, "geometry"))
-    lists = [geometry.get(key) for key in ("phi", "psi", "regions")]
+    lists = {key: geometry.get(key) for key in ("phi", "psi", "regions")}
     problems = geometry.get("problems")
     if not (isinstance(problems, list) and all(isinstance(one, str) for one in problems)):
         return None
-    if not all(isinstance(one, list) and len(one) == len(scores["plddt"]) for one in lists):
+    if not all(isinstance(one, list) and len(one) == len(scores["plddt"]) for one in lists.values()):
         return None
-    if not all(x is None or is_number(x) for one in lists for x in one):
+    if not all(x is None or is_number(x) for one in lists.values() for x in one):
         return None
     figures = {key: x for key, x in geometry.items() if is_number(x)}
-    whole = [[None if x is None else round(x) for x in one] for one in lists]
-    return {"figures": figures, "problems": [one[:_LONGEST_REASON] for one in problems[:20]]} | dict(
-        zip(("phi", "psi", "regions"), whole, strict=True)
-    )
+    whole = {key: [None if x is None else round(x) for x in one] for key, one in lists.items()}
+    return {"figures": figures, "problems": [one[:_LONGEST_REASON] for one in problems[:20]], **whole}
 
 
 def restraints_of(scores: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -85,9 +85,8 @@ def pack_atoms(mask: np.ndarray, positions: np.ndarray) -> tuple[dict[str, Any],
 def _pack_atoms(mask: np.ndarray, points: np.ndarray) -> tuple[dict[str, Any], str]:
     step = max(_COORDINATE_STEP, float(np.abs(points).max()) / 32_000)
     quantized = np.rint(points / step).astype("<i2")
-    return {"step": step, "atoms": len(points)}, pack(
-        np.packbits(mask, axis=1).tobytes() + quantized.tobytes()
-    )
+    data = np.packbits(mask, axis=1).tobytes() + quantized.tobytes()
+    return {"step": step, "atoms": len(points)}, pack(data)
 
 
 def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:

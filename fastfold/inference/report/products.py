@@ -33,11 +33,8 @@ def product_columns(folder: Path) -> dict[str, dict[str, Any]]:
     if is_regular(folder / MUTATIONS):
         for line in read_table(folder / MUTATIONS):
             if name := line.get("name"):
-                mutation = (line.get("mutations") or "")[:_LONGEST]
-                columns[name] = {
-                    **({"mutation": mutation} if mutation else {}),
-                    **numbers_of(line, _OF_MUTANTS),
-                }
+                texts = {"mutation": text[:_LONGEST]} if (text := line.get("mutations")) else {}
+                columns[name] = {**texts, **numbers_of(line, _OF_MUTANTS)}
     if is_regular(folder / DESIGNS):
         for order, line in enumerate(read_table(folder / DESIGNS), 1):
             if name := line.get("name"):
@@ -52,11 +49,7 @@ def design_statistics(folder: Path) -> list[dict[str, Any]]:
     if not is_regular(folder / STATISTICS):
         return []
     return [
-        {
-            "kind": line["kind"][:_LONGEST],
-            "name": line["name"][:_LONGEST],
-            **numbers_of(line, ("count", "of")),
-        }
+        {**{key: line[key][:_LONGEST] for key in ("kind", "name")}, **numbers_of(line, ("count", "of"))}
         for line in read_table(folder / STATISTICS)
         if line.get("kind") and line.get("name")
     ]

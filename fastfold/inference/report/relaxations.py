@@ -61,11 +61,10 @@ def _text(name: str) -> str:
 
 
 def _row(folder: Path, stem: str, record: Mapping[str, Any]) -> str:
-    files = [f"{stem}_relaxed{ending}" for ending in _STRUCTURES]
     links = [
         f'<a href="{html.escape(quote(name))}">{ending[1:]}</a>'
-        for name, ending in zip(files, _STRUCTURES, strict=True)
-        if is_regular(folder / name)
+        for ending in _STRUCTURES
+        if is_regular(folder / (name := f"{stem}_relaxed{ending}"))
     ]
     before, after = (mapping_of(record, key) for key in ("geometry_before", "geometry"))
     is_relaxed = record["relaxed"]
@@ -74,14 +73,11 @@ def _row(folder: Path, stem: str, record: Mapping[str, Any]) -> str:
         f'<span class="pill {"good" if is_relaxed else "poor"}">{"" if is_relaxed else "not "}relaxed</span>'
     )
     violating = record.get("violating_residues")
+    number = len(violating) if isinstance(violating, list) else None
     cells = [
         _change(record.get("energy_before_kj_per_mol"), record.get("energy_after_kj_per_mol"), ",.0f"),
         _number(record.get("heavy_atom_rmsd_angstrom"), ".2f"),
-        _change(
-            record.get("violating_residues_before"),
-            len(violating) if isinstance(violating, list) else None,
-            ".0f",
-        ),
+        _change(record.get("violating_residues_before"), number, ".0f"),
         *(
             _change(before.get(key), after.get(key), ".1f", scale=100)
             for key in ("ramachandran_favoured", "ramachandran_outliers")

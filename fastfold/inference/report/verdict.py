@@ -57,9 +57,8 @@ def _warning(scores: Mapping[str, Any], text: str) -> Verdict | None:
     problems = mapping_of(scores, "geometry").get("problems")
     if isinstance(problems, list) and problems:
         rule = "A backbone is not a protein's if a figure of the backbone check is beyond that of 97% of experiments."
-        return Verdict(
-            "poor", "Not the geometry of a protein.", f"{'; '.join(map(str, problems[:3]))}. {text}", rule
-        )
+        text = f"{'; '.join(map(str, problems[:3]))}. {text}"
+        return Verdict("poor", "Not the geometry of a protein.", text, rule)
     return None
 
 
@@ -83,14 +82,9 @@ def _complex_verdict(scores: Mapping[str, Any]) -> Verdict | None:
     text = f"ipTM {iptm:.2f}: {_IPTM.word(iptm)} (limits {' and '.join(map(str, _IPTM.cuts))})"
     if tone == "good" and _number(figures.get("pdockq2"), math.inf) < _PDOCKQ2.cuts[0]:
         tone, word = "fair", "Scores disagree."
+    shown = (("ipsae", "ipSAE", 2), ("pdockq2", "pDockQ2", 2), ("contacts", "contacts", 0))
     parts = [
-        f"{label} {figures[key]:.{digits}f}"
-        for key, label, digits in (
-            ("ipsae", "ipSAE", 2),
-            ("pdockq2", "pDockQ2", 2),
-            ("contacts", "contacts", 0),
-        )
-        if is_number(figures.get(key))
+        f"{label} {figures[key]:.{digits}f}" for key, label, digits in shown if is_number(figures.get(key))
     ]
     if parts:
         text += f"; {'best pair ' if len(pairs) > 1 else ''}{best.replace('-', ' with ')}: {', '.join(parts)}"
@@ -106,12 +100,9 @@ def _chain_verdict(scores: Mapping[str, Any]) -> Verdict:
     mean, ptm = sum(plddt) / len(plddt), _number(scores.get("ptm"), math.nan)
     confident = sum(value >= HIGH for value in plddt)
     has_fold = ptm >= _PTM.cuts[0]
-    parts = (
-        [f"pTM {ptm:.2f} is {'at least' if has_fold else 'below'} {_PTM.cuts[0]}"]
-        if not math.isnan(ptm)
-        else []
-    )
-    parts.append(f"{confident} of {len(plddt)} residues have a pLDDT of at least {HIGH:.0f}")
+    parts = [f"{confident} of {len(plddt)} residues have a pLDDT of at least {HIGH:.0f}"]
+    if not math.isnan(ptm):
+        parts.insert(0, f"pTM {ptm:.2f} is {'at least' if has_fold else 'below'} {_PTM.cuts[0]}")
     text = f"{' and '.join(parts)}."
     if weak := list(itertools.islice(_weak_ranges(scores), _MOST_RANGES + 1)):
         more = " and others" if len(weak) > _MOST_RANGES else ""

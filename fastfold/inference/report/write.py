@@ -83,11 +83,8 @@ def is_stale(folder: Path) -> bool:
         written = (folder / NAME).stat().st_mtime_ns
     except OSError:
         return True
-    places = [
-        folder,
-        *(Path(one) for one in os.scandir(folder) if one.is_dir() and not one.name.startswith(".")),
-    ]
-    files = (one for place in places for one in os.scandir(place) if one.is_file())
+    shown = (one for one in os.scandir(folder) if one.is_dir() and not one.name.startswith("."))
+    files = (one for place in (folder, *map(Path, shown)) for one in os.scandir(place) if one.is_file())
     return any(one.stat().st_mtime_ns > written for one in files if one.name not in _NOT_SHOWN)
 
 
