@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -28,11 +29,8 @@ def wrapped(text: str, stream: IO[str]) -> str:
         width = 0
     if width < 20:
         return text
-    lines = (
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
-    )
-    return "\n".join(lines)
+    fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(map(fill, text.split("\n")))
 
 
 def print_line(line: str, *, quiet: bool = False) -> None:

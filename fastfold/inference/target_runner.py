@@ -116,9 +116,8 @@ class TargetRunner:
         """Fold groups of targets, and draw and relax them meanwhile; yield each with its result or its error."""
         # Each process has another target ready when it ends one, also during a long fold.
         ahead = 2 * (1 + (0 if self.background is None else self.background.processes))
-        with contextlib.closing(
-            Schedule[TargetWork, FoldedTarget](self._batches, self.background)
-        ) as schedule:
+        schedule = Schedule[TargetWork, FoldedTarget](self._batches, self.background)
+        with contextlib.closing(schedule):
             for group in groups:
                 yield from schedule.wait(ahead)
                 yield from schedule.fold([(work, self.steps(work)) for work in group])
@@ -315,15 +314,12 @@ class TargetRunner:
         num_recycles = prepared.predictor.num_recycles(model)
         with peak_memory(self.device) as peak, self.progress.passes(work, num_recycles, cost) as on_cycle:
             state = self._state(results, job, prepared.label)
-            answer: Answer = yield Request(
-                prepared.predictor, model, job.seed, on_cycle, state, sample=job.sample
-            )
+            request = Request(prepared.predictor, model, job.seed, on_cycle, state, sample=job.sample)
+            answer: Answer = yield request
             most = peak()
         result = answer.result
-        took = {
-            "seconds": round(answer.seconds, 1),
-            "peak_memory": None if most is None else round(most / 2**20),
-        }
+        memory = None if most is None else round(most / 2**20)
+        took = {"seconds": round(answer.seconds, 1), "peak_memory": memory}
         files = {} if job.sample is None else job.sample.files()
         if isinstance(result, Prediction):
             self._say_restraints(work, result)

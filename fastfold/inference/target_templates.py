@@ -89,9 +89,8 @@ def find_templates(
     if not takers:
         names = ", ".join(network.name for network in networks)
         kind = " for a complex" if target.is_complex else ""
-        return TargetTemplates(
-            nothing, lines=(f"without templates, which these networks do not use{kind}: {names}",)
-        )
+        line = f"without templates, which these networks do not use{kind}: {names}"
+        return TargetTemplates(nothing, lines=(line,))
     templates = finder.find(target, alignments, msa_dir)
     others = [network.name for network in networks if network not in takers]
     notes = [f"without templates, which these networks do not use: {', '.join(others)}"] if others else []

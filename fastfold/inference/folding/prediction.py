@@ -115,9 +115,8 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
             path=source.name if isinstance(source, Structure) else source,
             record=target.name,
         )
-    positions = np.concatenate([chain.positions * chain.mask[..., None] for chain in whole]).astype(
-        np.float32
-    )
+    known = [chain.positions * chain.mask[..., None] for chain in whole]
+    positions = np.concatenate(known).astype(np.float32)
     if not any(chain.regions or chain.indices for chain in target.chains):
         log_warnings(structure.warnings, source)
         named = zip(target.chains, structure_chains(replace(structure, chains=whole)), strict=True)
@@ -127,12 +126,9 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
 
 
 def _first_difference(chains: Sequence[ChainStructure], wanted: Sequence[str]) -> str:
-    lengths = [len(chain) for chain in chains]
-    if lengths != [len(sequence) for sequence in wanted]:
-        difference = ", ".join(f"{length} residues" for length in lengths)
-        return (
-            f"its chains: {difference}; the target's: {', '.join(f'{len(one)} residues' for one in wanted)}"
-        )
+    if [len(chain) for chain in chains] != [len(sequence) for sequence in wanted]:
+        own, others = (", ".join(f"{len(one)} residues" for one in group) for group in (chains, wanted))
+        return f"its chains: {own}; the target's: {others}"
     chain, sequence = next(pair for pair in zip(chains, wanted, strict=True) if pair[0].sequence != pair[1])
     place = next(i for i, letter in enumerate(sequence) if chain.sequence[i] != letter)
     residue = f"{chain.residue_names[place]} {chain.author_numbers[place]}".strip() or f"residue {place + 1}"

@@ -284,9 +284,8 @@ class TargetPredictor:
             ) from error
         one.sampler = restrained.sampler
         prediction = self._fold(model, one, self._run, state)
-        return self._with_report(
-            prediction, restrained.report(prediction.atom_positions, prediction.mean_plddt)
-        )
+        report = restrained.report(prediction.atom_positions, prediction.mean_plddt)
+        return self._with_report(prediction, report)
 
     def _with_report(self, prediction: Prediction, report: RestraintReport) -> Prediction:
         """Add the report of restraints and the deviations from forced templates to a prediction."""

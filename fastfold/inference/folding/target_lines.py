@@ -57,9 +57,8 @@ def announce(
     names = ", ".join(network.name for network in networks)
     seeds = f", {len(config.seeds)} seeds" if len(config.seeds) > 1 else ""
     if target.seeds:
-        seeds = (
-            f", seed{'s' if len(target.seeds) > 1 else ''} {', '.join(map(str, target.seeds))} of the input"
-        )
+        noun = "seeds" if len(target.seeds) > 1 else "seed"
+        seeds = f", {noun} {', '.join(map(str, target.seeds))} of the input"
     if config.sample is not None:
         seeds += f", samples by {config.sample.method}"
     say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")

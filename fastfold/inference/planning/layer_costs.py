@@ -101,10 +101,8 @@ def pair_costs(config: ConfigDict, sizes: LayerSizes) -> list[LayerCost]:
             attended = partial(_attention_bytes, node.num_head, c_z, 2, sizes)
             cost = cost._replace(flops=sum(gated_attention_flops(n, n, c_z)), nbytes=attended)
         costs.append(cost)
-    return [
-        *costs,
-        LayerCost("pair_transition", ATTENTION, _transition_flops(config.pair_transition, n * n, c_z)),
-    ]
+    transition = _transition_flops(config.pair_transition, n * n, c_z)
+    return [*costs, LayerCost("pair_transition", ATTENTION, transition)]
 
 
 def _transition_flops(config: ConfigDict, positions: int, channels: int) -> float:

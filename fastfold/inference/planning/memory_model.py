@@ -79,11 +79,8 @@ class OffloadRoom:
     def choices(self, rows: int, row_bytes: int, *, used: int = 0) -> Iterator[OffloadShare]:
         """Yield offloaded shares of a tensor's rows, from nothing to all or the capacity without ``used`` bytes."""
         on_host, in_all = (max(0, room - used) // max(1, row_bytes) for room in (self.host, self.total))
-        counts = {rows * step // _STEPS for step in range(_STEPS + 1)} | {
-            min(rows, on_host),
-            min(rows, in_all),
-        }
-        for count in sorted(counts):
+        counts = {rows * step // _STEPS for step in range(_STEPS + 1)}
+        for count in sorted(counts | {min(rows, on_host), min(rows, in_all)}):
             if count <= in_all:
                 yield OffloadShare(count, rows, count * row_bytes)
 

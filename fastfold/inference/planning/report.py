@@ -21,7 +21,7 @@ from fastfold.inference.planning.fit import host_memory_bytes, plan_target
 from fastfold.inference.planning.memory_model import FIXED_CUDA, Fold, nccl_bytes, template_copies
 from fastfold.inference.planning.options import PlanOptions
 from fastfold.inference.planning.planner import FoldPlan, Planner
-from fastfold.inference.planning.time_model import Costs, measure_costs
+from fastfold.inference.planning.time_model import Costs, measure_costs, template_channels
 from fastfold.memory import parse_bytes
 from fastfold.memory.offload import kept_rows
 from fastfold.parallel.axial.matmul import choose_contraction
@@ -119,12 +119,10 @@ def copied_bytes(config: ConfigDict, fold: Fold, plan: FoldPlan) -> int:
     embedding = chosen.get("templates")
     if embedding is None or stack is None:
         return copied
-    multimer = is_multimer(config)
-    channels = c.template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
     times = fold.templates * (1 if embedding.size or fold.templates == 1 else 2)
-    copied += 2 * times * stack.num_block * product(channels, embedding.settings["product"])
+    copied += 2 * times * stack.num_block * product(template_channels(config), embedding.settings["product"])
     away = (own - kept_rows(own, embedding.settings["pair"])) * n * c.pair_channel * e
-    return copied + template_copies(fold.templates, multimer=multimer) * away
+    return copied + template_copies(fold.templates, multimer=is_multimer(config)) * away
 
 
 def report_fold_plan(options: PlanOptions, memory_budget: str) -> str:

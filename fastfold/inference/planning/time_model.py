@@ -151,10 +151,9 @@ class Costs:
 def template_channels(config: ConfigDict) -> int:
     """Return the channels of a network's template blocks."""
     template = config.model.embeddings_and_evoformer.template
-    stack = template.template_pair_stack
-    return int(
-        template.num_channels if is_multimer(config) else stack.triangle_attention_ending_node.value_dim
-    )
+    if is_multimer(config):
+        return int(template.num_channels)
+    return int(template.template_pair_stack.triangle_attention_ending_node.value_dim)
 
 
 def _flops_by_step(layers: Sequence[LayerCost]) -> Mapping[str, float]:

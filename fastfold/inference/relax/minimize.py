@@ -234,9 +234,8 @@ def _region(angles: Sequence[float]) -> Sequence[tuple[float, float]]:
     """Return the centres and reaches of the region that phi and psi are in, in degrees; none for phi above 0."""
     for region in (_HELIX, _STRAND):
         limits = zip(angles, region, strict=False)
-        if len(angles) == 2 and all(
-            abs((x - center + 180) % 360 - 180) <= reach for x, (center, reach) in limits
-        ):
+        is_within = all(abs((x - center + 180) % 360 - 180) <= reach for x, (center, reach) in limits)
+        if len(angles) == 2 and is_within:
             return region
     return _LEFT_OF_ZERO if angles[0] < 0.0 else ()
 

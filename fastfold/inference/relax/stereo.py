@@ -40,9 +40,8 @@ def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[tup
     present = protein.atom_mask > 0.5
     rows = np.flatnonzero(present.any(-1))
     before, after = rows[:-1], rows[1:]
-    ends = (protein.chain_index[before] == protein.chain_index[after]) & (
-        protein.residue_index[after] - protein.residue_index[before] != 1
-    )
+    is_next = protein.residue_index[after] - protein.residue_index[before] == 1
+    ends = (protein.chain_index[before] == protein.chain_index[after]) & ~is_next
     breaks = {}
     for i, j in zip(before[ends].tolist(), after[ends].tolist(), strict=True):
         text = f"{residue_label(protein, i, names)} and {residue_label(protein, j, names)}"
@@ -103,9 +102,8 @@ def stretched_residues(protein: Protein) -> np.ndarray:
         a, b = (rows, rc.atom_order[first]), (others, rc.atom_order[second])
         known = (protein.atom_mask[a] > 0.5) & (protein.atom_mask[b] > 0.5)
         distance = np.linalg.norm(protein.atom_positions[a] - protein.atom_positions[b], axis=-1)
-        stretched |= _both_ends(
-            rows, others, known & (np.abs(distance - length) > _MAX_STRETCH), len(protein)
-        )
+        is_wrong = known & (np.abs(distance - length) > _MAX_STRETCH)
+        stretched |= _both_ends(rows, others, is_wrong, len(protein))
     return stretched
 
 

@@ -103,9 +103,8 @@ class RestrainedAtoms:
         self.first, self.second = (ends if order is None else order[ends]).unbind(-1)
         masks = torch.from_numpy(_atom_masks()).to(device)
         types = aatype.long().clamp(max=rc.unk_restype_index)
-        self._mask = (
-            masks[kinds, types[self.first]][:, :, None] & masks[kinds, types[self.second]][:, None]
-        ).flatten(1)
+        first, second = (masks[kinds, types[places]] for places in (self.first, self.second))
+        self._mask = (first[:, :, None] & second[:, None]).flatten(1)
         if not bool(self._mask.any(-1).all()):
             raise ValueError(
                 "a restraint names an unknown residue (X), which lacks atoms in a prediction; leave it out"

@@ -237,9 +237,8 @@ class _Fit:
     def _run(self) -> Outputs:
         biased = {key: self._features[key].to(self._dtype) + value for key, value in self.bias.items()}
         features = self._features | biased
-        return Outputs.from_result(
-            self._model(lambda cycle, member: features, RECYCLES, recycle_tolerance=0.0)
-        )
+        result = self._model(lambda cycle, member: features, RECYCLES, recycle_tolerance=0.0)
+        return Outputs.from_result(result)
 
     def _figures(self, outputs: Outputs) -> Figures:
         distances = self._agreed(self._all.distances(outputs))
@@ -255,9 +254,9 @@ class _Fit:
         done, best = self.descend(steps)
         left_out = None
         if leave_one_out:
-            left_out = (
-                () if self._all_hold(best) else tuple(self.contradictions(max(1, round(steps * _TRIAL))))
-            )
+            held = satisfied(self._restraints, best.distances[: len(self._restraints)])
+            has_broken = held < len(grouped(self._restraints))
+            left_out = tuple(self.contradictions(max(1, round(steps * _TRIAL)))) if has_broken else ()
         bias = {key: value.detach().cpu() for key, value in self.bias.items()}
         return FitResult(bias, self.first, best, done, left_out, self._probabilities)
 
@@ -311,10 +310,6 @@ class _Fit:
         with torch.no_grad():
             for key, value in self.bias.items():
                 value.copy_(bias[key])
-
-    def _all_hold(self, figures: Figures) -> bool:
-        distances = figures.distances[: len(self._restraints)]
-        return satisfied(self._restraints, distances) == len(grouped(self._restraints))
 
     def contradictions(self, steps: int) -> list[LeftOut]:
         """Leave out each group in turn, return what then holds, and restore the bias.

@@ -96,9 +96,8 @@ def search_jobs(
     every: dict[str, ChainQuery] = {}
     for query in (one for of_target in queries for one in of_target):
         known = every.get(query.sequence, query)
-        every[query.sequence] = query._replace(
-            own=query.own or known.own, paired=query.paired or known.paired
-        )
+        own, paired = query.own or known.own, query.paired or known.paired
+        every[query.sequence] = query._replace(own=own, paired=paired)
     batch_of: dict[str, int] = {}
     batches: list[list[ChainQuery]] = []
     highest: list[float] = []

@@ -77,9 +77,8 @@ class Setup:
             searches, needs = search_jobs(targets, costs, self.search.out)
             for line in self.search.lines(targets):
                 self.say(line)
-        has_templates = self.request.options.templates.wanted or any(
-            target.brings_templates for target in targets
-        )
+        brings_templates = any(target.brings_templates for target in targets)
+        has_templates = brings_templates or self.request.options.templates.wanted
         templates = None if has_templates else 0
         smallest = (
             smallest_memory(self.networks, self.request.config, templates) if on_cpu else lambda target: 0
