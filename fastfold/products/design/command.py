@@ -187,12 +187,11 @@ def run_design(namespace: argparse.Namespace) -> int:
         print(line, flush=True)
 
     options, task = from_options(DesignOptions, namespace), from_options(TaskOptions, namespace)
+    advanced = None
     if options.settings is not None or options.advanced is not None or options.preset == "bindcraft":
         options, task, advanced = _fill_by_bindcraft(options, task, say)
-    else:
-        advanced = None
-    if advanced is not None and options.mpnn is not None:
-        options = _fill_program(options, advanced, namespace)
+        if options.mpnn is not None:
+            options = _fill_program(options, advanced, namespace)
     make, config = design_task(task), _design_config(namespace, advanced)
     if options.precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision: expected fp32 or bf16, found {options.precision!r}")

@@ -99,6 +99,7 @@ def design_task(options: TaskOptions) -> DesignTask | Callable[[int], DesignTask
     protocol, structure = options.protocol, options.structure
     chains = _names(options.chains)
     used = _OPTIONS[protocol]
+    shape = {"copies": options.copies, "repeats": options.repeats}
     for field, choice in options_of(TaskOptions):
         if choice.group and field.name not in used and getattr(options, field.name) != field.default:
             shown = ", ".join(f"--{name.replace('_', '-')}" for name in used)
@@ -108,14 +109,12 @@ def design_task(options: TaskOptions) -> DesignTask | Callable[[int], DesignTask
             raise ConfigError(
                 f"hallucinate takes no structure, found {structure}; fixbb designs for a backbone"
             )
-        shape = {"copies": options.copies, "repeats": options.repeats}
         return _of_length(options, partial(hallucination, **shape, cyclic=options.cyclic))
     if structure is None:
         raise ConfigError(f"{protocol} needs a structure: fastfold design {protocol} FILE --out DIR")
     if protocol == "binder":
         return _binder(structure, options, chains)
     if protocol == "fixbb":
-        shape = {"copies": options.copies, "repeats": options.repeats}
         return fixed_backbone(structure, chain=chains or None, keep=options.keep, **shape)
     if len(chains) > 1:
         raise ConfigError(f"partial takes one chain, found --chains {options.chains}")

@@ -204,9 +204,8 @@ class _DesignRun:
         until: int,
     ) -> list[Design]:
         """Return the designs that this process made until the folder has enough accepted ones."""
-        optimizer = self._optimizer(
-            networks, tasks(self.request.seeds[0]), f"designs until {until:,} are accepted"
-        )
+        first = tasks(self.request.seeds[0])
+        optimizer = self._optimizer(networks, first, f"designs until {until:,} are accepted")
         # Processes on other devices share the campaign.
         infer = replace(
             self.request.infer,
@@ -224,6 +223,7 @@ class _DesignRun:
             return f"{design_identity(tasks(seed), self.request.config, optimizer.digests)}-{seed}"
 
         campaign = Campaign(prepare_output_directory(self.request.output), settings, identity_of)
+        trajectories = self.request.output / TRAJECTORIES
         designs: list[Design] = []
         accepted = campaign.accepted
         for seed in self.request.seeds:
@@ -237,20 +237,17 @@ class _DesignRun:
                 made = self._trajectory(optimizer, task, seed)
                 folded = [design for design in made if not design.is_given_up]
                 optimizer.leave()
-                sequences = self.request.output / TRAJECTORIES / f"{name}.fasta"
-                rows = self._rows(made, folding, self._fold(folded, sequences, folding))
+                predictions = self._fold(folded, trajectories / f"{name}.fasta", folding)
+                rows = self._rows(made, folding, predictions)
                 campaign.add(Trajectory(name, identity_of(seed), settings, _stage_given_up(made[0]), rows))
                 designs += made
             accepted = campaign.accepted
             self.say(f"{accepted:,} of {until:,} accepted, {name} with {_accepted(rows)}")
         with campaign.folder.locked():
             finished = campaign.trajectories()
-            names = [
-                self.request.output / TRAJECTORIES / f"{one.name}.fasta" for one in finished if not one.ended
-            ]
-            write_atomic(
-                self.request.output / SEQUENCES, "".join(one.read_text() for one in names if one.exists())
-            )
+            names = [trajectories / f"{one.name}.fasta" for one in finished if not one.ended]
+            sequences = "".join(one.read_text() for one in names if one.exists())
+            write_atomic(self.request.output / SEQUENCES, sequences)
             self._conclude(all_rows(finished), [one.ended for one in finished], has_page=bool(names))
         accepted = sum(one.accepted for one in finished)
         if accepted < until:
@@ -267,10 +264,8 @@ class _DesignRun:
         if self.request.redesign is None or design.is_given_up:
             return [design]
         limits = self.request.config.limits
-        return [
-            design,
-            *program_designs(design, self.request.redesign, self.request.output, limits, seed, self.say),
-        ]
+        made = program_designs(design, self.request.redesign, self.request.output, limits, seed, self.say)
+        return [design, *made]
 
     def _fold(
         self, designs: Sequence[Design], sequences: Path, networks: Sequence[Network]

@@ -100,9 +100,8 @@ def film_pdb(trace: np.ndarray, chain: np.ndarray, names: AuthorNames | None = N
     """
     chosen = np.unique(np.linspace(0, len(trace) - 1, min(_FRAMES, len(trace))).round().astype(int))
     points = torch.from_numpy(trace[chosen]).double()
-    moved = superpose(points, points[-1:].expand_as(points), torch.ones(points.shape[:2]))[..., None].apply(
-        points
-    )
+    superposed = superpose(points, points[-1:].expand_as(points), torch.ones(points.shape[:2]))
+    moved = superposed[..., None].apply(points)
     if names is None:
         counts = np.bincount(chain)
         numbers = tuple(str(number + 1) for count in counts for number in range(count))

@@ -21,12 +21,10 @@ def pairs_png(analysis: Analysis, *, title: str) -> bytes:
     borders = np.flatnonzero(np.diff(analysis.clusters[order])) + 1
     texts = [title, "pairs of samples, ordered by cluster"]
     with figure_in_style(12.6, 5.2, texts, [1, 1]) as (figure, axes):
-        for axis, values, label, most in (
-            (axes[0], analysis.tm_score, "TM-score", 1.0),
-            (axes[1], analysis.rmsd, "RMSD (Å)", None),
-        ):
+        panels = ((analysis.tm_score, "TM-score", 1.0), (analysis.rmsd, "RMSD (Å)", None))
+        for axis, (values, label, limit) in zip(axes, panels, strict=True):
             shown = values[np.ix_(order, order)]
-            image = axis.imshow(shown, cmap="viridis", vmin=0.0, vmax=most, interpolation="nearest")
+            image = axis.imshow(shown, cmap="viridis", vmin=0.0, vmax=limit, interpolation="nearest")
             for border in borders:
                 axis.axvline(border - 0.5, color="white", linewidth=0.8)
                 axis.axhline(border - 0.5, color="white", linewidth=0.8)

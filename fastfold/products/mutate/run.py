@@ -94,9 +94,8 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
     templates, warnings = target.templates, list(target.warnings)
     if msa_dir is not None:
         for index, (chain, groups) in enumerate(zip(target.chains, alignments, strict=True)):
-            if not target.has_alignment(index) and not any(
-                msa.sequences for group in groups for msa in group
-            ):
+            has_rows = any(msa.sequences for group in groups for msa in group)
+            if not has_rows and not target.has_alignment(index):
                 warnings.append(f"no alignment of chain {chain.id} in {msa_dir}; only its sequence is used")
     if options.templates.wanted:
         networks = requested_networks(request.weights, options.num_models)

@@ -105,9 +105,8 @@ def _read(results: TargetResults, record: PredictionRecord) -> _MutantFold:
         pae, _ = read_pae(results.path(record, "_pae.json"), len(scores["plddt"]))
     chains = read_structure(results.path(record, ".cif")).chains
     slot = rc.atom_order["CA"]
-    ca = np.concatenate(
-        [np.where(one.mask[:, slot, None] > 0.5, one.positions[:, slot], np.nan) for one in chains]
-    )
+    known = [np.where(one.mask[:, slot, None] > 0.5, one.positions[:, slot], np.nan) for one in chains]
+    ca = np.concatenate(known)
     return _MutantFold(np.array(scores["plddt"], np.float64), scores["ptm"], scores["iptm"], pae, ca)
 
 

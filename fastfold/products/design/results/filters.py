@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
+from fastfold.inference.output.score_files import is_number
 from fastfold.products.design.agreement import BACKBONE, MOTIF, RING, given_figures
 from fastfold.products.design.results.folds import (
     ALONE,
@@ -158,8 +158,7 @@ def _values(name: Any, value: Any, path: Path) -> tuple[float, bool]:
     if not isinstance(value, Mapping) or set(value) != {"threshold", "higher"}:
         raise InputError(f"{name}: expected threshold and higher, found {shown(value)}", path=path)
     threshold, higher = value["threshold"], value["higher"]
-    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not is_number or not math.isfinite(threshold) or not isinstance(higher, bool):
+    if not is_number(threshold) or not isinstance(higher, bool):
         raise InputError(
             f"{name}: expected a number as threshold and true or false as higher, found {shown(dict(value))}",
             path=path,

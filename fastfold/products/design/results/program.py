@@ -178,12 +178,9 @@ class SequenceProgram:
             chain_name(int(c)): [int(task.place[i]) + 1 for i in stays if task.chain[i] == c]
             for c in np.unique(task.chain)
         }
-        groups = [np.flatnonzero(task.source == row) for row in range(task.num_parameters)]
-        tied = [
-            {chain_name(int(task.chain[i])): [int(task.place[i]) + 1] for i in group}
-            for group in groups
-            if len(group) > 1
-        ]
+        rows = (np.flatnonzero(task.source == row) for row in range(task.num_parameters))
+        groups = [row for row in rows if len(row) > 1]
+        tied = [{chain_name(int(task.chain[i])): [int(task.place[i]) + 1] for i in row} for row in groups]
         fixed_json, tied_json = place / "fixed.jsonl", place / "tied.jsonl"
         fixed_json.write_text(json.dumps({name: residues}) + "\n")
         if tied:
@@ -199,9 +196,7 @@ class SequenceProgram:
             "symmetry": "|".join(
                 ",".join(f"{chain}{number}" for chain, (number,) in group.items()) for group in tied
             ),
-            "symmetry_weights": "|".join(
-                ",".join(f"{1 / len(group):.4f}" for _ in group) for group in groups if len(group) > 1
-            ),
+            "symmetry_weights": "|".join(",".join([f"{1 / len(row):.4f}"] * len(row)) for row in groups),
             "omit": self._omitted,
             "temperature": f"{self.temperature:g}",
         }
