@@ -193,7 +193,21 @@ def test_copies_are_tied_and_must_be_equal(tmp_path: Path) -> None:
     sequences(line, task, tmp_path, "A" * 20)
     assert json.loads((tmp_path / "log.json").read_text())[2][-2].startswith("0.5000,0.5000|0.5000,0.5000|")
     unequal = program(tmp_path, ">x|G|>sample=1|ACDEFGHIKL:ACDEFGHIKW")
-    with pytest.raises(InputError, match="chains that must be equal differ"):
+    with pytest.raises(InputError, match="residues that must be equal differ"):
+        sequences(unequal, task, tmp_path, "A" * 20)
+
+
+def test_repeats_of_a_chain_are_tied(tmp_path: Path) -> None:
+    """Residues of one chain are a list under its name, as ProteinMPNN reads ties."""
+    task = hallucination(5, copies=2, repeats=2)
+    body = ">x|G|>sample=1|" + "/".join(["ACDEFACDEF"] * 2)
+    assert sequences(program(tmp_path, body), task, tmp_path, "A" * 20)[0].parameters == "ACDEF"
+    fixed, tied, rest = json.loads((tmp_path / "log.json").read_text())
+    assert fixed["d"] == {"A": [], "B": []}
+    assert tied["d"] == [{"A": [i, i + 5], "B": [i, i + 5]} for i in range(1, 6)]
+    assert rest[-2].split("|")[1] == "A2,A7,B2,B7"
+    unequal = program(tmp_path, body.replace("ACDEF/", "ACDEW/"))
+    with pytest.raises(InputError, match="residues that must be equal differ"):
         sequences(unequal, task, tmp_path, "A" * 20)
 
 

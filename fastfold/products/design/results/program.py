@@ -14,6 +14,7 @@ import shutil
 import string
 import subprocess
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -174,13 +175,11 @@ class SequenceProgram:
         """Return the fields of a command, and write the files that they name."""
         designed = np.unique(task.chain[task.source >= 0])
         names = [chain_name(int(c)) for c in designed]
-        residues = {
-            chain_name(int(c)): [int(task.place[i]) + 1 for i in stays if task.chain[i] == c]
-            for c in np.unique(task.chain)
-        }
+        chains = [chain_name(int(c)) for c in np.unique(task.chain)]
+        residues = {chain: list[int]() for chain in chains} | _by_chain(task, stays)
         rows = (np.flatnonzero(task.source == row) for row in range(task.num_parameters))
         groups = [row for row in rows if len(row) > 1]
-        tied = [{chain_name(int(task.chain[i])): [int(task.place[i]) + 1] for i in row} for row in groups]
+        tied = [_by_chain(task, row) for row in groups]
         fixed_json, tied_json = place / "fixed.jsonl", place / "tied.jsonl"
         fixed_json.write_text(json.dumps({name: residues}) + "\n")
         if tied:
@@ -190,12 +189,10 @@ class SequenceProgram:
             "number": str(self.number),
             "chains": " ".join(names),
             "chains_comma": ",".join(names),
-            "fixed": " ".join(f"{chain}{one}" for chain in names for one in residues[chain]),
+            "fixed": " ".join(_residue_names({chain: residues[chain] for chain in names})),
             "fixed_json": str(fixed_json),
             "tied_json": str(tied_json) if tied else "",
-            "symmetry": "|".join(
-                ",".join(f"{chain}{number}" for chain, (number,) in group.items()) for group in tied
-            ),
+            "symmetry": "|".join(",".join(_residue_names(group)) for group in tied),
             "symmetry_weights": "|".join(",".join([f"{1 / len(row):.4f}"] * len(row)) for row in groups),
             "omit": self._omitted,
             "temperature": f"{self.temperature:g}",
@@ -234,9 +231,21 @@ class SequenceProgram:
         rows = ["".join(sorted(set(whole[task.source == row]))) for row in range(task.num_parameters)]
         if any(len(row) > 1 for row in rows):
             raise InputError(
-                "chains that must be equal differ; give the command {tied_json} or {symmetry}", path=path
+                "residues that must be equal differ; give the command {tied_json} or {symmetry}", path=path
             )
         return "".join(rows)
+
+
+def _by_chain(task: DesignTask, residues: Iterable[int]) -> dict[str, list[int]]:
+    """Return numbers from 1 on in each chain, by its name, of residues among all of a task."""
+    numbers: dict[str, list[int]] = {}
+    for i in residues:
+        numbers.setdefault(chain_name(int(task.chain[i])), []).append(int(task.place[i]) + 1)
+    return numbers
+
+
+def _residue_names(numbers: Mapping[str, Iterable[int]]) -> list[str]:
+    return [f"{chain}{number}" for chain, own in numbers.items() for number in own]
 
 
 def _read(path: Path) -> str:
