@@ -23,7 +23,7 @@ from fastfold.parallel.meta_start import Initialize, start_alike
 from fastfold.parallel.own_stages import take_own_stages
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.utils.lazy import old_keywords
-from fastfold.utils.module_structure import module_structure, tied_names, without_data
+from fastfold.utils.module_structure import module_structure, tied_names
 
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 
@@ -115,11 +115,10 @@ def parallelize(
 
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     comparison = compare_stages(model, asked.split, asked.plan) if compare_first else None
-    plain = {path: without_data(model.get_submodule(path)) for path in asked.cuts}
 
     if dap is not None and asked.plan.dap > 1:
         model = dap(model, mesh)
-    cut_layers(model, asked.cuts, mesh, asked.tied)
+    plain = cut_layers(model, asked.cuts, mesh, asked.tied)
     over_sequence = None if asked.spread is None else asked.spread(model, mesh.group("sp"))
     model = getattr(over_sequence, "module", model)  # a model that is an attention layer itself is replaced
     if asked.checkpointing:

@@ -113,9 +113,7 @@ class _Comparison:
         mesh: ParallelMesh,
     ) -> None:
         self._path, self._mesh, self._cuts = path or type(module).__name__, mesh, cuts
-        memo: dict[int, Any] = {
-            id(module.get_submodule(name)): without_data(layer) for name, layer in plain.items()
-        }
+        memo: dict[int, Any] = {id(module.get_submodule(name)): layer for name, layer in plain.items()}
         self._plain = memo[id(module)] if id(module) in memo else without_data(module, memo)
         self._handle = module.register_forward_pre_hook(
             torch.compiler.disable(self._called), with_kwargs=True
