@@ -147,8 +147,7 @@ def choose_plan(
     speeds, origin = (gpu, "") if isinstance(gpu, Rates) else _rates(gpu)
     within = speeds.sheet.per_machine
     blocks = tuple(checkpointable_blocks(model))
-    plain = model if stages is None or not blocks else without_data(model)
-    piped, notes = _pipelines(plain, stages, ranks, blocks)
+    piped, notes = _pipelines(model, stages, ranks, blocks)
     has_statistics = any(isinstance(module, _BatchNorm) for module in model.modules())
     traces: dict[bool, BatchTraces] = {}
     for is_cut in (False, True):
@@ -237,7 +236,8 @@ def _pipelines(
     tied_bytes = dict[int, int]()
     for pp in divisors(ranks)[1:]:
         try:
-            held = [parameter for stage in stages(model, pp) for parameter in set(stage.parameters())]
+            split = stages(without_data(model), pp)  # a copy, because the function may change the model
+            held = [parameter for stage in split for parameter in set(stage.parameters())]
             tied_bytes[pp] = sum(p.nbytes for p in held) - sum(p.nbytes for p in set(held))
         except ConfigError as error:
             notes.append(f"pp {pp} was not tried: {error}")

@@ -452,13 +452,19 @@ def test_of_plans_that_take_the_same_time_the_simplest_is_chosen(monkeypatch: py
         assert found.seconds == times[zero, checkpointing]
 
 
-def test_stages_are_cut_from_a_copy_without_data() -> None:
-    model, cut = Listed(), list[nn.Module]()
+def test_each_number_of_stages_is_tried_on_a_copy_without_data() -> None:
+    """The function may take the model apart."""
+    model, cut, held = Listed(), list[nn.Module](), list[nn.Module]()
 
     def stages(plain: nn.Module, count: int) -> list[nn.Module]:
         cut.append(plain)
-        return _stages(plain, count)
+        made = _stages(plain, count)
+        held.extend(made)
+        plain.blocks, plain.norm = nn.ModuleList(), nn.Identity()
+        return made
 
-    choose_plan(model, torch.zeros(2, 64, WIDTH), 2, stages=stages, gpu="h100")
-    assert all(one is not model and all(p.is_meta for p in one.parameters()) for one in cut)
-    assert len(cut) == 1
+    found = choose_plan(model, torch.zeros(4, 64, WIDTH), 4, stages=stages, gpu="h100")
+    assert "was not tried: 0 blocks" not in found.explanation
+    assert len({id(plain) for plain in [model, *cut]}) == 3
+    assert all(p.is_meta for plain in held for p in plain.parameters())
+    assert len(model.blocks) == 4
