@@ -15,7 +15,6 @@ from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.full_state import ShardFn
 from fastfold.parallel.families.attention_calls import spread_attention
 from fastfold.parallel.families.block_stages import block_stages
-from fastfold.parallel.families.call_trace import trace_call
 from fastfold.parallel.families.tensor_layers import Layers, find_cuts
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.own_stages import Split
@@ -61,11 +60,11 @@ def resolve(
         ConfigError: The plan has another type, ``"auto"`` finds nothing in this model, or no plan fits into memory.
     """
     axes = ParallelPlan(tp=2 if layers else 1) if plan == "auto" else _axes(plan)
+    stages = stages if axes.pp > 1 or plan == "auto" else None
+    sequence = sequence if axes.sp > 1 else None
     split = block_stages(model) if isinstance(stages, str) else stages
+    spread = spread_attention(model) if isinstance(sequence, str) else sequence
     cuts = find_cuts(model, axes, layers, tied)
-    spread = None if isinstance(sequence, str) or axes.sp == 1 else sequence
-    if axes.sp > 1 and isinstance(sequence, str):
-        spread = spread_attention(trace_call(model, "sequence"))
     if plan != "auto":
         return Arguments(axes, tied, cuts, split, spread)
     if example is None:

@@ -29,10 +29,14 @@ def test_layers_are_cut_and_attention_spread_if_the_plan_has_ranks_for_them() ->
     assert _resolve({"dp": 2}, layers=layers).cuts == {}
     assert _resolve({"sp": 2}, sequence=nn.Identity).spread is nn.Identity
     assert _resolve({"dp": 2}, sequence=nn.Identity).spread is None
-    # A model without attention is refused only where the plan asks for it.
-    assert _resolve(ParallelPlan(dp=2), sequence="auto").spread is None
+    # A model without attention or blocks is refused only where the plan asks for them.
+    undivided = _resolve(ParallelPlan(dp=2), sequence="auto", stages="auto")
+    assert undivided.spread is undivided.split is None
     with pytest.raises(ConfigError, match='sequence="auto"'):
         _resolve({"sp": 2}, sequence="auto")
+    for plan in ({"pp": 2}, "auto"):
+        with pytest.raises(ConfigError, match='stages="auto"'):
+            _resolve(plan, stages="auto")
 
 
 def test_the_cost_model_s_choice_takes_the_place_of_auto() -> None:

@@ -11,18 +11,19 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.families.call_trace import CallTrace
+from fastfold.parallel.families.call_trace import trace_call
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
 
 
-def spread_attention(trace: CallTrace) -> Callable[[nn.Module, Group], SequenceParallel]:
+def spread_attention(model: nn.Module) -> Callable[[nn.Module, Group], SequenceParallel]:
     """Return the function that applies sequence parallelism to the modules that call attention.
 
     A model with an argument ``position_ids`` gets those of this rank's part, if the caller gives none.
 
     Raises:
-        ConfigError: No module calls PyTorch's attention.
+        ConfigError: A call of the model without data fails, or no module of it calls PyTorch's attention.
     """
+    trace = trace_call(model, "sequence")
     kinds = tuple(dict.fromkeys(trace.attention.values()))
     if not kinds:
         raise ConfigError(

@@ -245,4 +245,4 @@ def test_a_model_without_attention_is_refused() -> None:
             return {"logits": self.wte(input_ids)}
 
     with pytest.raises(ConfigError, match=r"Plain does not call torch\.nn\.functional\.scaled_dot"):
-        spread_attention(trace_call(Plain(), "sequence"))
+        spread_attention(Plain())
