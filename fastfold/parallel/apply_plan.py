@@ -121,8 +121,8 @@ def parallelize(
     plain = cut_layers(model, asked.cuts, mesh, asked.tied)
     over_sequence = None if asked.spread is None else asked.spread(model, mesh.group("sp"))
     model = getattr(over_sequence, "module", model)  # a model that is an attention layer itself is replaced
-    if asked.checkpointing:
-        checkpoint_blocks(model)
+    if asked.recomputed:
+        checkpoint_blocks(model, asked.recomputed)
     own = take_own_stages(model, asked.split, mesh)
     cuts = own.moved(asked.cuts)
     watch_first_calls(own, own.moved(plain), cuts, mesh, is_compared=compare_first)

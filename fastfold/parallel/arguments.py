@@ -13,6 +13,7 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.full_state import ShardFn
+from fastfold.parallel.data_parallel.units import checkpointable_blocks
 from fastfold.parallel.families.attention_calls import spread_attention
 from fastfold.parallel.families.block_stages import block_stages
 from fastfold.parallel.families.tensor_layers import Layers, find_cuts
@@ -37,7 +38,7 @@ class Arguments:
     split: Split | None = None
     spread: Sequencing | None = None
     explanation: str = ""  #: Reasons of the cost model
-    checkpointing: bool = False  #: True if the cost model recomputes blocks
+    recomputed: Sequence[str] = ()  #: Paths of the blocks that are recomputed, as chosen by the cost model
     passes: int = 1  #: Backward passes of a step, as chosen by the cost model
 
 
@@ -74,12 +75,18 @@ def resolve(
     from fastfold.parallel.planner.auto import choose_plan  # imports tracing, which most runs do not need
 
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    choice = choose_plan(model, example, ranks, cuts=list(cuts), stages=split, gpu=gpu)
+    blocks = checkpointable_blocks(model)
+    choice = choose_plan(model, example, ranks, cuts=list(cuts), blocks=blocks, stages=split, gpu=gpu)
     if not dist.is_initialized() or dist.get_rank() == 0:
         _LOG.info("%s", choice.explanation)
-    own = cuts if choice.plan.tp > 1 else {}
     return Arguments(
-        choice.plan, tied, own, split, None, choice.explanation, choice.checkpointing, choice.passes
+        choice.plan,
+        tied,
+        cuts if choice.plan.tp > 1 else {},
+        split,
+        explanation=choice.explanation,
+        recomputed=blocks if choice.checkpointing else (),
+        passes=choice.passes,
     )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.parallel.arguments import Arguments, resolve
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.auto import Choice
 from fastfold.parallel.tensor_parallel import ParallelMLP
 
 
@@ -44,7 +45,24 @@ def test_the_cost_model_s_choice_takes_the_place_of_auto() -> None:
     assert asked.plan == ParallelPlan()
     assert asked.cuts == {}
     assert "plan: dp 1" in asked.explanation
+    assert not asked.recomputed
     with pytest.raises(ConfigError, match="needs example="):
         _resolve("auto")
     with pytest.raises(ConfigError, match="found 'fast'"):
         _resolve("fast")
+
+
+def test_blocks_that_are_recomputed_are_those_of_the_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential()
+    model.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    for is_recomputed in (False, True):
+
+        def choose(*_: Any, blocks: list[str], **__: Any) -> Choice:
+            assert blocks == ["blocks.0", "blocks.1"]
+            return Choice(ParallelPlan(), is_recomputed, "", passes=3)  # noqa: B023
+
+        monkeypatch.setattr("fastfold.parallel.planner.auto.choose_plan", choose)
+        arguments = dict.fromkeys(("gpu", "layers", "stages", "sequence"))
+        asked = resolve(model, "auto", [], example=torch.zeros(2, 4), **arguments)
+        assert asked.recomputed == (["blocks.0", "blocks.1"] if is_recomputed else ())
+        assert asked.passes == 3

@@ -42,8 +42,9 @@ def _gradients(net: _Net) -> list[Tensor]:
 
 def test_blocks_are_recomputed_and_gradients_stay() -> None:
     plain, net = _Net(), _Net()
-    assert list(checkpointable_blocks(net)) == ["blocks.0", "blocks.1", "nested.0.0"]
-    checkpoint_blocks(net)
+    blocks = checkpointable_blocks(net)
+    assert blocks == ["blocks.0", "blocks.1", "nested.0.0"]
+    checkpoint_blocks(net, blocks)
     copied = copy.deepcopy(net)
     expected = _gradients(plain)
     for one in (net, copied):
@@ -52,10 +53,16 @@ def test_blocks_are_recomputed_and_gradients_stay() -> None:
     assert list(net.state_dict()) == list(plain.state_dict())
 
 
+def test_blocks_inside_of_a_layer_that_was_cut_are_left_out() -> None:
+    net = _Net()
+    checkpoint_blocks(net, ["blocks.0", "blocks.1.inner.0"])
+    assert ["forward" in vars(block) for block in net.blocks] == [True, False]
+
+
 def test_running_statistics_are_not_updated_twice() -> None:
     net = _Net()
     net.norm = nn.BatchNorm1d(6)
-    assert checkpointable_blocks(net) == {}
+    assert checkpointable_blocks(net) == []
 
 
 def test_models_of_hugging_face_switch_it_on_themselves() -> None:
@@ -66,6 +73,6 @@ def test_models_of_hugging_face_switch_it_on_themselves() -> None:
             self.given = gradient_checkpointing_kwargs
 
     net = Foreign()
-    checkpoint_blocks(net)
+    checkpoint_blocks(net, checkpointable_blocks(net))
     assert net.given == {"use_reentrant": False}
     assert all("forward" not in vars(block) for block in net.blocks)

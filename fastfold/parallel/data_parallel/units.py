@@ -7,7 +7,7 @@ get each other's parameters or wait until the timeout. Changes of gathered weigh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -163,31 +163,33 @@ class UnitWeights:
         return [p._version for p in gathered], norms
 
 
-def checkpointable_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost members of each ``nn.ModuleList`` of a model by path, which may be recomputed.
+def checkpointable_blocks(model: nn.Module) -> list[str]:
+    """Return the paths of the blocks that may be recomputed: the outermost members of each ``nn.ModuleList``.
 
     Empty if a second forward pass would change the running statistics of a norm.
     """
     if any(isinstance(x, _NormBase) and x.track_running_stats for x in model.modules()):
-        return {}
+        return []
     listed = {id(block) for block in listed_modules(model)}
-    blocks: dict[str, nn.Module] = {}
+    blocks: list[str] = []
     for path, module in model.named_modules():
         is_nested = any(is_inside(path, outer) for outer in blocks)
         if id(module) in listed and not is_nested and type(module).forward is not nn.Module.forward:
-            blocks[path] = module
+            blocks.append(path)
     return blocks
 
 
-def checkpoint_blocks(model: nn.Module) -> None:
-    """Keep only the inputs of a model's blocks for the backward pass, and recompute the rest.
+def checkpoint_blocks(model: nn.Module, paths: Iterable[str]) -> None:
+    """Keep only the inputs of the blocks at some paths for the backward pass, and recompute the rest.
 
-    Models of Hugging Face switch it on themselves, and their caches of keys off.
+    Models of Hugging Face switch it on themselves, and their caches of keys off. Paths inside a layer that was cut as a
+    whole are left out.
     """
     foreign: Any = model
     if getattr(foreign, "supports_gradient_checkpointing", False):
         foreign.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return
-    for block in checkpointable_blocks(model).values():
+    present = dict(model.named_modules())
+    for block in (present[path] for path in paths if path in present):
         # A copy of the block runs the copy's layers, unlike a bound method.
         block.forward = partial(checkpoint, type(block).forward, block, use_reentrant=False)

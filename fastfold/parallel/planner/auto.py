@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm.groups import Communication
-from fastfold.parallel.data_parallel.units import checkpointable_blocks
 from fastfold.parallel.own_stages import Split
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.batch_traces import BatchTraces
@@ -112,14 +111,15 @@ def choose_plan(
     ranks: int,
     *,
     cuts: Sequence[str] = (),
+    blocks: Sequence[str] = (),
     stages: Split | None = None,
     gpu: str | Rates | None = None,
     autocast: torch.dtype | None = None,
 ) -> Choice:
     """Choose the fastest plan that fits into memory.
 
-    Tried are data parallelism, ZeRO, activation checkpointing and gradient accumulation, tensor parallelism with
-    ``cuts``, and pipelines with ``stages``. A pipeline's microbatches have one sample.
+    Tried are data parallelism, ZeRO and gradient accumulation, activation checkpointing with ``blocks``, tensor
+    parallelism with ``cuts``, and pipelines with ``blocks`` and ``stages``. A pipeline's microbatches have one sample.
 
     Dropout and fused attention count as the kernels of a GPU; see :mod:`fastfold.parallel.planner.gpu_kernels`.
 
@@ -129,6 +129,8 @@ def choose_plan(
             first dimension counts samples.
         ranks: Number of ranks.
         cuts: Paths of the layers that tensor parallelism may cut.
+        blocks: Paths of the blocks that may be recomputed, as of
+            :func:`fastfold.parallel.data_parallel.units.checkpointable_blocks`.
         stages: Splits the model into pipeline stages, as for :func:`fastfold.parallel.parallelize`.
         gpu: Name or rates of the accelerator; None for the one of this machine.
         autocast: bfloat16 or float16 if the model runs under autocast to it; parameters, gradients and states of the
@@ -146,7 +148,6 @@ def choose_plan(
         )
     speeds, origin = (gpu, "") if isinstance(gpu, Rates) else _rates(gpu)
     within = speeds.sheet.per_machine
-    blocks = tuple(checkpointable_blocks(model))
     piped, notes = _pipelines(model, stages, ranks, blocks)
     has_statistics = any(isinstance(module, _BatchNorm) for module in model.modules())
     traces: dict[bool, BatchTraces] = {}

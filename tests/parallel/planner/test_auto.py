@@ -18,6 +18,7 @@ from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, parallelize
 from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.data_parallel.units import checkpointable_blocks
 from fastfold.parallel.families.block_stages import block_stages
 from fastfold.parallel.pipeline import split_blocks
 from fastfold.parallel.planner.auto import (
@@ -61,6 +62,10 @@ class Net(nn.Sequential):
 
 CUTS = tuple(f"{number}.mlp" for number in range(4))
 PARAMETERS = sum(p.numel() for p in Net().parameters())
+
+
+def _choose(model: nn.Module, example: Any, ranks: int, **options: Any) -> Choice:
+    return choose_plan(model, example, ranks, blocks=checkpointable_blocks(model), **options)
 
 
 def _with_memory(size: float) -> Rates:
@@ -152,10 +157,10 @@ def _stages(model: nn.Module, count: int) -> list[nn.Module]:
 def test_checkpointing_is_chosen_only_where_activations_do_not_fit() -> None:
     """A large sample: what the blocks keep is many times their weights, and no passes can share it."""
     batch = torch.zeros(2, 32 * 1024, WIDTH)
-    roomy = choose_plan(Listed(), batch, 2, gpu="h100")
+    roomy = _choose(Listed(), batch, 2, gpu="h100")
     assert not roomy.checkpointing
     kept = 4 * 4 * batch.numel() // 2 * 9  # bytes of a rank: of four blocks about nine times the input
-    tight = choose_plan(Listed(), batch, 2, gpu=_with_memory(kept / 2 / GENERAL.memory_share))
+    tight = _choose(Listed(), batch, 2, gpu=_with_memory(kept / 2 / GENERAL.memory_share))
     assert tight.checkpointing
     assert tight.plan.dp == 2
     assert tight.explanation.splitlines()[0].startswith("plan: dp 2")
@@ -168,8 +173,8 @@ def test_gradients_accumulate_before_anything_is_computed_again() -> None:
     """A batch that does not fit at once runs in passes; memory for one sample at a time needs no checkpointing."""
     batch = torch.zeros(2 * 12, 1024, WIDTH)
     one = 4 * 1024 * WIDTH * 9 * 4  # bytes of a sample: of four blocks about nine times the input
-    roomy = choose_plan(Listed(), batch, 2, gpu="h100")
-    tight = choose_plan(Listed(), batch, 2, gpu=_with_memory(6 * one / GENERAL.memory_share))
+    roomy = _choose(Listed(), batch, 2, gpu="h100")
+    tight = _choose(Listed(), batch, 2, gpu=_with_memory(6 * one / GENERAL.memory_share))
     assert roomy.passes == 1
     assert "passes" not in roomy.explanation
     assert 2 <= tight.passes <= 6
@@ -242,7 +247,7 @@ def test_gpt2_is_planned_as_it_is_trained(gpu: str) -> None:
     with torch.device("meta"):
         model = GPT(GPTConfig(vocabulary=50304, context=1024, layers=12, heads=12, width=768))
     tokens = torch.zeros(480, 1024, dtype=torch.int64, device="meta")
-    choice = choose_plan(_WithLoss(model), tokens, 8, gpu=gpu, autocast=torch.bfloat16)
+    choice = _choose(_WithLoss(model), tokens, 8, gpu=gpu, autocast=torch.bfloat16)
     assert choice.plan.dp == 8
     assert choice.plan.zero <= 1
     assert not choice.checkpointing
@@ -263,8 +268,8 @@ def test_pipelines_are_tried_with_stages_alone() -> None:
     """Two stages, with and without checkpointing, in addition to four stages of ZeRO; notes say what is not tried."""
     batch = torch.zeros(2, 64, WIDTH)
     for stages, tried in ((None, 8), (_stages, 10)):
-        assert f"({tried} tried)" in choose_plan(Listed(), batch, 2, stages=stages, gpu="h100").explanation
-    eight = choose_plan(Listed(), torch.zeros(8, 64, WIDTH), 8, stages=_stages, gpu="h100")
+        assert f"({tried} tried)" in _choose(Listed(), batch, 2, stages=stages, gpu="h100").explanation
+    eight = _choose(Listed(), torch.zeros(8, 64, WIDTH), 8, stages=_stages, gpu="h100")
     assert "pp 8 was not tried: 4 blocks cannot be split into 8 pipeline stages" in eight.explanation
     assert "sp was not tried" in eight.explanation
     without = choose_plan(Net(), torch.zeros(8, WIDTH), 8, stages=_stages, gpu="h100")
@@ -297,7 +302,7 @@ def test_a_tied_embedding_is_piped_and_its_exchange_counts() -> None:
     stages, blocks = block_stages(model), [f"blocks.{number}" for number in range(4)]
     piped, _ = _pipelines(model, stages, 4, blocks)
     assert piped == dict.fromkeys((2, 4), model.head.weight.nbytes)
-    assert "(10 tried)" in choose_plan(model, batch, 2, stages=stages, gpu=speeds).explanation
+    assert "(10 tried)" in _choose(model, batch, 2, stages=stages, gpu=speeds).explanation
 
     workload, size = _workload(model, 1, 8, blocks), 10**9
     workload._traces[ParallelPlan()] = _traced(model, (), batch, 8, 1, regions=blocks, autocast=None)
@@ -447,7 +452,7 @@ def test_of_plans_that_take_the_same_time_the_simplest_is_chosen(monkeypatch: py
         ({(3, False): 0.5}, 3, False),
     ):
         times.update({(n, again): 1.0 for n in range(5) for again in (False, True)} | changed)
-        found = choose_plan(Listed(), torch.zeros(2, 64, WIDTH), 2, gpu="h100")
+        found = _choose(Listed(), torch.zeros(2, 64, WIDTH), 2, gpu="h100")
         assert (found.plan.zero, found.checkpointing) == (zero, checkpointing), changed
         assert found.seconds == times[zero, checkpointing]
 
@@ -463,7 +468,7 @@ def test_each_number_of_stages_is_tried_on_a_copy_without_data() -> None:
         plain.blocks, plain.norm = nn.ModuleList(), nn.Identity()
         return made
 
-    found = choose_plan(model, torch.zeros(4, 64, WIDTH), 4, stages=stages, gpu="h100")
+    found = _choose(model, torch.zeros(4, 64, WIDTH), 4, stages=stages, gpu="h100")
     assert "was not tried: 0 blocks" not in found.explanation
     assert len({id(plain) for plain in [model, *cut]}) == 3
     assert all(p.is_meta for plain in held for p in plain.parameters())
