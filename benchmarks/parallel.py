@@ -39,6 +39,7 @@ from benchmarks.block_communication import block_communication, fastfold_element
 from benchmarks.overlap import count_schedule, measure_overlap  # noqa: E402
 from benchmarks.published_steps import published_rows, published_table  # noqa: E402
 from benchmarks.rank_memory import rank_memory  # noqa: E402
+from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.parallel import ParallelPlan, best_plans  # noqa: E402
 from fastfold.parallel.alphafold.workload import alphafold_workload  # noqa: E402
 from fastfold.parallel.planner.cost_model import Cost  # noqa: E402
@@ -222,7 +223,7 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
 def scaling(gpu: str, measured: Path | None, quick: bool) -> tuple[list[dict[str, Any]], str]:
     """Return the best plan for each number of GPUs, and the assumptions."""
     speeds = rates(gpu, measured=measured)
-    workload = alphafold_workload("model_1")
+    workload = alphafold_workload(model_config("model_1"), name="model_1")
     rows: list[dict[str, Any]] = []
     for gpus in GPUS[: 2 if quick else None]:
         best = best_plans(workload, gpus=gpus, gpu=speeds, count=1)[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Literal
 
+from fastfold.evoformer.config import model_config
 from fastfold.parallel import ParallelPlan
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
@@ -87,7 +88,9 @@ class PublishedSteps:
     def _workload(self, published: Published) -> Workload:
         key = tuple(sorted(published.sizes.items()))
         if key not in self._workloads:
-            self._workloads[key] = alphafold_workload("model_1", **published.sizes)
+            self._workloads[key] = alphafold_workload(
+                model_config("model_1"), name="model_1", **published.sizes
+            )
         return self._workloads[key]
 
 

@@ -46,7 +46,7 @@ def rank_memory(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int) 
     """
     sizes = {"residues": residues, "msa": msa, "extra_msa": extra_msa}
     unit = residues**2 * _C_Z * _BYTES
-    regions = alphafold_workload("model_1_ptm", **sizes, precision="fp32").trace(plan).regions
+    regions = alphafold_workload(model_config("model_1_ptm"), **sizes, precision="fp32").trace(plan).regions
     block = regions["evoformer.blocks.0"]
     folding = _folding_peak(plan, **sizes)
     return RankMemory(folding / unit, (block.entering + block.kept) / unit, block.entering / unit)

@@ -95,19 +95,21 @@ def run_plan(namespace: argparse.Namespace) -> int:
 
 
 def _plan_training(options: PlanOptions, gpu: str, gpus: int) -> int:
+    from fastfold.evoformer.config import model_config
     from fastfold.parallel.alphafold.workload import alphafold_workload
     from fastfold.parallel.planner.hardware import TRAINING, rates
     from fastfold.parallel.planner.search import assumptions_text, best_plans, plan_table
 
     speeds = rates(gpu, replace(TRAINING, graphed=options.cuda_graphs), options.measured)
     workload = alphafold_workload(
-        options.model,
+        model_config(options.model),
         residues=options.residues,
         msa=options.msa,
         extra_msa=options.extra_msa,
         samples=options.global_batch,
         precision=options.precision,
         recycles=options.num_recycles,
+        name=options.model,
     )
     plans = best_plans(workload, gpus=gpus, gpu=speeds, count=options.count, progress=print_line)
     print(f"{workload.name} ({workload.description}) on {gpus} x {speeds.sheet.name}\n")

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_iter
 
 from fastfold.data.features import coevolution
 from fastfold.errors import ConfigError
-from fastfold.evoformer.config import is_multimer, model_config
+from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk, element_size, set_precision
 from fastfold.parallel.alphafold.dap import shard
@@ -26,7 +26,7 @@ _AVERAGE = 4
 
 
 def alphafold_workload(
-    model: str | ConfigDict = "model_1",
+    config: ConfigDict,
     *,
     residues: int = 256,
     msa: int = 128,
@@ -34,28 +34,30 @@ def alphafold_workload(
     samples: int = 128,
     precision: str = "bf16",
     recycles: int = 3,
+    name: str = "the network",
 ) -> Workload:
     """Describe one optimisation step of AlphaFold training.
 
     The loss (a few percent of the arithmetic), the loader and validation are left out.
 
     Args:
-        model: Official name, as :func:`fastfold.evoformer.config.model_config` takes it, or a configuration tree.
+        config: Official configuration tree.
         residues: Residues of a crop.
         msa: Sequences of the MSA (clusters).
         extra_msa: Sequences of the extra MSA.
         samples: Crops of a step.
         precision: ``bf16`` (trunk under autocast) or ``fp32``.
         recycles: Maximum number of recycling iterations; the number is drawn uniformly from 0 to this.
+        name: Name of the workload in messages.
 
     Raises:
-        ConfigError: The model or the precision is unknown, or a size is too small.
+        ConfigError: The precision is unknown, or a size is too small.
     """
-    config = model_config(model) if isinstance(model, str) else model
     _check(precision, recycles, residues=residues, msa=msa, extra_msa=extra_msa, samples=samples)
+    stacks, small = alphafold_stacks(config), one_block_config(config)
 
     def build(mesh: ParallelMesh) -> nn.Module:
-        network = shard(AlphaFold(one_block_config(config)).train(), mesh)
+        network = shard(AlphaFold(small).train(), mesh)
         if precision == "bf16":
             autocast_trunk(network, "cpu")
         return network
@@ -66,11 +68,11 @@ def alphafold_workload(
         return torch.stack([x.float().sum() for x in found]).sum()
 
     return Workload(
-        name=model if isinstance(model, str) else "the network",
+        name=name,
         build=build,
         loss=loss,
         samples=samples,
-        stacks=alphafold_stacks(config),
+        stacks=stacks,
         # A rank needs at least one residue's row.
         layouts=standard_layouts(dap=residues, grid=True),
         # Each sample's gradient is clipped. Stage 3 never has it, and a pipeline sums several.

@@ -12,6 +12,7 @@ from examples.gpt.gpt import GPTConfig
 from examples.gpt.plan import gpt_workload
 from fastfold.cli import main
 from fastfold.errors import ConfigError
+from fastfold.evoformer.config import model_config
 from fastfold.parallel import best_plans
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.mesh import ParallelMesh
@@ -54,7 +55,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def alphafold(traced_once: None) -> Workload:
-    return alphafold_workload("model_5", samples=1, **SIZES)
+    return alphafold_workload(model_config("model_5"), samples=1, **SIZES)
 
 
 @pytest.mark.long
