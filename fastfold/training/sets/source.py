@@ -22,8 +22,8 @@ from fastfold.data.training.entry import (
     read_entry,
     resolved_share,
 )
-from fastfold.data.training.packed.records import EntryList, RecordFile, is_packed, weights_of
-from fastfold.data.training.packed.samples import Scanned, indexed
+from fastfold.data.training.packed.records import RecordFile, Scanned, is_packed, scanned_of, weights_of
+from fastfold.data.training.packed.samples import indexed
 from fastfold.data.training.sampling import Filtered, Filters, WeightedOrder, apply_filters
 from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
@@ -148,8 +148,7 @@ def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> S
         )
     if file.meta["version"] != parser_version():
         _log.warning("the packed set %s was built by other versions of the parsers", config.directory)
-    sets = {name: EntryList(file, name) for name in file.meta["sets"]}
-    source = _of_scanned(Scanned(sets, file.meta["more"]))
+    source = _of_scanned(scanned_of(file))
     return replace(
         source,
         valid=() if config.valid_split is None else source.valid,

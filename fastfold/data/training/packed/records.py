@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
@@ -191,6 +191,31 @@ def add_entries(writer: RecordWriter, table: str, entries: Sequence[Entry]) -> N
     for entry in entries:
         writer.add(table, json.dumps(entry_fields(entry), separators=(",", ":")).encode())
     writer.add_array(f"{table}/weights", sampling_weights(entries))
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Result of a scan."""
+
+    sets: Mapping[str, Sequence[Entry]]  #: Entries by the name of their set
+    meta: Mapping[str, Any]  #: Further data in JSON's types
+
+
+def write_scanned(path: PathLike, scanned: Scanned) -> None:
+    """Write the result of a scan, for :func:`scanned_of`.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    with writing_records(path) as writer:
+        for name, entries in scanned.sets.items():
+            add_entries(writer, name, entries)
+        writer.set_meta({"sets": list(scanned.sets), "more": dict(scanned.meta)})
+
+
+def scanned_of(file: RecordFile) -> Scanned:
+    """Return the sets of entries in a file of records, with the further data of their scan."""
+    return Scanned({name: EntryList(file, name) for name in file.meta["sets"]}, file.meta["more"])
 
 
 def weights_of(entries: Sequence[Entry]) -> np.ndarray:

@@ -21,10 +21,12 @@ from fastfold.data.training import cache_format
 from fastfold.data.training.cache import code_fingerprint, module_files, parser_version
 from fastfold.data.training.entry import Entry, EntryData
 from fastfold.data.training.packed.records import (
-    EntryList,
     RecordFile,
     RecordWriter,
+    Scanned,
     add_entries,
+    scanned_of,
+    write_scanned,
     writing_records,
 )
 from fastfold.data.training.templates import read_candidates
@@ -163,14 +165,6 @@ _SCANNERS = tuple(f"fastfold.data.{name}" for name in _NAMES.split())
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Scanned:
-    """Result of a scan."""
-
-    sets: Mapping[str, Sequence[Entry]]  #: Entries by the name of their set
-    meta: Mapping[str, Any]  #: Further data in JSON's types
-
-
 def indexed(
     folder: PathLike, settings: Any, sources: Iterable[PathLike], scan: Callable[[], Scanned]
 ) -> Scanned:
@@ -187,7 +181,7 @@ def indexed(
         path.parent.mkdir(parents=True, exist_ok=True)
         with held(FileLock(path.with_suffix(".lock"))):
             if (scanned := _read_index(path)) is None:
-                _write_index(path, scan())
+                write_scanned(path, scan())
                 scanned = _read_index(path)
     except (OutputError, OSError) as error:
         _log.warning("the index of the training set cannot be written: %s", error)
@@ -200,18 +194,10 @@ def _read_index(path: Path) -> Scanned | None:
     if not path.exists():
         return None
     try:
-        file = RecordFile(path)
+        return scanned_of(RecordFile(path))
     except InputError as error:
         _log.warning("%s; making it again", error)
         return None
-    return Scanned({name: EntryList(file, name) for name in file.meta["sets"]}, file.meta["more"])
-
-
-def _write_index(path: Path, scanned: Scanned) -> None:
-    with writing_records(path) as writer:
-        for name, entries in scanned.sets.items():
-            add_entries(writer, name, entries)
-        writer.set_meta({"sets": list(scanned.sets), "more": dict(scanned.meta)})
 
 
 @functools.cache

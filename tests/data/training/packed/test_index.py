@@ -13,8 +13,8 @@ import pytest
 
 from fastfold.data.training.entry import Entry
 from fastfold.data.training.packed import samples as packed_index
-from fastfold.data.training.packed.records import EntryList
-from fastfold.data.training.packed.samples import Scanned, indexed, scanner_version
+from fastfold.data.training.packed.records import EntryList, Scanned
+from fastfold.data.training.packed.samples import indexed, scanner_version
 
 ENTRY = Entry("a", Path("a.pdb"), "MKV")
 
