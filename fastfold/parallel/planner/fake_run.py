@@ -31,16 +31,15 @@ def fake_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
     """
     if dist.is_initialized():
         raise ConfigError("count plans before the processes of a run join each other")
-    if plan.ranks == 1:
-        yield ParallelMesh(plan)
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    if plan.ranks > 1:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=rank, world_size=plan.ranks, store=FakeStore())
+        dist.init_process_group("fake", rank=rank, world_size=plan.ranks, store=FakeStore())
     try:
         yield ParallelMesh(plan)
     finally:
-        dist.destroy_process_group()
+        if plan.ranks > 1:
+            dist.destroy_process_group()
 
 
 def trace(
