@@ -18,7 +18,7 @@ from fastfold.data.msa.find import TEMPLATE_HITS
 from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.entry import Entry, EntryData, mask_low_plddt, read_entry
-from fastfold.data.training.packed.records import RecordFile, is_packed
+from fastfold.data.training.packed.records import RecordFile, is_packed, open_packed
 from fastfold.data.training.packed.samples import SAMPLES, MakeRecord, build, of_record
 from fastfold.data.training.sample import SampleSettings, complex_sample, training_sample
 from fastfold.data.training.templates import TemplateCandidates, TrainingTemplates, read_candidates
@@ -131,7 +131,7 @@ def entry_reader(config: DataConfig) -> EntryReader:
         OutputError: The cache's folder cannot be created.
         InputError: The folder of template structures, a list of them, or the packed set is missing or invalid.
     """
-    packed = RecordFile(config.directory) if is_packed(config.directory) else None
+    packed = open_packed(config.directory)
     cache = None if config.cache is None else FeatureCache(config.cache)
     templates = None
     if config.template_mmcif_dir is not None:

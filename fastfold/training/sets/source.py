@@ -22,7 +22,7 @@ from fastfold.data.training.entry import (
     read_entry,
     resolved_share,
 )
-from fastfold.data.training.packed.records import RecordFile, Scanned, is_packed, scanned_of, weights_of
+from fastfold.data.training.packed.records import RecordFile, Scanned, open_packed, scanned_of, weights_of
 from fastfold.data.training.packed.samples import indexed
 from fastfold.data.training.sampling import Filtered, Filters, WeightedOrder, apply_filters
 from fastfold.errors import ConfigError
@@ -101,8 +101,9 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
         ConfigError: A folder or split does not exist, or no chain is left after the filters.
         InputError: A table cannot be read.
     """
-    if is_packed(config.directory):
-        return _open_packed(config, validate_chains, complexes)
+    packed = open_packed(config.directory)
+    if packed is not None:
+        return _of_packed(packed, config, validate_chains, complexes)
     if config.index is None:
         return _scan(config, validate_chains, complexes)
     settings = {name: value for name, value in vars(config).items() if name not in _NOT_SCANNED}
@@ -123,14 +124,13 @@ def fixed_settings(config: DataConfig, validate_chains: int, complexes: bool) ->
     return dict(parse_json(json.dumps(settings), "settings"))
 
 
-def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
-    """Open a packed set that was built with the settings of this run."""
+def _of_packed(file: RecordFile, config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
+    """Return the source of a packed set, which has to be built with the settings of this run."""
     for name in _USELESS:
         if getattr(config, name) is not None:
             raise ConfigError(
                 f"data.{name} has no effect on the packed set in data.directory; remove the setting"
             )
-    file = RecordFile(config.directory)
     wanted = fixed_settings(config, validate_chains, complexes)
     if config.valid_split is None:  # a run may do without validation
         wanted |= {

@@ -156,6 +156,15 @@ class RecordFile:
         return content
 
 
+def open_packed(path: PathLike) -> RecordFile | None:
+    """Open a file of records; return None for a folder or another file.
+
+    Raises:
+        InputError: The file of records is truncated or damaged.
+    """
+    return RecordFile(path) if is_packed(path) else None
+
+
 _PATHS = ("structure", "alignment_dir")
 
 

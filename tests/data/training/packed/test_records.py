@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.training.packed.records import _MAGIC, _START, RecordFile, writing_records
+from fastfold.data.training.packed.records import (
+    _MAGIC,
+    _START,
+    RecordFile,
+    open_packed,
+    writing_records,
+)
 from fastfold.errors import InputError, OutputError
 
 
@@ -63,6 +69,18 @@ def test_what_is_no_such_file_is_refused(path: Path, tmp_path: Path) -> None:
             RecordFile(path)
     with pytest.raises(InputError, match="no such file"):
         RecordFile(tmp_path / "none")
+
+
+def test_only_files_of_records_are_opened(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "table.tsv").write_text("name")
+    for other in (tmp_path, tmp_path / "table.tsv", tmp_path / "none"):
+        assert open_packed(other) is None
+    opened = open_packed(path)
+    assert opened is not None
+    assert opened.meta == {"name": "set"}
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match="is truncated or damaged"):
+        open_packed(path)
 
 
 def test_an_error_on_the_way_leaves_what_was_there(path: Path) -> None:
