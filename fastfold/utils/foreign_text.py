@@ -38,6 +38,20 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
+def plain_float(text: str) -> float:
+    """Return a number in ASCII, or raise ValueError; Python reads ``1_0`` as 10 and digits of any script."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"expected a number, found {text!r}")
+    return float(text)
+
+
+def plain_int(text: str) -> int:
+    """Return a whole number in ASCII, or raise ValueError, as :func:`plain_float`."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"expected a whole number, found {text!r}")
+    return int(text)
+
+
 def read_settings_text(path: PathLike, *, limit: int) -> str:
     """Read a text file in UTF-8 that must be a regular file.
 

@@ -19,6 +19,8 @@ from fastfold.utils.foreign_text import (
     package_json,
     parse_json,
     parse_yaml,
+    plain_float,
+    plain_int,
     read_json_object,
     read_settings_text,
     shown,
@@ -34,6 +36,15 @@ from tests.helpers.syntax_trees import package_trees
 )
 def test_the_separator_is_the_one_of_most_columns(text: str, delimiter: str) -> None:
     assert table_delimiter(text) == delimiter
+
+
+def test_numbers_are_those_of_other_programs_too() -> None:
+    assert (plain_float(" -1.5e3 "), plain_int(" -12 ")) == (-1500.0, -12)
+    for text in ("1_0", "\u0661", "", "x"):
+        with pytest.raises(ValueError, match=r"expected a number|could not convert"):
+            plain_float(text)
+        with pytest.raises(ValueError, match=r"expected a whole number|invalid literal"):
+            plain_int(text)
 
 
 def test_rows_have_the_line_where_they_begin() -> None:

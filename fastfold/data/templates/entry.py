@@ -18,6 +18,7 @@ import numpy as np
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
+from fastfold.utils.foreign_text import plain_float
 from fastfold.utils.text_files import PathLike
 
 _CATEGORIES = ("_atom_site", "_chem_comp", "_entity_poly_seq", "_pdbx_audit_revision_history", "_struct_asym")
@@ -183,7 +184,7 @@ def _letters() -> dict[str, str]:
 def _number(text: str, path: PathLike) -> float:
     """Parse a coordinate or an occupancy."""
     try:
-        value = float(text)
+        value = plain_float(text)
     except ValueError:
         value = float("nan")
     if not abs(value) < _MAX_COORDINATE:

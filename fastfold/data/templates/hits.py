@@ -23,6 +23,7 @@ from functools import partial
 from typing import Literal
 
 from fastfold.errors import InputError
+from fastfold.utils.foreign_text import plain_float
 from fastfold.utils.text_files import PathLike, split_lines
 
 _PDB_CHAIN = re.compile(r"([a-zA-Z0-9]{4})_([a-zA-Z0-9.]+)")
@@ -197,7 +198,7 @@ def _scores(line: str) -> tuple[int | None, float | None]:
     """Return aligned columns and the sum of probabilities; None if missing or not a number."""
     values = dict(part.partition("=")[::2] for part in line.split())
     try:
-        columns, total = float(values["Aligned_cols"]), float(values["Sum_probs"])
+        columns, total = plain_float(values["Aligned_cols"]), plain_float(values["Sum_probs"])
     except (KeyError, ValueError):
         return None, None
     if not (math.isfinite(columns) and math.isfinite(total)):

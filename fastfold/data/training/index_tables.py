@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
-from fastfold.utils.foreign_text import read_json_object
+from fastfold.utils.foreign_text import plain_float, read_json_object
 from fastfold.utils.text_files import FileSlice, PathLike, read_text_bytes, split_lines
 
 _LIMIT, _MAX_INDEX = 1 << 33, 1 << 34
@@ -134,7 +134,7 @@ def _resolution(value: Any, fail: Callable[[str], InputError]) -> float | None:
     if value is None or value == "":
         return None
     try:
-        resolution = float(value)
+        resolution = plain_float(str(value))
     except (TypeError, ValueError):
         resolution = math.nan
     if not 0 <= resolution < math.inf:

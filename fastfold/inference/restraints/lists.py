@@ -12,9 +12,9 @@ from typing import NamedTuple
 from fastfold.errors import InputError
 from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.restraints.restraint import Restraint
-from fastfold.inference.restraints.rows import Row, collect, limited, plain_float, read_number, read_share
+from fastfold.inference.restraints.rows import Row, collect, limited, read_number, read_share
 from fastfold.protein.residue_constants import mask_unknown
-from fastfold.utils.foreign_text import shown
+from fastfold.utils.foreign_text import plain_float, shown
 
 ALPHALINK_MAX = 10.0
 """Limit in Å between CA of AlphaLink's pairs with a false-discovery rate, for which its network is trained."""

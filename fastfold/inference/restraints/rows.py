@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from fastfold.errors import InputError
 from fastfold.inference.restraints.restraint import Atoms, Restraint
-from fastfold.utils.foreign_text import cut, table_rows
+from fastfold.utils.foreign_text import cut, plain_float, table_rows
 from fastfold.utils.text_files import split_lines
 
 _Content = TypeVar("_Content")
@@ -73,13 +73,6 @@ def collect(
         restraints += [replace(one, line=place, group=one.group or group) for one in pairs]
     refuse_lines(path, "has unusable restraints", errors)
     return restraints
-
-
-def plain_float(text: str) -> float:
-    """Return a number in ASCII, or raise ValueError; Python's ``1_0`` is none."""
-    if "_" in text or not text.isascii():
-        raise ValueError(f"expected a number, found {text!r}")
-    return float(text)
 
 
 def read_number(cells: Mapping[str, object], name: str, default: float) -> float:

@@ -18,6 +18,7 @@ from fastfold.protein.io.records import (
     FileRecords,
     is_hydrogen,
 )
+from fastfold.utils.foreign_text import plain_float, plain_int
 from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(
@@ -125,12 +126,12 @@ def _read_atoms(table: CifTable, polymers: _Polymers, records: FileRecords, path
 
         try:
             x, y, z, occupancy, b_factor = (
-                float(v or default) for v, default in zip(values, _DEFAULTS, strict=True)
+                plain_float(v or default) for v, default in zip(values, _DEFAULTS, strict=True)
             )
             # PyMOL leaves out auth_seq_id, and writes the author's number as place in the sequence.
             is_place = seq and key not in unplaced and (author_numbered or entity in polymers.sequences)
-            position = int(seq) - 1 if is_place else None
-            number = int(author_seq or seq)
+            position = plain_int(seq) - 1 if is_place else None
+            number = plain_int(author_seq or seq)
         except ValueError:
             raise fail(
                 "the position or residue number of an atom is not a number; download or copy the file again"
@@ -215,7 +216,7 @@ def _resolution(tables: Mapping[str, CifTable]) -> float | None:
     for category, item in _RESOLUTIONS:
         for text in tables.get(category, CifTable()).column(item):
             try:
-                value = float(text)
+                value = plain_float(text)
             except ValueError:
                 continue
             if 0 < value < 1000:

@@ -21,6 +21,7 @@ from fastfold.protein.io.records import (
     is_hydrogen,
 )
 from fastfold.protein.protein import chain_name
+from fastfold.utils.foreign_text import plain_float, plain_int
 from fastfold.utils.text_files import PathLike
 
 _HYBRID = re.compile(r"[A-Z][0-9A-Z]{3}|[a-z][0-9a-z]{3}")
@@ -75,7 +76,7 @@ def _decode_number(text: str) -> int:
     """Decode a residue number, which is in hybrid-36 beyond 9999."""
     if text[:1].isalpha() and _HYBRID.fullmatch(text):
         return int(text, 36) + 10_000 + (16 if text[0].islower() else -10) * 36**3
-    return int(text)
+    return plain_int(text)
 
 
 def find_long_names(lines: Sequence[str]) -> frozenset[str]:
@@ -246,9 +247,9 @@ def _read_atom(
 
     try:
         residue = residue_id(line, long_names)
-        x, y, z = float(line[30:38]), float(line[38:46]), float(line[46:54])
-        occupancy = float(line[54:60].strip() or 1.0)
-        b_factor = float(line[60:66].strip() or 0.0)
+        x, y, z = plain_float(line[30:38]), plain_float(line[38:46]), plain_float(line[46:54])
+        occupancy = plain_float(line[54:60].strip() or "1")
+        b_factor = plain_float(line[60:66].strip() or "0")
     except ValueError:
         raise fail(
             f"the numbers of this atom are not in the columns of a PDB file: {line[:66]!r}; write the file again with "

@@ -131,10 +131,11 @@ def test_damaged_entries_are_refused(old: str, new: str, message: str) -> None:
         read(text.replace(old, new))
 
 
-def test_a_coordinate_that_is_no_number_is_refused_with_its_chain() -> None:
+@pytest.mark.parametrize("wrong", ["nan", "1_0.0"])
+def test_a_coordinate_that_is_no_number_is_refused_with_its_chain(wrong: str) -> None:
     text = entry({"A": QUERY, "B": QUERY})
     x = f"{position(1, 'N')[0]:.3f}"
-    found = read(text.replace(f"L1 1 1 ? {x}", "L1 1 1 ? nan"))
+    found = read(text.replace(f"L1 1 1 ? {x}", f"L1 1 1 ? {wrong}"))
     assert found.chain("B").mask.sum() == 160
-    with pytest.raises(InputError, match="expected a number for an atom, found 'nan'"):
+    with pytest.raises(InputError, match=f"expected a number for an atom, found '{wrong}'"):
         found.chain("A")

@@ -94,6 +94,7 @@ def test_a_search_without_hits_has_none() -> None:
         ("", "expected HHsearch's output"),
         (HHR.replace("No 2\n", "No two\n"), ":20: a hit without number, name and scores"),
         (HHR.replace("Sum_probs=28.0", "Sum_probs=nan"), "lacks Aligned_cols and Sum_probs"),
+        (HHR.replace("Sum_probs=28.0", "Sum_probs=2_8.0"), "lacks Aligned_cols and Sum_probs"),
         (HHR[: HHR.rindex("T name")], "differ in length|without an alignment"),
         (HHR.replace("   22 (40)", "   23 (40)", 1), "more or fewer residues than its numbers say"),
         (

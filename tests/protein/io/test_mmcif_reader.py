@@ -274,6 +274,8 @@ LAST = cif().count("\n")
         (cif().replace("'A'", "'A"), 19, "unterminated 'string'"),
         (cif().replace("2.9\n", "", 1), 5, "expected a value of"),
         (cif().replace("1 2 ? 0 0 0", "1 2 ? a 0 0", 1), None, "not a number"),
+        (cif().replace("1 2 ? 0 0 0", "1 2 ? 1_0 0 0", 1), None, "not a number"),
+        (cif().replace("1 2 ? 0 0 0", "1 0_2 ? 0 0 0", 1), None, "not a number"),
         (cif().replace("1 2 ? 0 0 0", "1 2 ? nan 0 0", 1), None, "not finite"),
         (cif().replace("1 2 ? 0 0 0", "1 7 ? 0 0 0", 1), None, "outside the 6 residues"),
         (cif(items=["x", *ITEMS[1:2], "y", *ITEMS[3:]]), None, "lacks label_atom_id"),

@@ -381,6 +381,9 @@ def test_records_are_handed_over_as_the_file_has_them():
     [
         ([atom_line("CA"), atom_line("CA")], 2, "has its atom CA twice"),
         ([atom_line("CA"), atom_line("N").replace("0.000", "x.000", 1)], 2, "are not in the columns"),
+        ([atom_line("CA").replace("   0.000", "  1_0.00", 1)], 1, "are not in the columns"),
+        ([atom_line("CA")[:22] + " 1_0" + atom_line("CA")[26:]], 1, "are not in the columns"),
+        ([atom_line("CA")[:60] + "  1_0 " + atom_line("CA")[66:]], 1, "are not in the columns"),
         (["", atom_line("CA").replace("   0.000", " 1.0e+20", 1)], 2, "not finite or too large"),
         ([atom_line("N"), atom_line("CA")[:70]], 2, "ends within this line"),
         (["MODEL        1", atom_line("CA"), ""], 2, "ends within a model"),
