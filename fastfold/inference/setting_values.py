@@ -76,7 +76,7 @@ def parse_max_msa(text: str) -> tuple[int, int]:
     """Parse numbers of rows, clusters and extra MSA, written as ``512:1024``, or raise ConfigError."""
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
     if match is None:
-        raise ConfigError(f"max_msa {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
+        raise ConfigError(f"`InferConfig.max_msa`: {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
     return check_max_msa((int(match[1]), int(match[2])))
 
 
@@ -85,9 +85,11 @@ def check_max_msa(value: Any) -> tuple[int, int]:
     if isinstance(value, str):
         return parse_max_msa(value)
     if not isinstance(value, Sequence) or len(value) != 2:
-        raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, found {value!r}")
+        raise ConfigError(
+            f"`InferConfig.max_msa` must be two numbers of rows, clusters and extra, found {value!r}"
+        )
     for number in value:
-        check_whole("max_msa", number, 1, 100_000)
+        check_whole("`InferConfig.max_msa`", number, 1, 100_000)
     return int(value[0]), int(value[1])
 
 

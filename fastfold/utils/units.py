@@ -1,14 +1,29 @@
-"""Amounts of memory and of time in the notation of the command line."""
+"""Numbers, and amounts of memory and of time, in the notation of the command line."""
 
 from __future__ import annotations
 
 import re
 
 from fastfold.errors import ConfigError
+from fastfold.utils.foreign_text import plain_float
 
 GIB = 1024**3  #: Bytes of a GiB
 
 _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_number(text: str) -> float:
+    """Parse a number such as ``0.5``, ``1e-4`` or ``inf``; raise ConfigError for any other text.
+
+    Example:
+        >>> from fastfold.utils.units import parse_number
+        >>> parse_number("1e-4")
+        0.0001
+    """
+    try:
+        return plain_float(text)
+    except ValueError:
+        raise ConfigError(f"{text[:20]!r} is not a number") from None
 
 
 def parse_bytes(text: str | int, *, none: bool = False) -> int:

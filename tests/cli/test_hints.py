@@ -39,6 +39,31 @@ def test_wrong_options_are_answered_with_the_right_ones(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("infer a.fasta --out x --max-msa 0:1", "--max-msa must be from 1 to 100000, found 0"),
+        ("infer a.fasta --out x --max-msa 5", "--max-msa: '5': write CLUSTERS:EXTRA"),
+        ("infer a.fasta --out x --sample depth --sample-depths 0", "--sample-depths: a depth must be from 1"),
+        ("infer a.fasta --out x --stop-at-score 101", "--stop-at-score: '101' is not a number from 0 to 100"),
+        ("search a.fasta --out x --db d.fasta --F2 2", "--F2 must be more than 0 and at most 1, found 2"),
+        (
+            "design hallucinate --length 20 --out x --charge 1 0",
+            "--charge: expected a smallest and a largest",
+        ),
+        ("design hallucinate --length 20 --out x --con num=0", "--con: num: expected a whole number from 1"),
+        ("design hallucinate --length 20 --out x --learning-rate 0", "--learning-rate: expected a positive"),
+        ("submit a.fasta --priority 11", "--priority: '11' is not a whole number from -10 to 10"),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused_by_its_option(
+    cli: CommandLine, arguments: str, message: str
+) -> None:
+    done = cli.run(*arguments.split())
+    assert done.code == 2
+    assert message in done.err
+
+
+@pytest.mark.parametrize(
     ("command", "message"),
     [
         ("inferr", "unknown command 'inferr'; did you mean infer?"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.utils.units import parse_bytes, parse_duration
+from fastfold.utils.units import parse_bytes, parse_duration, parse_number
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,9 @@ def test_amounts_without_a_unit_are_bytes():
 )
 def test_units_are_powers_of_1024_or_1000(text: str, amount: int):
     assert parse_bytes(text) == amount
+
+
+def test_numbers_are_read_and_other_texts_refused():
+    assert (parse_number("1e-4"), parse_number(" -3 ")) == (1e-4, -3.0)
+    with pytest.raises(ConfigError, match="'1_0' is not a number"):
+        parse_number("1_0")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.utils.option_fields import LARGEST, check_options, option, options_of
+from fastfold.utils.units import parse_number
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
@@ -153,7 +154,7 @@ MAX_WORKERS = 1024  #: Largest number of processes of a search
 
 def _number(*names: str, default: float, help: str, is_rare: bool = False) -> Any:
     return option(
-        *names, default=default, parse=float, group="hmmer", metavar="X", is_rare=is_rare, help=help
+        *names, default=default, parse=parse_number, group="hmmer", metavar="X", is_rare=is_rare, help=help
     )
 
 
@@ -207,9 +208,11 @@ class HmmerSettings:
         for name, value in (("`e_value`", self.e_value), ("`include_e_value`", self.include_e_value)):
             if not 0 < value <= MAX_E_VALUE:
                 raise ConfigError(f"{name} must be more than 0 and at most {MAX_E_VALUE:g}, found {value:g}")
-        for share in (self.msv_filter, self.viterbi_filter, self.forward_filter):
-            if not 0 < share <= 1:
-                raise ConfigError(f"a filter must pass a share between 0 and 1, found {share:g}")
+        for name in ("msv_filter", "viterbi_filter", "forward_filter"):
+            if not 0 < (share := getattr(self, name)) <= 1:
+                raise ConfigError(
+                    f"`HmmerSettings.{name}` must be more than 0 and at most 1, found {share:g}"
+                )
 
     @property
     def pipeline(self) -> dict[str, Any]:

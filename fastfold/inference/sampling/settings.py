@@ -82,5 +82,5 @@ class Sampling:
         if not isinstance(self.depths, Sequence) or isinstance(self.depths, str) or not self.depths:
             raise ConfigError(f"depths must be a list of numbers of rows, found {self.depths!r}")
         for depth in self.depths:
-            check_whole("a depth", depth, 1, 1_000_000)
+            check_whole("`Sampling.depths`: a depth", depth, 1, 1_000_000)
         object.__setattr__(self, "depths", tuple(sorted({int(depth) for depth in self.depths})))

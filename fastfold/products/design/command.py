@@ -24,6 +24,7 @@ from fastfold.products.design.config import PROGRAM_SEQUENCES, DesignConfig
 from fastfold.utils.command_line.config_file import add_config_options
 from fastfold.utils.command_line.from_fields import add_field_options, field_values, from_options
 from fastfold.utils.option_fields import LARGEST, option
+from fastfold.utils.units import parse_number
 
 if TYPE_CHECKING:
     from fastfold.products.design.results.redesign import Redesign
@@ -114,7 +115,10 @@ class DesignOptions:
         help=f"sequences of --mpnn for a backbone (default {PROGRAM_SEQUENCES})",
     )
     mpnn_temperature: float = _filters(
-        default=0.1, parse=float, metavar="X", help="temperature of the sequences of --mpnn (default 0.1)"
+        default=0.1,
+        parse=parse_number,
+        metavar="X",
+        help="temperature of the sequences of --mpnn (default 0.1)",
     )
     mpnn_omit: str = _filters(
         default="", metavar="LETTERS", help="residues that --mpnn never uses, besides --forbid"

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fastfold.errors import ConfigError
+from fastfold.utils.foreign_text import plain_float, plain_int
 from fastfold.utils.option_fields import LARGEST, check_options, check_whole, option
+from fastfold.utils.units import parse_number
 
 if TYPE_CHECKING:
     from fastfold.products.design.limits import Limits
@@ -96,7 +98,7 @@ class DesignConfig:
         default="sgd", choices=get_args(Optimizer), help="default sgd, with gradients of unit length"
     )
     #: Step length
-    learning_rate: float = option(default=0.1, parse=float, metavar="X", help="default 0.1")
+    learning_rate: float = option(default=0.1, parse=parse_number, metavar="X", help="default 0.1")
     #: Extra passes of the network
     recycles: int = _count("--num-recycles", default=0, help="extra passes of a step (default 0)")
     #: Passes whose gradient counts
@@ -152,7 +154,7 @@ class DesignConfig:
     charge: tuple[float, float] | None = option(
         default=None,
         nargs=2,
-        parse=float,
+        parse=parse_number,
         metavar=("LOW", "HIGH"),
         help="net charge of the designed chain at pH 7 (D and E -1, K and R +1, H 0), in the same way",
     )
@@ -179,9 +181,13 @@ class DesignConfig:
         if self.profile_mutations and self.mutation_steps and not self.soft_steps:
             raise ConfigError("`profile_mutations` needs soft steps, which are 0; add some, or leave it out")
         if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate: expected a positive number, found {self.learning_rate}")
+            raise ConfigError(
+                f"`DesignConfig.learning_rate`: expected a positive number, found {self.learning_rate}"
+            )
         if not 0 <= self.tries_percent <= 100:
-            raise ConfigError(f"tries_percent: expected a number from 0 to 100, found {self.tries_percent}")
+            raise ConfigError(
+                f"`DesignConfig.tries_percent`: expected a number from 0 to 100, found {self.tries_percent}"
+            )
         if self.networks == 0:
             object.__setattr__(self, "networks", None)
         if not isinstance(self.weights, Mapping):
@@ -191,7 +197,7 @@ class DesignConfig:
         _ = self.limits
         forbidden_letters(self.forbid)
         for name in ("con", "i_con"):
-            parse_contacts(name, getattr(self, name))
+            parse_contacts(f"`DesignConfig.{name}`", getattr(self, name))
 
     @property
     def limits(self) -> Limits:
@@ -222,18 +228,18 @@ def parse_contacts(name: str, text: str) -> dict[str, Any]:
 
 
 _CONTACT_VALUES: dict[str, Callable[[str], Any]] = {
-    "num": int,
-    "cutoff": float,
-    "seqsep": int,
+    "num": plain_int,
+    "cutoff": plain_float,
+    "seqsep": plain_int,
     "binary": lambda text: {"true": True, "false": False}[text.lower()],
-    "num_pos": lambda text: float("inf") if text == "inf" else int(text),
+    "num_pos": lambda text: float("inf") if text == "inf" else plain_int(text),
 }
 
 
 def _weight(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     try:
-        return name, float(value)
+        return name, plain_float(value)
     except ValueError:
         raise ConfigError(
             f"`DesignConfig.weights`: expected NAME=WEIGHT such as rg=0.3, found {text!r}"

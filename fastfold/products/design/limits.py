@@ -49,7 +49,7 @@ class Limits:
             low, high = self.charge
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise ConfigError(
-                    f"charge: expected a smallest and a largest one, found {low:g} and {high:g}"
+                    f"`DesignConfig.charge`: expected a smallest and a largest one, found {low:g} and {high:g}"
                 )
 
     def losses(self, residues: Tensor) -> dict[str, Tensor]:
@@ -149,7 +149,9 @@ def parse_shares(text: str) -> tuple[Share, ...]:
     for part in filter(None, (one.strip() for one in text.split(","))):
         match = _SHARE.fullmatch(part)
         if match is None or not float(match[3]) <= 1 or not set(match[1]) <= set(rc.restypes):
-            raise ConfigError(f"composition: expected a limit such as KE<=0.3 or W>=0.02, found {part!r}")
+            raise ConfigError(
+                f"`DesignConfig.composition`: expected a limit such as KE<=0.3 or W>=0.02, found {part!r}"
+            )
         letters = "".join(dict.fromkeys(match[1]))
         value = float(match[3])
         found.append(Share(letters, high=value) if match[2] == "<=" else Share(letters, low=value))

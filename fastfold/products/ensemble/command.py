@@ -12,6 +12,7 @@ from fastfold.inference.progress import print_line
 from fastfold.inference.sampling.settings import SIMILARITY
 from fastfold.utils.command_line.from_fields import add_field_options, from_options
 from fastfold.utils.option_fields import LARGEST, argument, option
+from fastfold.utils.units import parse_number
 
 _DESCRIPTION = """\
 Compare all predictions of each target in a folder of results, of fastfold infer --sample for example. DIR gets
@@ -41,7 +42,7 @@ class EnsembleOptions:
     )
     similarity: float = option(
         default=SIMILARITY,
-        parse=float,
+        parse=parse_number,
         metavar="X",
         help=f"join clusters while the mean TM-score of their pairs is at least this (default {SIMILARITY})",
     )
@@ -49,7 +50,7 @@ class EnsembleOptions:
         default=None, bounds=(1, LARGEST), help="make N clusters instead of --similarity"
     )
     min_plddt: float = option(
-        default=0.0, parse=float, metavar="X", help="leave out samples of lower mean pLDDT (default 0)"
+        default=0.0, parse=parse_number, metavar="X", help="leave out samples of lower mean pLDDT (default 0)"
     )
     plots: bool = option("--no-plots", default=True, help="draw no pictures")
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from fastfold.errors import OPTION_NAMES, ConfigError
 from fastfold.utils.command_line.help_all import mark_rare
 from fastfold.utils.option_fields import LARGEST, Option, options_of
+from fastfold.utils.units import parse_number
 
 T = TypeVar("T")
 More = Mapping[type, dict[str, Any]]  #: Values of fields of dataclasses, by class and name
@@ -74,15 +76,27 @@ def field_values(options: argparse.Namespace, kind: type, only: Collection[str] 
     return values
 
 
-def whole_number(least: int, most: int = LARGEST) -> Callable[[str], int]:
-    """Return an argument type: a whole number from ``least`` to ``most``."""
+def whole_number(low: int, high: int = LARGEST) -> Callable[[str], int]:
+    """Return an argument type: a whole number from ``low`` to ``high``."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) <= 10 and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from {least} to {most}")
+        if not (re.fullmatch(r"-?[0-9]{1,10}", text) and low <= int(text) <= high):
+            raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from {low} to {high}")
         return int(text)
 
     return parse
+
+
+def real_number(low: float, high: float) -> Callable[[str], float]:
+    """Return an argument type: a number from ``low`` to ``high``."""
+
+    def parse(text: str) -> float:
+        value = parse_number(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number from {low:g} to {high:g}")
+        return value
+
+    return _argument_type(parse)
 
 
 def _path(text: str) -> Path:
@@ -116,9 +130,10 @@ def _settings(option: Option, default: Any) -> dict[str, Any]:
         return {**settings, "action": argparse.BooleanOptionalAction}
     if option.bounds is not None:
         least, most = option.bounds
-        settings["type"] = float
         if isinstance(least, int) and isinstance(most, int):
             settings |= {"type": whole_number(least, most), "metavar": "N"}
+        else:
+            settings["type"] = real_number(least, most)
     elif option.parse is not None:
         settings["type"] = _path if option.parse is Path else _argument_type(option.parse)
     if option.choices is not None:

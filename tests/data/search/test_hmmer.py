@@ -191,3 +191,8 @@ def test_the_key_changes_with_the_settings_and_the_contents_of_the_database(tmp_
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         HmmerSettings(**wrong)
+
+
+def test_a_share_of_a_filter_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"HmmerSettings\.viterbi_filter must be more than 0 .*, found 2$"):
+        HmmerSettings(viterbi_filter=2.0)

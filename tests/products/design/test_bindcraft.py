@@ -128,11 +128,19 @@ def test_files_are_read_unchanged(tmp_path: Path) -> None:
         (
             read_advanced,
             {"intra_contact_number": 0},
-            "intra_contact_number: con: num: expected a whole number",
+            "intra_contact_number: DesignConfig.con: num: expected a whole number",
         ),
-        (read_advanced, {"inter_contact_distance": 1}, "inter_contact_distance: i_con: cutoff: expected"),
+        (
+            read_advanced,
+            {"inter_contact_distance": 1},
+            "inter_contact_distance: DesignConfig.i_con: cutoff: expected",
+        ),
         (read_advanced, {"omit_AAs": "CZ"}, "omit_AAs: expected residues such as CM to forbid, found 'Z'"),
-        (read_advanced, {"greedy_percentage": 200}, "greedy_percentage: tries_percent: expected a number"),
+        (
+            read_advanced,
+            {"greedy_percentage": 200},
+            "greedy_percentage: DesignConfig.tries_percent: expected a number",
+        ),
         (read_advanced, {"soft_iterations": 10**12}, "soft_iterations: soft_steps must be from 0 to"),
         (
             read_advanced,

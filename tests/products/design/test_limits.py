@@ -139,6 +139,7 @@ def test_smallest_settings_of_contacts_are_kept(text: str, expected: dict[str, f
         ("cutoff=nan", "cutoff: expected a distance in Å above 2, found nan"),
         ("seqsep=-1", "seqsep: expected a whole number from 0, found -1"),
         ("number=1", "expected settings such as num=2,cutoff=14"),
+        ("num=1_0", "expected settings such as num=2,cutoff=14"),
         ("num=x", "expected settings such as num=2,cutoff=14"),
         ("num", "expected settings such as num=2,cutoff=14"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,29 @@ def test_a_missing_or_wrong_argument_is_refused_by_name(
     with pytest.raises(SystemExit):
         _inputs(text)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--share 1.5", r"argument --share: '1\.5' is not a number from 0 to 1"),
+        ("--share nan", "argument --share: 'nan' is not a number from 0 to 1"),
+        ("--share 0_1", "argument --share: '0_1' is not a number"),
+        ("--num-folds 1_0", "argument --num-folds: '1_0' is not a whole number from 1 to 9"),
+    ],
+)
+def test_a_number_is_refused_by_the_name_of_its_option(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _inputs(f"a --out x {text}")
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_whole_number_may_be_negative() -> None:
+    assert whole_number(-10, 10)("-10") == -10
+    with pytest.raises(argparse.ArgumentTypeError):
+        whole_number(-10, 10)("-11")
 
 
 def test_a_whole_number_is_called_n_in_the_help() -> None:

@@ -62,7 +62,7 @@ class SubmitOptions:
         dest="settings",
         help="settings of the fold: num_recycles=6 seeds=0-4 relax=best",
     )
-    priority: int = option(default=0, parse=int, metavar="N", help="-10 to 10 (default 0)")
+    priority: int = option(default=0, bounds=(-10, 10), help="-10 to 10 (default 0)")
     no_wait: bool = option(default=False, help="print the jobs' ids and end")
     quiet: bool = option(default=False, help="print only the results")
 
