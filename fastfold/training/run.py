@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from fastfold.data.training.dataset import check_directory
 from fastfold.evoformer.config import is_multimer
 from fastfold.parallel import init_distributed, started_processes
 from fastfold.training.compose import check_settings, network_config
@@ -30,8 +31,8 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
         loggers: Loggers in addition to those of the configuration; called on the first process.
 
     Raises:
-        FastFoldError: The training set is empty, the configuration is invalid, weights cannot be read, the folder is
-            not writable or in use by another run, or training stopped.
+        FastFoldError: The training set is missing or empty, the configuration is invalid, weights cannot be read, the
+            folder is not writable or in use by another run, or training stopped.
 
     Example:
         >>> from pathlib import Path
@@ -51,6 +52,7 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
     """Train as :func:`train`; return the signal that ended the run before its last step, or None."""
     tree = network_config(config.model)
     check_settings(config, tree)
+    check_directory(config.data.directory)
     check_tracking([name for name in ("wandb", "mlflow") if getattr(config.logger, name)])
     chosen = None
     if config.parallel.auto:

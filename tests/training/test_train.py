@@ -75,6 +75,15 @@ def start_forked(data: Path, out: Path, *overrides: str, env: Mapping[str, str] 
     return Forked(_without_report, arguments, stderr=subprocess.STDOUT, env=env)
 
 
+def test_a_missing_data_folder_leaves_no_run_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(command(tmp_path / "none", out)[3:]) == 2
+    assert f"the data folder '{tmp_path / 'none'}' does not exist" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def _without_report(arguments: Sequence[str]) -> int:
     with without_report():
         return main(arguments)

@@ -57,6 +57,14 @@ class Dataset(Sequence[Entry]):
         return self.entries[index]
 
 
+def check_directory(directory: PathLike) -> Path:
+    """Return the path of a training set, or raise ConfigError if nothing is there."""
+    root = Path(directory)
+    if not root.exists():
+        raise ConfigError(f"the data folder {str(root)!r} does not exist; set data.directory")
+    return root
+
+
 def open_dataset(
     directory: PathLike,
     *,
@@ -98,9 +106,7 @@ def open_dataset(
         >>> [(entry.id, entry.chain_id, entry.sequence) for entry in fastfold.data.open_dataset("1abc.pdb")]
         [('1abc', 'A', 'MTYKLILNGK')]
     """
-    root = Path(directory)
-    if not root.exists():
-        raise ConfigError(f"the data folder {str(root)!r} does not exist; set data.directory")
+    root = check_directory(directory)
     if layout not in _EXPECTED:
         raise ConfigError(f"unknown layout {layout!r}; expected one of {', '.join(_EXPECTED)}")
     if duplicates is not None and layout != "openfold":
