@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastfold.errors import InputError
 from fastfold.protein.rigid import Rigid
 
 
@@ -43,12 +44,28 @@ def best_rotation(covariance: Tensor) -> Tensor:
 def rmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """Compute the root mean square deviation ``[*]`` in Å after the best superposition, in float64.
 
-    Both are ``[*, N, 3]`` in Å, and ``mask [*, N]`` is 1 for the points that count. Without any the result is 0.
+    Both are ``[*, N, 3]`` in Å, and ``mask [*, N]`` is 1 for the points that count. Without any the result is 0. Other
+    points may have any value.
+
+    Raises:
+        InputError: A point that counts is not finite.
     """
-    predicted, reference = predicted.double(), reference.double()
+    predicted, reference = (_counting(x.double(), mask) for x in (predicted, reference))
     moved = superpose(predicted, reference, mask)[..., None].apply(predicted)
     squared = (moved - reference).square().sum(-1)
     return ((squared * mask).sum(-1) / mask.sum(-1).clamp(min=1e-12)).sqrt()
+
+
+def _counting(points: Tensor, mask: Tensor) -> Tensor:
+    """Return points with zeros in place of those that do not count."""
+    counting = points.masked_fill((mask == 0)[..., None], 0.0)
+    _check_finite(counting)
+    return counting
+
+
+def _check_finite(points: Tensor) -> None:
+    if not points.isfinite().all():
+        raise InputError("a position is not finite; correct it, or leave it out by the mask")
 
 
 GDT_TS_CUTOFFS = (1.0, 2.0, 4.0, 8.0)
@@ -81,6 +98,9 @@ def tm_score(
             the mask.
         quick: Start from few fragments only, of N, N/2 and N/4 residues that overlap by half. The score may be lower.
 
+    Raises:
+        InputError: A position in the mask is not finite, or the reference has fewer residues than the mask.
+
     Example:
         >>> import torch
         >>> from fastfold.protein import tm_score
@@ -89,7 +109,7 @@ def tm_score(
         1.0
     """
     points = _Points.of(predicted, reference, mask)
-    length = points.count if reference_length is None else reference_length
+    length = _length(points, reference_length)
     d0 = tm_score_scale(length)
     best = 0.0
     fragments = _fragments(points, quick=quick)
@@ -118,7 +138,7 @@ def gdt(
     under the result of the TM-score program, which skips the second search.
 
     Cutoffs are distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high accuracy). The
-    other arguments are those of :func:`tm_score`; the score is in [0, 1].
+    other arguments and the errors are those of :func:`tm_score`; the score is in [0, 1].
 
     Example:
         >>> import torch
@@ -139,7 +159,7 @@ def gdt_shares(
 ) -> list[float]:
     """Return the share of residues within each cutoff (Å); :func:`gdt` is their mean and has the same arguments."""
     points = _Points.of(predicted, reference, mask)
-    length = points.count if reference_length is None else reference_length
+    length = _length(points, reference_length)
     best = [0] * len(cutoffs)
     for radii in [_search_radii(length), *((cutoff, cutoff) for cutoff in cutoffs)]:
         for squared in _superpositions(points, *radii, _fragments(points)):
@@ -167,6 +187,8 @@ class _Points:
     def of(predicted: Tensor, reference: Tensor, mask: Tensor) -> _Points:
         chosen = mask.detach() > 0.5
         moving, fixed = (x.detach().double()[chosen] for x in (predicted, reference))
+        _check_finite(moving)
+        _check_finite(fixed)
         if len(moving):
             # Centered points keep the rounding errors of the sums far under 1e-9 Å.
             moving, fixed = moving - moving.mean(0), fixed - fixed.mean(0)
@@ -190,6 +212,17 @@ class _Points:
         square = shift.square().sum(-1, keepdim=True)
         linear = torch.cat([-2.0 * rotation.flatten(1), 2.0 * turned, -2.0 * shift, square], -1)
         return torch.addmm(self.squares, linear, self.moments.mT).clamp_(min=0.0)
+
+
+def _length(points: _Points, reference_length: int | None) -> int:
+    """Return the number of residues that a score is normalised by."""
+    if reference_length is None:
+        return points.count
+    if reference_length < points.count:
+        raise InputError(
+            f"a reference of {reference_length} residues has {points.count} in the mask; correct reference_length"
+        )
+    return reference_length
 
 
 def _superpositions(

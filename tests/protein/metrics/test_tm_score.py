@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from fastfold.errors import InputError
 from fastfold.protein.metrics.tm_score import (
     GDT_HA_CUTOFFS,
     gdt,
@@ -161,6 +165,29 @@ def test_few_residues(count: int) -> None:
         assert 0.0 <= score <= 1.0
         assert (score > 0) == (count > 0)
     assert rmsd(reference + 1.0, reference, mask).item() == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("score", [tm_score, gdt, rmsd])
+def test_positions_that_are_not_finite_are_refused_unless_masked(
+    score: Callable[[Tensor, Tensor, Tensor], Tensor | float], wrong: float
+) -> None:
+    reference = 3.8 * torch.eye(3).repeat(10, 1).cumsum(0)
+    moved, mask = reference.clone() + 1.0, torch.ones(30)
+    expected = score(moved[1:], reference[1:], mask[1:])
+    moved[0, 1] = wrong
+    for pair in ((moved, reference), (reference, moved)):
+        with pytest.raises(InputError, match="a position is not finite"):
+            score(*pair, mask)
+    mask[0] = 0.0
+    assert float(score(moved, reference, mask)) == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("score", [tm_score, gdt])
+def test_a_reference_shorter_than_its_mask_is_refused(score: Callable[..., float]) -> None:
+    points = torch.randn(30, 3)
+    with pytest.raises(InputError, match="a reference of 29 residues has 30 in the mask"):
+        score(points, points, torch.ones(30), reference_length=29)
 
 
 def test_superposition_of_a_mirror_image_is_no_reflection() -> None:
