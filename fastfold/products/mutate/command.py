@@ -21,9 +21,10 @@ alignment, in which the query's row alone changes, and the templates of the wild
   fastfold mutate protein.fasta --mutations mutants.txt --out DIR --weights model_1_ptm --num-seeds 3
   fastfold mutate complex.fasta --mutations B:A24G,B:A24G+B:K30R --out DIR --weights multimer
 
-A file has a mutant per line: A24G, A24G+K30R, in a complex B:A24G. Copies of a chain are mutated together unless the
-chain is named. DIR gets mutations.tsv with differences of pLDDT, aligned error and pTM and the effective strain,
-mutations.png with heat maps of single mutants, and the files of fastfold infer. Run the same command again to continue.
+A file has a mutant per line: A24G, A24G+K30R, in a complex B:A24G. On the command line commas separate mutants, in a
+line of a file they join mutations. Copies of a chain are mutated together unless the chain is named. DIR gets
+mutations.tsv with differences of pLDDT, aligned error and pTM and the effective strain, mutations.png with heat maps of
+single mutants, and the files of fastfold infer. Run the same command again to continue.
 """
 
 _EPILOG = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,8 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
     Args:
         target: The wild type.
         mutations: ``all``; a file with a mutant per line; or mutants joined by commas. The mutations of one mutant are
-            joined by ``+``: ``A24G``, ``A24G+K30R``, ``B:A24G`` for one chain of a complex.
+            joined by ``+``: ``A24G``, ``A24G+K30R``, ``B:A24G`` for one chain of a complex. In a line of a file commas
+            and blanks join them too.
         positions: For ``all``, residues such as ``5-20,B:3``; None for all residues.
 
     Raises:
@@ -63,7 +65,7 @@ def read_variants(target: Target, mutations: str, positions: str | None = None) 
     if positions is not None:
         raise ConfigError("`positions` chooses the residues of `mutations=all`; leave out one of them")
     path = Path(mutations)
-    if path.is_file():
+    if os.path.isfile(path):  # False for a list that is too long for a file's name
         lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
         listed = ((number, text.partition("#")[0].strip()) for number, text in enumerate(lines, 1))
         rows = [(number, text) for number, text in listed if text]
@@ -123,12 +125,23 @@ def _chains(target: Target, name: str | None, text: str) -> tuple[int, ...]:
     """Return the chains of a mutation: the named one, or all copies if there is one sequence."""
     ids = [chain.id for chain in target.chains]
     if name is not None:
+        for copies in _copies(target):
+            if name == "".join(ids[index] for index in copies):  # as the table of results names them
+                return copies
         if name not in ids:
             raise InputError(f"{text}: the target has no chain {name!r}; its chains are {', '.join(ids)}")
         return (ids.index(name),)
     if len({chain.sequence for chain in target.chains}) > 1:
         raise InputError(f"{text}: the target has different chains; name one, as in {ids[0]}:{text}")
     return tuple(range(len(ids)))
+
+
+def _copies(target: Target) -> list[tuple[int, ...]]:
+    """Return the chains of each sequence."""
+    copies: dict[str, list[int]] = {}
+    for index, chain in enumerate(target.chains):
+        copies.setdefault(chain.sequence, []).append(index)
+    return list(map(tuple, copies.values()))
 
 
 def _prefix(target: Target, chains: Sequence[int]) -> str:
@@ -148,10 +161,7 @@ def _check_residue(chain: Chain, number: int, text: str) -> None:
 def _scan(target: Target, positions: str | None) -> Iterator[Variant]:
     """Yield every substitution of the positions, of all copies of a chain together."""
     wanted = None if positions is None else _positions(target, positions)
-    copies: dict[str, list[int]] = {}
-    for index, chain in enumerate(target.chains):
-        copies.setdefault(chain.sequence, []).append(index)
-    for chains in map(tuple, copies.values()):
+    for chains in _copies(target):
         chain = target.chains[chains[0]]
         for number, old in zip(chain.numbers, chain.sequence, strict=True):
             if old == "X" or (wanted is not None and (chains, number) not in wanted):

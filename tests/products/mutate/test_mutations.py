@@ -37,6 +37,26 @@ def test_names_of_mutants(tmp_path: Path) -> None:
     assert len(names("MK:W:MK", "all")) == 57
 
 
+def test_copies_are_named_as_in_the_table_of_results() -> None:
+    assert names("MK:W:MK", "AC:K2A,A:K2A") == ["AC:K2A", "A:K2A"]
+    with pytest.raises(InputError, match="no chain 'AB'"):
+        names("MK:W:MK", "AB:K2A")
+
+
+def test_commas_separate_mutants_of_a_list_and_join_mutations_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "mutants.txt"
+    path.write_text("M1A,K2A\nM1A K2R\n")
+    assert names("MKV", "M1A,K2A") == ["M1A", "K2A"]
+    assert names("MKV", str(path)) == ["M1A+K2A", "M1A+K2R"]
+
+
+def test_a_list_may_be_longer_than_a_file_s_name() -> None:
+    residues = "ACDEFGHIKLMNPQRSTVW"
+    scan = ",".join(f"Y{number}{residue}" for number in range(1, 6) for residue in residues)
+    assert len(scan) > 255
+    assert names("YYYYY", scan) == scan.split(",")
+
+
 @pytest.mark.parametrize(
     ("text", "mutations", "message"),
     [
