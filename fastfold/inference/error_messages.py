@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
 from fastfold.errors import FastFoldError, spelled
+from fastfold.utils.foreign_text import cut
 from fastfold.utils.packages import missing_module
 
 if TYPE_CHECKING:
@@ -26,14 +28,40 @@ def reason(error: Exception, target: Target) -> str:
 
 
 def internal_error(error: Exception) -> str:
-    """Return the message for an internal error, or for a package that is not installed."""
+    """Return the message for an internal error, a path that the system refuses, or a package that is missing."""
     if isinstance(error, ModuleNotFoundError) and (message := missing_module(error)) is not None:
         return message
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_SYSTEM:
+        name = cut(os.fsdecode(error.filename), _LONGEST_NAME)
+        return f"{name}: {error.strerror}; check the path, its permissions and its disk"
     lines = str(error).strip().splitlines()
     what = type(error).__name__ + (f": {lines[0]}" if lines else "")
     return (
         f"internal error, {what}. This is a bug in FastFold; FASTFOLD_DEBUG=1 shows where, please report it"
     )
+
+
+_OF_SYSTEM = {
+    getattr(errno, name)
+    for name in (
+        *(
+            "EACCES",
+            "EPERM",
+            "EROFS",
+            "ENAMETOOLONG",
+            "ELOOP",
+            "ENOSPC",
+            "EDQUOT",
+            "EIO",
+            "ESTALE",
+            "ETIMEDOUT",
+        ),
+        *("ENOTCONN", "EMFILE", "ENFILE"),
+    )
+    if hasattr(errno, name)
+}
+"""Numbers of errors that a path or its disk causes, not the program."""
+_LONGEST_NAME = 200
 
 
 def debugging() -> bool:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -24,6 +28,16 @@ TARGET = target_from_sequence("MKV", "T1")
 )
 def test_the_target_is_named_once(error: Exception, said: str) -> None:
     assert reason(error, TARGET).startswith(said)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG, errno.ESTALE, errno.ENOSPC])
+def test_a_path_that_the_system_refuses_is_no_internal_error(number: int) -> None:
+    words = os.strerror(number)
+    message = internal_error(OSError(number, words, Path("d") / "x.cif"))
+    assert message == f"{Path('d') / 'x.cif'}: {words}; check the path, its permissions and its disk"
+    assert len(internal_error(OSError(number, words, "x" * 5000))) < 400
+    assert "internal error" in internal_error(OSError(number, words))
+    assert "internal error" in internal_error(FileNotFoundError(errno.ENOENT, "No such file", "x"))
 
 
 def test_an_error_without_words_has_its_type() -> None:
