@@ -124,7 +124,7 @@ def _entity(job: QueryJob, entity: object, number: int) -> tuple[Entity, list[st
         for key, remedy in _NOT_USED.items()
         if content.get(key)
     ]
-    names = copy_names(job, content.get("id", content.get("count", 1)), number)
+    names = copy_names(job, content, number, field="id", count_field="count")
     alignments = entity_alignments(job, content, sequence, number, is_protenix=kind == _SERVER_PROTEIN)
     templates, doubts = entity_templates(job, content.get("templates"), sequence, number)
     return Entity(sequence, names, alignments, templates), [*warnings, *doubts]

@@ -116,18 +116,37 @@ def chain_letters(job: QueryJob, content: Mapping[str, Any], number: int) -> tup
     return sequence, doubts
 
 
-def copy_names(job: QueryJob, listed: object, number: int) -> list[str]:
-    """Return the name of each copy of a protein: from a name, a list of names, or a number of copies.
+def copy_names(
+    job: QueryJob, content: Mapping[str, Any], number: int, *, field: str, count_field: str = ""
+) -> list[str]:
+    """Return the name of each copy of a protein.
+
+    Args:
+        job: The input.
+        content: Fields of the protein.
+        number: Place of the protein in the input, from 1.
+        field: Field of a name or a list of names. A chain may be named by a number.
+        count_field: Field of a number of copies without names, for proteins without the other field.
 
     Raises:
-        InputError: There are none, or too many.
+        InputError: A name or number has another type, or there are no or too many copies.
     """
-    count = listed if isinstance(listed, int) else len(listed) if isinstance(listed, list) else 1
+    named = content.get(field)
+    if named is not None:
+        names = named if isinstance(named, list) else [named]
+        if wrong := [name for name in names if isinstance(name, bool) or not isinstance(name, str | int)]:
+            raise job.fail(
+                f"entry {number}: expected the name of a chain in {field!r}, found {wrong[0]!r}; put quotes around it"
+            )
+        count = len(names)
+    else:
+        count = 1 if (listed := content.get(count_field)) is None else listed
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise job.fail(f"entry {number}: expected a whole number in {count_field!r}, found {count!r}")
+        names = [""]
     if not 1 <= count <= _MAX_COPIES:
         raise job.fail(f"entry {number} has {count} copies, expected 1 to {_MAX_COPIES}")
-    if isinstance(listed, list):
-        return [str(copy) for copy in listed]
-    return [""] * count if isinstance(listed, int) else [str(listed)]
+    return [str(name) for name in names] if named is not None else names * count
 
 
 def read_seeds(job: QueryJob, listed: object, field: str) -> tuple[tuple[int, ...], list[str]]:

@@ -86,4 +86,4 @@ def _chain(job: QueryJob, query: Mapping[str, Any], chain: object, number: int) 
     both, main, paired = (bool(query.get(key, True)) and bool(chain.get(key, True)) for key in _USES)
     uses = {"main": both and main, "paired": both and paired}
     alignments = openfold3_alignments(job, chain, sequence, number, uses=uses)
-    return Entity(sequence, copy_names(job, chain.get("chain_ids", 1), number), alignments), warnings
+    return Entity(sequence, copy_names(job, chain, number, field="chain_ids"), alignments), warnings

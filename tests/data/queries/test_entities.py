@@ -55,6 +55,16 @@ def test_jobs_of_the_server(tmp_path: Path) -> None:
     assert [one.record, two.record] == ["one", "two"]
 
 
+@pytest.mark.parametrize(("names", "records"), [("2", ["2"]), ("[1, 2]", ["1", "2"])])
+def test_a_chain_that_is_named_by_a_number_is_one_chain(
+    tmp_path: Path, names: str, records: list[str]
+) -> None:
+    text = f"sequences:\n  - protein: {{id: {names}, sequence: MKT}}\n"
+    (target,), errors = read(tmp_path, text, "numbered.yaml")
+    assert not errors
+    assert [chain.record for chain in target.chains] == records
+
+
 def test_yaml_of_boltz(tmp_path: Path) -> None:
     text = "version: 1\nsequences:\n  - protein:\n      id: [A, B]\n      sequence: mkt\n      msa: empty\n"
     (target,), errors = read(tmp_path, text, "dimer.yaml")
@@ -83,6 +93,23 @@ def test_yaml_of_boltz(tmp_path: Path) -> None:
         ({"sequences": [{"protein": {"id": "A", "sequence": "MK7"}}]}, "'7'"),
         ({"sequences": [{"protein": {"id": "A", "sequence": "MK:MV"}}]}, "list each chain"),
         ({"sequences": [{"protein": {"sequence": "MK", "count": 10**9}}]}, "copies, expected 1 to"),
+        (
+            {"sequences": [{"protein": {"sequence": "MK", "count": "2"}}]},
+            "a whole number in 'count', found '2'",
+        ),
+        (
+            {"sequences": [{"protein": {"sequence": "MK", "count": True}}]},
+            "a whole number in 'count', found True",
+        ),
+        (
+            {"sequences": [{"protein": {"id": False, "sequence": "MK"}}]},
+            "name of a chain in 'id', found False",
+        ),
+        (
+            {"sequences": [{"protein": {"id": ["A", {}], "sequence": "MK"}}]},
+            "name of a chain in 'id', found {}",
+        ),
+        ({"sequences": [{"protein": {"id": [], "sequence": "MK"}}]}, "has 0 copies, expected 1 to"),
         ({"sequences": [{"protein": "MK"}]}, "lacks a text 'sequence'"),
         ({"sequences": ["MK"]}, "must have a single kind"),
         ({"sequences": []}, "expected an input of AlphaFold 3 or Boltz"),
