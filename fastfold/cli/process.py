@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -35,9 +36,10 @@ def prepare_environment() -> None:
 
 
 def open_standard_streams() -> None:
-    """Open the null device in place of closed standard streams, as daemons start programs.
+    r"""Open the null device in place of closed standard streams, and let output spell letters that it lacks.
 
-    A file opened later would otherwise get a stream's number, and messages would be written into it.
+    Daemons start programs with closed streams. A file opened later would get a stream's number, and messages would be
+    written into it. A letter outside the output's encoding, of a name or of Å, is written as ``\u03b1``.
     """
     for number in range(3):
         try:
@@ -51,6 +53,8 @@ def open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def exit_with(run: Callable[[], int]) -> NoReturn:

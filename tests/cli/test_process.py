@@ -161,3 +161,20 @@ def test_a_terminated_command_says_how_to_continue(
     assert main(["infer", "MKTAYIAKQR", "--out", "x"]) == 128 + signal.SIGTERM
     line = "stopped by SIGTERM; finished results are kept, run the same command to continue"
     assert line in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"), [("ascii", rb"\u03b1 5 \xc5"), ("cp1252", b"\\u03b1 5 \xc5")]
+)
+def test_letters_outside_the_output_s_encoding_are_spelled(encoding: str, printed: bytes) -> None:
+    code = (
+        "from fastfold.cli.process import open_standard_streams; open_standard_streams();"
+        r"print('\u03b1 5 \u00c5')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (0, printed), ended.stderr.decode()
