@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import itertools
 import logging
-from collections.abc import Generator, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,7 @@ def load_model(
         'mini'
     """
     target = choose_device(str(device))
+    _is_path(path)
     file = one_weights_file(path)
     model = set_precision(load_weights(file), choose_precision(precision, target)[0])
     model.name = network_name(file)
@@ -234,7 +236,8 @@ def predict_many(
     for what, of_names in (("msas", msas), ("templates", templates)):
         if unknown := sorted(set(of_names or ()) - set(targets)):
             raise ConfigError(f"{what} has {unknown[0]!r}, which is not a name of a sequence")
-    sources = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
+    has_several = isinstance(models, Iterable) and not isinstance(models, str)
+    sources: list[Any] = list(models) if has_several else [models]  # type: ignore[arg-type]
     if not sources:
         raise ConfigError("models is empty; give at least one network")
     networks = [
@@ -394,7 +397,12 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
     """Read and check ``msa`` per chain, as :func:`featurize` takes it."""
     if msa is None:
         return [([], []) for _ in target.chains]
-    if isinstance(msa, (str, Path)) and Path(msa).is_dir():
+    if isinstance(msa, str) and "\n" in msa:
+        raise ConfigError(
+            "msa must be a file, an alignment, or rows of letters, found a text of several lines; save it as an .a3m "
+            "file, or pass fastfold.data.msa.msa.parse_a3m(text)"
+        )
+    if isinstance(msa, (str, Path)) and os.path.isdir(msa):
         alignments = load_alignments(msa, target)
         if not any(unpaired or paired for unpaired, paired in alignments):
             raise InputError(f"contains no alignment of {target.record!r}", path=msa)

@@ -73,7 +73,7 @@ def options_of(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
 
 
 def check_options(settings: Any) -> None:
-    """Check the values of a frozen dataclass by its options; make paths of the texts of files.
+    """Check the values of a frozen dataclass by its options; make paths of texts, and Python's numbers of NumPy's.
 
     None is a value of the fields that have it as default, or in their type.
 
@@ -86,6 +86,8 @@ def check_options(settings: Any) -> None:
             continue
         if choice.bounds is not None:
             check_number(one.name, value, *choice.bounds)
+            is_whole = all(isinstance(bound, int) for bound in choice.bounds)
+            object.__setattr__(settings, one.name, int(value) if is_whole else float(value))
         elif choice.choices is not None:
             _check_choice(one.name, value, choice.choices)
         elif isinstance(one.default, bool):

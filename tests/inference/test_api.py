@@ -192,6 +192,12 @@ def test_a_trunk_in_bf16(query: Path, weights: Path):
         (SEQUENCE, {"num_recycles": -1}, ConfigError, "num_recycles must be from 0 to 1000, found -1"),
         (SEQUENCE, {"seed": -1}, ConfigError, "seed must be from 0"),
         (SEQUENCE, {"msa": "none.a3m"}, InputError, "none.a3m: no such file"),
+        (
+            SEQUENCE,
+            {"msa": f">q\n{SEQUENCE}\n" * 20},
+            ConfigError,
+            "found a text of several lines; save it as",
+        ),
         (SEQUENCE, {"msa": [None, None]}, ConfigError, "1 chains, but 2 alignments"),
         (f"{SEQUENCE}:{OTHER}", {"msa": "one.a3m"}, ConfigError, "2 chains, but 1 alignments"),
         ("A" * 200_000, {}, InputError, "200,000 residues would need about"),
@@ -201,6 +207,20 @@ def test_errors_of_predict_are_fastfold_errors(monomer: AlphaFold, sequence, opt
     with pytest.raises(FastFoldError, match=message) as caught:
         fastfold.predict(sequence, monomer, **options)
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [None]])
+def test_what_is_no_network_is_refused(wrong: Any) -> None:
+    for call in (fastfold.predict, fastfold.predict_many):
+        with pytest.raises(ConfigError, match="model must be a network or a path, found"):
+            call({"a": SEQUENCE} if call is fastfold.predict_many else SEQUENCE, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="model must be a network or a path, found"):
+        fastfold.load_model(wrong)
+
+
+def test_numbers_of_numpy_are_settings(monomer: AlphaFold) -> None:
+    numpy = fastfold.predict(SEQUENCE, monomer, num_recycles=np.int32(0), recycle_tolerance=np.float32(0.5))  # type: ignore[arg-type]
+    assert numpy.num_recycles == 0
 
 
 def test_an_alignment_of_another_sequence_is_refused_also_when_it_is_parsed(monomer: AlphaFold, query: Path):

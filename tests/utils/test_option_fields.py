@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastfold.errors import ConfigError
@@ -36,6 +37,12 @@ def test_values_are_taken_and_texts_of_files_become_paths() -> None:
     found = Settings(count=9, share=1, kind="b", flag=False, plots=False, file="a/b")  # type: ignore[arg-type]
     assert found.file == Path("a/b")
     assert Settings() == Settings(share=None, flag=None, file=None)
+
+
+def test_numbers_of_numpy_become_python_s() -> None:
+    made = Settings(count=np.int32(3), share=np.float32(0.5))
+    assert (type(made.count), type(made.share)) == (int, float)
+    assert made == Settings(count=3, share=0.5)
 
 
 @pytest.mark.parametrize(
