@@ -1,6 +1,7 @@
 """Mapping of chains between two structures, in which copies of a chain are exchangeable.
 
-Chains correspond if their best alignment agrees in at least 30% of the shorter one. Chains of one structure are copies
+Chains correspond if their residues agree in at least 30% of the shorter one, by their best alignment or, where residue
+numbers show gaps, by the numbers. Chains of one structure are copies
 if they differ in at most 10% of their common residues; each set of copies is mapped to the most similar set of the
 other structure. Among the copies the mapping with the largest TM-score of the whole complex is chosen.
 """
@@ -11,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.tm_score import superpose, tm_score, tm_score_scale
+from fastfold.protein.protein import Protein
 
 ChainMap = tuple[tuple[int, int], ...]
 """Chains of a prediction and their chains of the reference, by their numbers from 0, in the reference's order."""
@@ -81,17 +84,44 @@ class ChainCandidates:
         return np.concatenate([np.zeros((0, 2), np.int64), *(self.residues[pair] for pair in mapping)])
 
 
-def chain_candidates(ours: Sequence[str], theirs: Sequence[str]) -> ChainCandidates:
-    """Find chains that may correspond, from the sequences of a prediction's and a reference's chains."""
+def protein_candidates(prediction: Protein, reference: Protein) -> ChainCandidates:
+    """Find chains of two structures that may correspond; see :func:`chain_candidates`."""
+    sequences, indices = zip(
+        *(
+            (one.sequences, [one.residue_index[chain] for chain in one.chains])
+            for one in (prediction, reference)
+        ),
+        strict=True,
+    )
+    return chain_candidates(*sequences, indices=indices)
+
+
+def chain_candidates(
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    *,
+    indices: Sequence[Sequence[np.ndarray]] | None = None,
+) -> ChainCandidates:
+    """Find chains that may correspond, from the sequences of a prediction's and a reference's chains.
+
+    ``indices`` are the residue indices of both structures' chains; None if no chain has gaps. Where they show gaps,
+    residues correspond by :func:`corresponding_residues`, otherwise by their alignment.
+    """
     alignments = _Alignments()
+    if indices is None:
+        indices = [[np.arange(len(one)) for one in sequences] for sequences in (ours, theirs)]
+    our_chains, their_chains = (
+        [_Letters(sequence, tuple((index - index[0]).tolist())) for sequence, index in zip(*one, strict=True)]
+        for one in zip((ours, theirs), indices, strict=True)
+    )
     starts = [np.cumsum([0, *map(len, sequences)]) for sequences in (ours, theirs)]
     residues, identical = {}, {}
-    for i, one in enumerate(ours):
-        for j, other in enumerate(theirs):
+    for i, one in enumerate(our_chains):
+        for j, other in enumerate(their_chains):
             if alignments.correspond(one, other):
                 residues[i, j] = alignments.rows(one, other) + np.array([starts[0][i], starts[1][j]])
                 identical[i, j] = alignments.identical(one, other)
-    our_sets, their_sets = (_sets_of_copies(sequences, alignments) for sequences in (ours, theirs))
+    our_sets, their_sets = (_sets_of_copies(chains, alignments) for chains in (our_chains, their_chains))
     likeness = {}
     for number, one_set in enumerate(our_sets):
         for place, other_set in enumerate(their_sets):
@@ -108,34 +138,43 @@ def chain_candidates(ours: Sequence[str], theirs: Sequence[str]) -> ChainCandida
     )
 
 
+class _Letters(NamedTuple):
+    """Letters of a chain, and the index of each from 0."""
+
+    sequence: str
+    numbers: tuple[int, ...]
+
+
 class _Alignments:
-    """Alignments of pairs of sequences, each made once."""
+    """Alignments of pairs of chains, each made once."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], np.ndarray] = {}
+        self._rows: dict[tuple[_Letters, _Letters], np.ndarray] = {}
 
-    def rows(self, one: str, other: str) -> np.ndarray:
+    def rows(self, one: _Letters, other: _Letters) -> np.ndarray:
         if (one, other) not in self._rows:
-            self._rows[one, other] = align_residues(one, other)
+            numbers = np.array(one.numbers), np.array(other.numbers)
+            self._rows[one, other] = corresponding_residues(one.sequence, other.sequence, *numbers)
         return self._rows[one, other]
 
-    def identical(self, one: str, other: str) -> int:
-        return sum(one[i] == other[j] for i, j in self.rows(one, other).tolist())
+    def identical(self, one: _Letters, other: _Letters) -> int:
+        return _count_identical(self.rows(one, other), one.sequence, other.sequence)
 
-    def correspond(self, one: str, other: str) -> bool:
-        return self.identical(one, other) >= max(1.0, _CORRESPONDING * min(len(one), len(other)))
+    def correspond(self, one: _Letters, other: _Letters) -> bool:
+        shorter = min(len(one.sequence), len(other.sequence))
+        return self.identical(one, other) >= max(1.0, _CORRESPONDING * shorter)
 
-    def are_copies(self, one: str, other: str) -> bool:
+    def are_copies(self, one: _Letters, other: _Letters) -> bool:
         is_similar = self.identical(one, other) >= _COPY * len(self.rows(one, other))
         return is_similar and self.correspond(one, other)
 
 
-def _sets_of_copies(sequences: Sequence[str], alignments: _Alignments) -> list[list[int]]:
+def _sets_of_copies(chains: Sequence[_Letters], alignments: _Alignments) -> list[list[int]]:
     """Return the numbers of chains that are copies of each other; each chain is compared with a set's first."""
     sets: list[list[int]] = []
-    for number, sequence in enumerate(sequences):
+    for number, chain in enumerate(chains):
         for own in sets:
-            if alignments.are_copies(sequences[own[0]], sequence):
+            if alignments.are_copies(chains[own[0]], chain):
                 own.append(number)
                 break
         else:
@@ -156,6 +195,47 @@ def equal_chains(sequences: Sequence[str]) -> ChainCandidates:
     return ChainCandidates(
         residues, {pair: len(rows) for pair, rows in residues.items()}, [(own, own) for own in sets]
     )
+
+
+def corresponding_residues(
+    sequence_a: str, sequence_b: str, index_a: np.ndarray, index_b: np.ndarray
+) -> np.ndarray:
+    """Return corresponding residues of two chains, ``[K, 2]`` int64, both columns increasing.
+
+    An alignment of sequences cannot place a gap within repeated letters, and pays for short gaps by mismatches. So the
+    residue indices decide if one has gaps: residues of equal index correspond, after the shift of one index that makes
+    most of them identical. The alignment of :func:`align_residues` decides if it makes more residues identical.
+
+    Args:
+        sequence_a: Letters of the first chain.
+        sequence_b: Letters of the second chain.
+        index_a: ``[N]`` int, increasing residue index of the first chain.
+        index_b: ``[M]`` int, that of the second chain.
+    """
+    if np.array_equal(np.diff(index_a), np.diff(index_b)) and sequence_a == sequence_b:
+        return np.stack([np.arange(len(sequence_a))] * 2, -1)
+    aligned = align_residues(sequence_a, sequence_b)
+    if not any((np.diff(index) != 1).any() for index in (index_a, index_b)):
+        return aligned
+    numbered = _equal_index(sequence_a, sequence_b, index_a, index_b)
+    both = [_count_identical(rows, sequence_a, sequence_b) for rows in (numbered, aligned)]
+    return numbered if both[0] >= both[1] else aligned
+
+
+def _equal_index(sequence_a: str, sequence_b: str, index_a: np.ndarray, index_b: np.ndarray) -> np.ndarray:
+    """Return the residues of equal index after the shift that makes most of them identical."""
+    first, second = (rc.sequence_to_aatype(sequence) for sequence in (sequence_a, sequence_b))
+    equal = (first[:, None] == second[None, :]) & (first[:, None] < rc.unk_restype_index)
+    shifts, counts = np.unique((index_b[None, :] - index_a[:, None])[equal], return_counts=True)
+    if not len(shifts):
+        return np.zeros((0, 2), np.int64)
+    shift = shifts[counts.argmax()]
+    _, rows_a, rows_b = np.intersect1d(index_a + shift, index_b, assume_unique=True, return_indices=True)
+    return np.stack([rows_a, rows_b], -1)
+
+
+def _count_identical(rows: np.ndarray, sequence_a: str, sequence_b: str) -> int:
+    return sum(sequence_a[i] == sequence_b[j] for i, j in rows.tolist())
 
 
 def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:

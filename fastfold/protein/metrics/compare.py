@@ -14,7 +14,7 @@ from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import named_protein
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.metrics.chain_mapping import ChainMap, chain_candidates, map_chains
+from fastfold.protein.metrics.chain_mapping import ChainMap, map_chains, protein_candidates
 from fastfold.protein.metrics.interface.dockq import complex_dockq
 from fastfold.protein.metrics.lddt import count_clashes, drmsd, lddt, lddt_all_atom, lddt_interface
 from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, rmsd, tm_score
@@ -93,7 +93,7 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
     positions, present = _atoms(prediction)
     true, mask = _atoms(reference)
     ca = rc.atom_order["CA"]
-    candidates = chain_candidates(prediction.sequences, reference.sequences)
+    candidates = protein_candidates(prediction, reference)
     mapping = map_chains(candidates, positions[:, ca], true[:, ca], present[:, ca], mask[:, ca])
     rows = candidates.rows(mapping)
     moved, moved_mask = _moved(positions, present, rows, len(reference))

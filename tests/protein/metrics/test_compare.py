@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.chain_mapping import align_residues
+from fastfold.protein.metrics.chain_mapping import align_residues, corresponding_residues
 from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from tests.helpers.complexes import cut
 from tests.helpers.structures import make_protein
@@ -43,6 +43,39 @@ def test_missing_residues_of_the_reference_do_not_count() -> None:
     scores = compare_structures(prediction, cut(prediction, keep))
     _perfect(scores, 20, 20)
     assert scores.tm_score == scores.gdt_ts == scores.lddt == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [[1], [1, 31], [9, 10]],
+    ids=["near an end", "near both ends", "in repeated letters"],
+)
+def test_residue_numbers_place_gaps_that_an_alignment_cannot(missing: list[int]) -> None:
+    """An alignment pays for a gap near an end by two mismatches, and cannot tell which A of AAAAAA is missing."""
+    sequence = "MKTWYIAAAAAAGSSVKHFERLMNQWEYTCDHP"
+    prediction = make_protein(sequence)
+    keep = np.ones(len(sequence), bool)
+    keep[missing] = False
+    reference = cut(prediction, keep)
+    reference = dataclasses.replace(reference, residue_index=reference.residue_index + 40)
+    for pair in ((prediction, reference), (reference, prediction)):
+        scores = compare_structures(*pair)
+        assert scores.rmsd_ca == pytest.approx(0.0, abs=1e-4)
+        assert scores.aligned_residues == len(reference)
+        assert set(np.flatnonzero(keep)) == set(
+            np.flatnonzero(scores.reference_rows >= 0)
+            if pair[0] is prediction
+            else scores.reference_rows.tolist()
+        )
+
+
+def test_an_alignment_is_used_where_numbers_do_not_agree() -> None:
+    """Numbers of the reference jump at another place than those of the prediction."""
+    shifted = np.arange(32) + np.where(np.arange(32) < 16, 0, 5)
+    rows = corresponding_residues(SEQUENCE, SEQUENCE, np.arange(32), shifted)
+    assert rows.tolist() == [[i, i] for i in range(32)]
+    apart = corresponding_residues("ACD", "WYV", np.array([1, 2, 5]), np.array([1, 2, 3]))
+    assert apart.shape[1] == 2
 
 
 def test_missing_residues_of_the_prediction_do_count() -> None:
