@@ -27,6 +27,7 @@ _REARRANGED = {
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
 }
+_SQUEEZES = (torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims)
 # Operators that draw random numbers only if an argument asks for it.
 _RANDOM_IF_ASKED = {"aten::scaled_dot_product_attention": "dropout_p"}
 
@@ -261,6 +262,9 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> GraphOperatio
         seen = seen or name in named
         if seen and name in arguments:
             named.add(name)
+    if target in _SQUEEZES:
+        target = torch.ops.aten.squeeze.dims
+        arguments["dim"] = _squeezed_dims(node.all_input_nodes[0].meta["val"].shape, arguments.get("dim"))
     operation = GraphOperation(index, target, arguments, frozenset(named))
     rate = _RANDOM_IF_ASKED.get(operation.name)
     if torch.Tag.nondeterministic_seeded in target.tags and (rate is None or arguments.get(rate, 0.0)):
@@ -269,6 +273,15 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> GraphOperatio
             "pass the random numbers as an input"
         )
     return operation
+
+
+def _squeezed_dims(shape: Sequence[int], asked: Any) -> list[int]:
+    """Return the dimensions of length 1 among those that a squeeze names; None names all.
+
+    In a chunk of length 1 the chunked dimension has that length too, and must stay.
+    """
+    dims = range(len(shape)) if asked is None else [asked] if isinstance(asked, int) else asked
+    return sorted({dim % len(shape) for dim in dims if shape and shape[dim] == 1})
 
 
 def _layouts(node: torch.fx.Node) -> ChunkLayout | tuple[ChunkLayout, ...]:

@@ -95,6 +95,10 @@ _CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], set[int]]] = {
     "expand_as": (lambda a, m: m.expand_as(a), (_A, _M), {0, 1, 2, 3}),
     "unsqueeze": (lambda a: a.unsqueeze(2), (_A,), {0, 1, 3, 4}),
     "squeeze": (lambda a: a.squeeze(1), (_A[:, :1],), {0, 1, 2}),
+    "squeeze of all": (lambda a: a.squeeze(), (_A[:, :1],), {0, 1, 2}),
+    "squeeze of a longer dimension": (lambda a: a.squeeze(2), (_A,), {0, 1, 2, 3}),
+    "squeeze of a number": (lambda a: a + a.sum().squeeze(0), (_A,), {0, 1, 2, 3}),
+    "squeeze of some": (lambda a: a.squeeze((0, -1)), (_A[..., :1],), {0, 1, 2}),
     "cat": (lambda a: torch.cat([a, a], 1), (_A,), {0, 2, 3}),
     "stack": (lambda a: torch.stack([a, a], 1), (_A,), {0, 2, 3, 4}),
     "slice": (lambda a: a[:, 1:3], (_A,), {0, 2, 3}),
@@ -108,8 +112,8 @@ _CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], set[int]]] = {
 }
 
 
-def cut_last(graph: Graph, dim: int) -> list[int | Loop] | None:
-    """The last operation in two chunks, with the one before it where it takes one of several results."""
+def cut_last(graph: Graph, dim: int, chunks: int) -> list[int | Loop] | None:
+    """The last operation in chunks, with the one before it where it takes one of several results."""
     whole: list[int | Loop] = [operation.index for operation in graph.operations]
     count = 2 if graph.operations[-1].name == "getitem" else 1
     members = tuple(operation.index for operation in graph.operations[-count:])
@@ -129,7 +133,7 @@ def cut_last(graph: Graph, dim: int) -> list[int | Loop] | None:
         outputs=members[-1:],
         length=graph.layout(members[-1]).shape[dim],
         read={index: frozenset(dims) for index, dims in read.items()},
-        chunks=2,
+        chunks=chunks,
     )
     return [*whole[:-count], loop]
 
@@ -142,8 +146,11 @@ def test_parts_make_up_the_whole(name: str) -> None:
     result = function(*args)
     found = set()
     for dim in range(result.dim()):
-        steps = cut_last(graph, dim) if result.shape[dim] > 1 else None
-        if steps is not None:
+        length = result.shape[dim]
+        for chunks in {2, length} if length > 1 else ():
+            steps = cut_last(graph, dim, chunks)
+            if steps is None:
+                continue
             found.add(dim)
             torch.testing.assert_close(
                 Program(graph, steps).run(args)[0], result, rtol=1e-12, atol=1e-12, equal_nan=True
