@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.checks.sequence import SequenceComparison
+from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.sequence_parallel.attention import ring_attention, ulysses_attention
 from fastfold.utils.module_structure import exchange_modules, move_into
@@ -231,13 +232,14 @@ class _SequenceAttention(TorchFunctionMode):
             keys, attn_mask = _key_mask(attn_mask), None
         # [*, H, N, D] -> [*, 1, N, H, D]
         q, k, v = (x.transpose(-3, -2).unsqueeze(-4) for x in (query, key, value))
-        bias = unseen = None
+        bias = None
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
             bias = attn_mask.expand(*query.shape[:-1], sum(self.sizes))
-            # A query whose keys are all masked gets zeros, as from PyTorch.
-            unseen = (bias == -torch.inf).all(-1, keepdim=True)
+        # A query whose keys are all masked gets zeros, as from PyTorch.
+        unseen = self._unseen(bias, keys, is_causal)
+        if bias is not None and unseen is not None:
             bias = bias.masked_fill(unseen, 0)
         mask = None if keys is None else keys.unsqueeze(-2)
         mixed = METHODS[self.sequence.method](
@@ -245,6 +247,23 @@ class _SequenceAttention(TorchFunctionMode):
         )
         mixed = mixed.squeeze(-4).transpose(-3, -2)
         return mixed if unseen is None else mixed.masked_fill(unseen, 0)
+
+    def _unseen(self, bias: Tensor | None, keys: Tensor | None, is_causal: bool) -> Tensor | None:
+        """Return True for own queries that see no key, ``[*, H or 1, Nq or 1, 1]``; None without masks.
+
+        ``bias [*, H, Nq, N]`` is minus infinity for hidden keys of all ranks, and ``keys [*, Nk]`` True for own keys to
+        use.
+        """
+        hidden = None if bias is None else bias == -torch.inf
+        if keys is not None:
+            visible = gather(keys, -1, self.group, self.sizes)
+            if is_causal:
+                first = sum(self.sizes[: self.group.rank])
+                earlier = visible.cumsum(-1).narrow(-1, first, self.sizes[self.group.rank])
+                return (earlier == 0)[..., None, :, None]
+            masked = ~visible[..., None, None, :]
+            hidden = masked if hidden is None else hidden | masked
+        return None if hidden is None else hidden.all(-1, keepdim=True)
 
     def attend_heads(self, call: SimpleNamespace) -> tuple[Tensor, None]:
         """Compute ``nn.MultiheadAttention`` of own positions ``[N, B, C]`` or ``[N, C]``.

@@ -84,6 +84,36 @@ def test_masked_keys_are_those_of_pytorch(is_float: bool, separate: bool) -> Non
     assert weights is None
 
 
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("hidden_by", ["padding", "padding and a mask", "padding and order"])
+def test_a_query_without_keys_gets_zeros_as_from_pytorch(method: str, hidden_by: str) -> None:
+    """The padding of one sequence is whole; in the other it comes first, so that early queries see nothing."""
+    torch.manual_seed(3)
+    layer = nn.MultiheadAttention(WIDTH, HEADS, dtype=torch.float64)
+    x = torch.randn(POSITIONS, BATCH, WIDTH, dtype=torch.float64, requires_grad=True)
+    padding = torch.zeros(BATCH, POSITIONS, dtype=torch.bool)
+    padding[0], padding[1, :3] = True, True
+    later = torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).triu(1)
+    masks = {"padding": None, "padding and a mask": later, "padding and order": later}
+    is_causal = hidden_by == "padding and order"
+
+    def attended() -> tuple[Tensor, Tensor]:
+        result, _ = layer(
+            *(x, x, x, padding),
+            need_weights=False,
+            attn_mask=masks[hidden_by],
+            is_causal=is_causal,
+        )
+        (gradient,) = torch.autograd.grad(result.square().sum(), x)
+        return result, gradient
+
+    expected = attended()
+    torch.testing.assert_close(expected[0][:, 0], layer.out_proj.bias.expand(POSITIONS, WIDTH))
+    with over_one_rank(POSITIONS, method):
+        result = attended()
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
