@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastfold.data.templates.database import parse_date
+from fastfold.data.templates.database import require_date
 from fastfold.errors import ConfigError
 from fastfold.training.bounds import bounded, check_bounds, share
 from fastfold.training.parallel_config import ParallelConfig
@@ -108,10 +108,9 @@ class DataConfig:
         for name in ("obsolete_pdbs", "template_release_dates", "max_template_date"):
             if getattr(self, name) is not None and self.template_mmcif_dir is None:
                 raise ConfigError(f"data.{name} needs templates; set data.template_mmcif_dir too")
-        if self.max_template_date is not None and parse_date(self.max_template_date) is None:
-            raise ConfigError(
-                f"data.max_template_date must be a date such as 2018-04-30, not {self.max_template_date!r}"
-            )
+        for name in ("max_template_date", "max_release_date"):
+            if getattr(self, name) is not None:
+                require_date(f"data.{name}", getattr(self, name))
 
 
 @dataclass

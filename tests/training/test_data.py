@@ -254,5 +254,9 @@ def test_settings_that_say_nothing_are_refused(folder: Path) -> None:
             DataConfig(**{name: "2018-04-30"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"must be a date such as 2018-04-30, not '30\.4\.2018'"):
         data_config(folder, max_template_date="30.4.2018")
+    with pytest.raises(
+        ConfigError, match=r"data\.max_release_date must be a date such as .*, not '20180430'"
+    ):
+        data_config(folder, max_release_date="20180430")
     with pytest.raises(InputError, match="no such folder"):
         entry_reader(DataConfig(template_mmcif_dir=str(folder / "none")))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastfold.data.templates.entry import TemplateEntry
 from fastfold.data.templates.hits import TemplateSkipped
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.protein.io.cif_tables import read_cif_tables
 from fastfold.utils.foreign_text import read_json_object
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
@@ -213,3 +213,15 @@ def parse_date(text: str) -> date | None:
         return None if match is None else date(*map(int, match.groups()))
     except ValueError:
         return None
+
+
+def require_date(setting: str, text: str) -> date:
+    """Parse the date of a setting.
+
+    Raises:
+        ConfigError: The text is not a date ``YYYY-MM-DD``.
+    """
+    parsed = parse_date(text)
+    if parsed is None:
+        raise ConfigError(f"{setting} must be a date such as 2018-04-30, not {text!r}")
+    return parsed

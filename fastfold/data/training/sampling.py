@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from fastfold.data.loading.loader import draw_rng
+from fastfold.data.templates.database import require_date
 from fastfold.data.training.entry import (
     DISTILLATION,
     Entry,
@@ -142,7 +143,7 @@ def apply_filters(
     """Remove the chains outside of the bounds.
 
     Raises:
-        ConfigError: No chain remains; has the number removed by each filter.
+        ConfigError: No chain remains, with the number removed by each filter; or the date is not one.
     """
     checks = dict(_checks(filters))
     removed = dict.fromkeys(checks, 0)
@@ -189,8 +190,8 @@ def _checks(filters: Filters) -> Iterator[tuple[str, Callable[[Entry], bool]]]:
     longest = filters.max_length
     if longest is not None:
         yield f"length <= {longest}", lambda entry: len(entry) <= longest
-    last = filters.max_release_date
-    if last is not None:
+    if filters.max_release_date is not None:
+        last = require_date("max_release_date", filters.max_release_date).isoformat()
         yield "a known release date", lambda entry: entry.source == DISTILLATION or bool(entry.release_date)
         yield (
             f"released until {last}",

@@ -50,6 +50,13 @@ def test_release_date_must_be_known_of_experimental_structures() -> None:
     assert len(left(Filters(), *entries)) == 4
 
 
+@pytest.mark.parametrize("text", ["20180430", "2018-4-30", "2018", "30.4.2018", "2018-04-31", "abc", ""])
+def test_texts_that_only_sort_like_dates_are_refused(text: str) -> None:
+    """``2018-12-31`` comes before ``20180430`` in the order of letters."""
+    with pytest.raises(ConfigError, match="max_release_date must be a date such as 2018-04-30"):
+        left(Filters(max_release_date=text), entry("late", release_date="2018-12-31"))
+
+
 def test_unresolved_chains_are_taken_and_structures_read_only_if_needed(tmp_path: Path) -> None:
     write(tmp_path / "half.pdb", pdb_text({"A": "MkVl"}))
     write(tmp_path / "index.tsv", "name\tsequence\nhalf\tMKVL\n")
