@@ -6,6 +6,7 @@ The YAML files in ``fastfold/configs`` hold the values. The classes here define 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastfold.data.templates.database import require_date
@@ -20,8 +21,14 @@ class ModelConfig:
 
     preset: str = "model_1_ptm"  #: Official name of the configuration to start from
     overrides: dict[str, Any] = field(default_factory=dict)  #: Changes of the official tree, with its nesting
-    name: str = "model"  #: Name of the trained network
+    name: str = "model"  #: Name of the trained network, and of its weights file in ``trainer.out``
     weights: str | None = None  #: Initial weights (any format that ``fastfold infer`` reads), or null
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or Path(self.name).name != self.name:
+            raise ConfigError(
+                f"model.name must be the name of a file without folders, not {self.name!r}; trainer.out is the folder"
+            )
 
 
 @dataclass

@@ -162,6 +162,8 @@ def test_runs_of_tests_have_the_configuration_that_they_ask_for():
         ([*PLACES, f"{KEY}.pair_channel=wide"], "pair_channel must be of type int, got 'wide'"),
         ([*PLACES, f"{KEY}=3"], "embeddings_and_evoformer is a group of keys"),
         ([*PLACES, "model.preset=model_9"], "did you mean"),
+        ([*PLACES, "model.name=runs/first"], "without folders, not 'runs/first'; trainer.out is"),
+        ([*PLACES, "model.name=''"], "model.name must be the name of a file without folders, not ''"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_is_loaded(overrides: list[str], message: str):
