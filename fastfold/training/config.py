@@ -158,7 +158,7 @@ class TrainerConfig:
     """Group ``trainer``: the training loop."""
 
     out: str = "???"  #: Folder of the run
-    seed: int = bounded(0, least=0)  #: Seed of all random numbers
+    seed: int = bounded(0, least=0, most=2**63 - 1)  #: Seed of all random numbers
     steps: int = bounded(78_000, least=1)  #: Total number of optimisation steps
     device: str = "auto"  #: ``auto``, ``cpu`` or ``cuda``
     #: ``fp32``, or ``bf16`` for autocast with structure module, heads and losses in float32

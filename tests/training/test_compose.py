@@ -164,6 +164,7 @@ def test_runs_of_tests_have_the_configuration_that_they_ask_for():
         ([*PLACES, "model.preset=model_9"], "did you mean"),
         ([*PLACES, "model.name=runs/first"], "without folders, not 'runs/first'; trainer.out is"),
         ([*PLACES, "model.name=''"], "model.name must be the name of a file without folders, not ''"),
+        ([*PLACES, f"trainer.seed={2**63}"], "trainer.seed must be at least 0 and at most"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_is_loaded(overrides: list[str], message: str):
