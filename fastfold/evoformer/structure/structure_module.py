@@ -25,11 +25,11 @@ class AngleResNet(nn.Module):
     - Line 14: seven angles as sine and cosine, which are normalised.
     """
 
-    def __init__(self, config: ConfigDict, c_s: int, *, zero_init: bool) -> None:
+    def __init__(self, config: ConfigDict, c_current: int, c_initial: int, *, zero_init: bool) -> None:
         super().__init__()
         c = config.num_channel
-        self.input = Linear(c_s, c)
-        self.initial_input = Linear(c_s, c)
+        self.input = Linear(c_current, c)
+        self.initial_input = Linear(c_initial, c)
         self.blocks = nn.ModuleList(
             nn.Sequential(
                 nn.ReLU(),
@@ -42,7 +42,10 @@ class AngleResNet(nn.Module):
         self.angles = Linear(c, 14)
 
     def forward(self, single: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-        """Return normalised and raw (sine, cosine) ``[*, N, 7, 2]`` from ``single`` and ``initial`` ``[*, N, c_s]``."""
+        """Return normalised and raw (sine, cosine) ``[*, N, 7, 2]``.
+
+        The representations are ``single [*, N, c_current]`` and ``initial [*, N, c_initial]``.
+        """
         x = self.input(F.relu(single)) + self.initial_input(F.relu(initial))
         for block in self.blocks:
             x = x + block(x)
@@ -91,7 +94,7 @@ class StructureModule(PolicyModule):
         )
         self.transition_norm = LayerNorm(c)
         self.backbone_update = Linear(c, 6, init=final)
-        self.angles = AngleResNet(config.sidechain, c, zero_init=zero_init)
+        self.angles = AngleResNet(config.sidechain, c, c_s, zero_init=zero_init)
 
     def forward(self, single: Tensor, pair: Tensor, aatype: Tensor, seq_mask: Tensor) -> dict[str, Any]:
         """Predict the structure from ``single [*, N, c_s]`` and ``pair [*, N, N, c_z]``.
