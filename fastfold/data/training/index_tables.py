@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastfold.data.templates.database import parse_date
 from fastfold.errors import InputError
 from fastfold.utils.foreign_text import plain_float, read_json_object
 from fastfold.utils.text_files import FileSlice, PathLike, read_text_bytes, split_lines
 
 _LIMIT, _MAX_INDEX = 1 << 33, 1 << 34
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _CLUSTER_COLUMNS = ("cluster", "cluster30")
 
 
@@ -151,9 +150,10 @@ def _rows(value: str | None, fail: Callable[[str], InputError]) -> int | None:
 def _date(value: Any, fail: Callable[[str], InputError]) -> str:
     if value is None or value == "":
         return ""
-    if not isinstance(value, str) or not _DATE.fullmatch(value):
+    released = parse_date(value) if isinstance(value, str) else None
+    if released is None:
         raise fail(f"the release date must be YYYY-MM-DD, found {value!r}")
-    return value
+    return released.isoformat()
 
 
 class AlignmentDatabase(Mapping[str, tuple[FileSlice, ...]]):

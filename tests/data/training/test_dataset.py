@@ -140,6 +140,7 @@ def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
         ("name\n../../etc\n", "is not the name of a file"),
         ("name\tresolution\n1abc\tsharp\n", "number of Å, found 'sharp'"),
         ("name\trelease_date\n1abc\t3.2.01\n", "YYYY-MM-DD"),
+        ("name\trelease_date\n1abc\t2018-30-04\n", "YYYY-MM-DD, found '2018-30-04'"),
     ],
 )
 def test_damaged_index_is_an_error_with_its_line(tmp_path: Path, text: str, message: str) -> None:
