@@ -218,15 +218,19 @@ def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
 
 
 def _score(name: str, folded: _Fold, positions: np.ndarray, observed: np.ndarray) -> ChainScore:
-    """Compare CA positions with the experiment's, ``positions [N, 3]`` in Å with mask ``observed [N]``."""
+    """Compare CA positions with the experiment's, ``positions [N, 3]`` in Å with mask ``observed [N]``.
+
+    Predicted positions that are not finite count as wrong.
+    """
     predicted, estimate = folded.positions[:, _CA], folded.lddt
     reference, mask = torch.as_tensor(positions), torch.as_tensor(observed)
     resolved = mask > 0
+    finite = predicted.isfinite().all(-1)
     return ChainScore(
         id=name,
         residues=len(mask),
         lddt_ca=float(lddt(predicted, reference, mask, per_residue=False)),
-        tm_score=tm_score(predicted, reference, mask),
+        tm_score=tm_score(predicted, reference, mask * finite, reference_length=int(resolved.sum())),
         mean_plddt=float(estimate.mean()),
         true=lddt(predicted, reference, mask)[resolved].numpy(),
         predicted=estimate[resolved].numpy(),

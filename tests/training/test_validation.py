@@ -55,6 +55,15 @@ def test_a_chain_is_scored_by_its_distogram_too():
     assert score_chain(model, "x", CHAIN, (), TREE, 0).depth == 0
 
 
+def test_a_fold_that_is_not_finite_scores_nothing():
+    """A run goes on, as after a training step that is not finite."""
+    model = random_model(TREE)
+    assert score_chain(model, "x", CHAIN, (), TREE, 0).tm_score > 0
+    model.structure_module.backbone_update.bias.data[-1] = float("nan")
+    found = score_chain(model, "x", CHAIN, (), TREE, 0)
+    assert (found.tm_score, found.lddt_ca) == pytest.approx((0.0, 0.0))
+
+
 def test_logits_may_be_computed_when_they_are_asked_for():
     model = random_model(TREE)
     before = score_chain(model, "x", CHAIN, (), TREE, 0).distogram

@@ -82,6 +82,8 @@ def match_chains(
     mean square deviation of the resolved CA atoms, superposed together, wins. Every chain of the experiment is used at
     most once.
 
+    A prediction that is not finite keeps the chains as given: nothing fits it, and its loss is not finite either.
+
     Returns:
         For each ``asym_id`` the index in ``chains``. Predicted chains without an unused chain of their sequence are
         left out.
@@ -89,12 +91,13 @@ def match_chains(
     with torch.no_grad():
         pairs = _Pairs(predicted, asym_id, entity_id, residue_index, chains)
         best = pairs.as_given()
-        least = pairs.deviation(best)
-        for anchor in pairs.anchors():
-            assigned = pairs.assign(anchor)
-            deviation = pairs.deviation(assigned)
-            if deviation < least - _MARGIN:
-                best, least = assigned, deviation
+        if bool(pairs.predicted.isfinite().all()):
+            smallest = pairs.deviation(best)
+            for anchor in pairs.anchors():
+                assigned = pairs.assign(anchor)
+                deviation = pairs.deviation(assigned)
+                if deviation < smallest - _MARGIN:
+                    best, smallest = assigned, deviation
         return {pairs.asym[k]: pairs.chain[k] for k in best}
 
 

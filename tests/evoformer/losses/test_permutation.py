@@ -147,6 +147,16 @@ def test_nothing_resolved_leaves_the_order() -> None:
     assert _matched(labels, _prediction(labels, [2, 1, 3])) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_prediction_that_is_not_finite_leaves_the_order(number: float) -> None:
+    """The loss then says what is wrong; the step is skipped instead of ending the run."""
+    labels = _assembly([1, 1, 2])
+    predicted = _prediction(labels, [2, 1, 3])
+    assert _matched(labels, predicted) == [2, 1, 3]
+    predicted[4, 1] = number
+    assert _matched(labels, predicted) == [1, 2, 3]
+
+
 def test_crops_take_their_residues_from_whole_chains() -> None:
     """Different residues of each chain are in the crop, and padding follows."""
     labels = _assembly([1, 1, 2])
