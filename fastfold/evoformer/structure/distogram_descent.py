@@ -91,8 +91,10 @@ def descend(
         restraints: Springs between restrained residues; None for none.
 
     Returns:
-        The moved frames ``[N, 7]``.
+        The moved frames ``[N, 7]``; the given ones if they are not finite.
     """
+    if not bool(affines.isfinite().all()):
+        return affines  # no start for a descent; callers report positions that are not finite
     with torch.no_grad():
         present = seq_mask > 0
         rows: dict[str, Any] = {"first_row": first_row, "sum_over_ranks": sum_over_ranks}

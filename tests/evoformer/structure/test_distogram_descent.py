@@ -206,6 +206,15 @@ def test_padding_neither_moves_nor_counts():
     assert torch.equal(moved[LENGTH:, 4:], filler[:, 4:])
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_frames_that_are_not_finite_stay_for_the_caller_to_report(number: float):
+    affines = helix(24)
+    logits = certain(affines[:, 4:])
+    affines[3, 5] = number
+    moved = run(affines, logits)
+    torch.testing.assert_close(moved, affines, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_residue_alone_stays_where_it_is():
     start = helix(3)[2:]
     moved = run(start, torch.randn(1, 1, 64))
