@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -79,14 +80,15 @@ class TrainingLog:
                 "id": score.id,
                 "residues": score.residues,
                 "depth": score.depth,
-                **{key: None if np.isnan(x) else round(x, 4) for key, x in score.figures().items()},
+                **{key: _finite(x, 4) for key, x in score.figures().items()},
                 "true": np.round(score.true, 3).tolist(),
-                "predicted": np.round(score.predicted, 3).tolist(),
+                "predicted": [_finite(x, 3) for x in score.predicted.tolist()],
             }
             for score in scores
         ]
         with (self._out / "validation.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **means, "chains": chains}) + "\n")
+            known = {key: _finite(x) for key, x in means.items()}
+            file.write(json.dumps({"step": step, **known, "chains": chains}) + "\n")
         self.say(
             f"step {step}: validation on {len(scores)} chain{'s' * (len(scores) > 1)}: "
             f"lDDT-CA {means['valid_lddt_ca']:.3f}, "
@@ -104,6 +106,11 @@ class TrainingLog:
         lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(reasons.items())]
         write_atomic(path, "".join(lines))
         self.say(f"{len(lines)} samples could not be used; see {path}")
+
+
+def _finite(value: float, digits: int | None = None) -> float | None:
+    """Return a rounded number, or None for one that is not finite, which JSON does not allow."""
+    return (value if digits is None else round(value, digits)) if math.isfinite(value) else None
 
 
 def _open_loggers(config: TrainConfig, out: Path) -> list[Logger]:

@@ -179,12 +179,21 @@ def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder:
     try:
         last = validations[-1]
         chains = sorted(last["chains"], key=lambda chain: chain["lddt_ca"])
-        predicted, true = (np.concatenate([c[key] for c in chains]) for key in ("predicted", "true"))
-        calibration = calibrate(predicted, true)
-        scores = {name: np.array([c[key] for c in chains]) for name, key in _SCORES.items()}
+        predicted, true = (
+            np.concatenate([np.array(c[key], np.float64) for c in chains]) for key in ("predicted", "true")
+        )
+        # Numbers that are not finite are null, and null becomes NaN.
+        calibration = calibrate(predicted[~np.isnan(predicted)], true[~np.isnan(predicted)])
+        scores = {
+            name: np.array([c[key] for c in chains if c[key] is not None]) for name, key in _SCORES.items()
+        }
         by_depth = _by_depth(chains)
         worst = [
-            (_plain(str(c["id"])), str(c["residues"]), *(f"{c[key]:.3f}" for key in _SCORES.values()))
+            (
+                _plain(str(c["id"])),
+                str(c["residues"]),
+                *("" if c[key] is None else f"{c[key]:.3f}" for key in _SCORES.values()),
+            )
             for c in chains[:_LISTED]
         ]
     except (KeyError, TypeError, ValueError) as error:
@@ -196,7 +205,8 @@ def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder:
     title = f"validation at step {last['step']}"
     write_atomic(folder / "calibration.png", calibration_png(calibration, title=title))
     spread = [
-        (name, *(f"{f(x):.3f}" for f in (np.mean, np.median, np.min, np.max))) for name, x in scores.items()
+        (name, *(f"{f(x):.3f}" if len(x) else "" for f in (np.mean, np.median, np.min, np.max)))
+        for name, x in scores.items()
     ]
     return [
         f"## Validation at step {last['step']:,}",

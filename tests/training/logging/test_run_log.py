@@ -15,6 +15,7 @@ from fastfold.training.compose import compose_config
 from fastfold.training.lifecycle.settings_history import Change
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.logging.run_log import TrainingLog
+from fastfold.training.report.report import write_report
 from fastfold.training.validation import ChainScore
 
 
@@ -66,3 +67,19 @@ def test_a_validation_is_logged_as_means_and_chains(log: TrainingLog, tmp_path: 
     assert line["chains"][0]["predicted"] == [0.123]
     log.resume_from(4)
     assert (tmp_path / "validation.jsonl").read_text() == ""
+
+
+def test_a_validation_that_is_not_finite_is_valid_json_and_has_a_report(
+    log: TrainingLog, tmp_path: Path
+) -> None:
+    nan = float("nan")
+    lost = ChainScore("lost", 2, 0.0, 0.0, nan, np.zeros(2), np.array([nan, nan]))
+    good = ChainScore("good", 2, 0.5, 0.5, 0.75, np.array([0.5, 0.6]), np.array([0.7, 0.8]))
+    log.validation(4, [lost, good], [])
+    line = json.loads((tmp_path / "validation.jsonl").read_text(), parse_constant=pytest.fail)
+    assert line["valid_plddt"] is None
+    assert [chain["predicted"] for chain in line["chains"]] == [[None, None], [0.7, 0.8]]
+    page = write_report(tmp_path).read_text()
+    assert "| predicted lDDT | 0.750 | 0.750 | 0.750 | 0.750 |" in page
+    assert "| lost | 2 | 0.000 | 0.000 |  |" in page
+    assert "Predicted against true lDDT-CA of 2 residues" in page
