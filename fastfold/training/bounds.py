@@ -67,13 +67,18 @@ def share(default: float | None) -> Any:
 
 
 def check_bounds(group: str, schema: Any, values: Mapping[str, object]) -> None:
-    """Check all settings of a group against their bounds.
+    """Check all settings of a group against their bounds; no text may be empty.
+
+    An empty path, such as that of an unset variable of the shell, would mean the current folder.
 
     Unset settings (``???``) are not checked; the schema is a dataclass with :func:`bounded` fields.
 
     Raises:
-        ConfigError: A setting is outside of its bounds.
+        ConfigError: A setting is outside of its bounds, or empty.
     """
     for one in fields(schema):
+        value = values[one.name]
+        if isinstance(value, str) and not value.strip():
+            raise ConfigError(f"{group}.{one.name} is empty; give a value, or leave the setting out")
         if _KEY in one.metadata:
-            one.metadata[_KEY].check(f"{group}.{one.name}", values[one.name])
+            one.metadata[_KEY].check(f"{group}.{one.name}", value)

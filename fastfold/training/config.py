@@ -25,7 +25,8 @@ class ModelConfig:
     weights: str | None = None  #: Initial weights (any format that ``fastfold infer`` reads), or null
 
     def __post_init__(self) -> None:
-        if not self.name.strip() or Path(self.name).name != self.name:
+        check_bounds("model", type(self), vars(self))
+        if Path(self.name).name != self.name:
             raise ConfigError(
                 f"model.name must be the name of a file without folders, not {self.name!r}; trainer.out is the folder"
             )
@@ -190,8 +191,6 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         check_bounds("trainer", type(self), vars(self))
-        if not self.out.strip():
-            raise ConfigError("trainer.out is empty; name a folder for the run, such as trainer.out=run")
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise ConfigError(
                 f"trainer.keep_every={self.keep_every} must be a multiple of "

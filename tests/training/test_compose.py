@@ -163,7 +163,12 @@ def test_runs_of_tests_have_the_configuration_that_they_ask_for():
         ([*PLACES, f"{KEY}=3"], "embeddings_and_evoformer is a group of keys"),
         ([*PLACES, "model.preset=model_9"], "did you mean"),
         ([*PLACES, "model.name=runs/first"], "without folders, not 'runs/first'; trainer.out is"),
-        ([*PLACES, "model.name=''"], "model.name must be the name of a file without folders, not ''"),
+        ([*PLACES, "model.name=''"], "model.name is empty; give a value, or leave the setting out"),
+        (["data.directory=", "trainer.out=x"], "data.directory is empty"),
+        (["data.directory=x", "trainer.out="], "trainer.out is empty"),
+        ([*PLACES, "data.cache=' '"], "data.cache is empty"),
+        ([*PLACES, "trainer.checkpoint_dir="], "trainer.checkpoint_dir is empty"),
+        ([*PLACES, "model.weights="], "model.weights is empty"),
         ([*PLACES, f"trainer.seed={2**63}"], "trainer.seed must be at least 0 and at most"),
     ],
 )
