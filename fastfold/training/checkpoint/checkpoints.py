@@ -186,13 +186,15 @@ class Checkpoints:
         ``auto`` is the newest complete checkpoint, or None without one; otherwise ``never``, a folder or a URL.
 
         Raises:
-            ConfigError: The named folder is not a complete checkpoint; the message names the missing part. Or
-                ``resume`` is ``never`` and the place has checkpoints, which the new run would overwrite.
+            ConfigError: The named folder is not a complete checkpoint; the message names the missing part. Or the place
+                has later checkpoints than it, which ``auto`` would find. Or ``resume`` is ``never`` and the place has
+                checkpoints, which the new run would overwrite.
         """
         if resume not in ("auto", "never"):
             problem = self._examine(Storage(resume), resume)
             if problem:
                 raise ConfigError(f"{resume} cannot be resumed from: {problem}")
+            self._refuse_later(resume)
             return resume
         names = self._on_first(self._names)
         if resume == "never":
@@ -208,6 +210,16 @@ class Checkpoints:
                 return path
             self._report(f"checkpoint {path} is left out: {problem}")
         return None
+
+    def _refuse_later(self, path: str) -> None:
+        """Refuse checkpoints of later steps in this place: they count as the newest, and those to come as old."""
+        step = self._manifests[path].step
+        later = [name for name in self._on_first(self._names) if int(name[-8:]) > step]
+        if later:
+            raise ConfigError(
+                f"{self.place} has checkpoints of later steps than {path}, the last is {later[0]}; remove them, "
+                "choose another trainer.out, or continue from the last one with trainer.resume=auto"
+            )
 
     def _examine(self, storage: Storage, path: str) -> str | None:
         """Copy a checkpoint to this machine and return its problem, or None (a collective)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -231,6 +232,24 @@ def test_resuming_can_be_forbidden_and_nothing_is_found_in_nothing(run: Run):
     run.save(1)
     with pytest.raises(ConfigError, match=r"has checkpoints of a run; to start again, remove them"):
         run.checkpoints.find("never")
+
+
+def test_going_back_in_a_run_is_refused_while_it_has_later_checkpoints(run: Run, tmp_path: Path):
+    """``auto`` would find them, and the new ones would be removed as old."""
+    for step in (2, 4, 6):
+        run.save(step)
+    first = run.folder / "step_00000002"
+    with pytest.raises(ConfigError, match=r"of later steps than .*step_00000002, the last is step_00000006"):
+        run.checkpoints.find(str(first))
+    assert run.checkpoints.find(str(run.folder / "step_00000006")) is not None
+    other = Run(tmp_path / "other")
+    assert other.checkpoints.find(str(first)) == str(first)
+    other.save(3)
+    with pytest.raises(ConfigError, match="the last is step_00000003"):
+        other.checkpoints.find(str(first))
+    for step in (4, 6):
+        shutil.rmtree(run.folder / f"step_{step:08d}")
+    assert run.checkpoints.find(str(first)) == str(first)
 
 
 def _fails_beside_a_checkpoint(folder: Path) -> None:
