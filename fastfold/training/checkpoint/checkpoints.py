@@ -145,7 +145,7 @@ class Checkpoints:
             raise
         self.last = final
         if first:
-            self._remove_old()
+            self._remove_old(step)
 
     def _together(self, action: Callable[[], T]) -> list[T]:
         """Run an action on all processes of the background group, and return all results; raise on all if one fails."""
@@ -167,9 +167,11 @@ class Checkpoints:
             raise OSError(reasons[0]) from problem
         return [value for value, _ in of_all]  # type: ignore[misc]
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, step: int) -> None:
         try:
-            for name in self._names()[self._keep_last :]:
+            # Later ones are damaged, or `find` would have found them; they do not count.
+            names = [name for name in self._names() if int(name[-8:]) <= step]
+            for name in names[self._keep_last :]:
                 if self._keep_every is None or int(name[-8:]) % self._keep_every:
                     self._storage.remove(self._storage.join(name))
         except Exception as error:  # errors of drivers lack a common base

@@ -234,6 +234,16 @@ def test_resuming_can_be_forbidden_and_nothing_is_found_in_nothing(run: Run):
         run.checkpoints.find("never")
 
 
+def test_a_damaged_checkpoint_of_a_later_step_takes_no_place_of_a_new_one(tmp_path: Path):
+    run = Run(tmp_path, keep_last=1, keep_every=4)
+    run.save(4)
+    run.save(8)
+    (run.folder / "step_00000008" / "state.json").write_text("{")
+    assert run.found().name == "step_00000004"
+    run.save(5)
+    assert run.found().name == "step_00000005"
+
+
 def test_going_back_in_a_run_is_refused_while_it_has_later_checkpoints(run: Run, tmp_path: Path):
     """``auto`` would find them, and the new ones would be removed as old."""
     for step in (2, 4, 6):
