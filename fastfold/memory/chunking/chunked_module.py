@@ -101,7 +101,8 @@ class ChunkedModule(nn.Module):
     """Chunked form of a module, returned by :func:`fastfold.memory.autochunk`.
 
     Inputs and outputs are those of the module. Its parameters are read at each call, so weights can be loaded later.
-    With ``donate`` inputs may be overwritten.
+    Numbers that the module keeps as plain attributes, such as a scale, are those at the time of the export. With
+    ``donate`` inputs may be overwritten.
 
     Example:
         >>> import torch
