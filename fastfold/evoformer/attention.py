@@ -63,17 +63,16 @@ def self_attention(
     heads: int,
     block: Block,
     bias: Tensor | None,
-    mask: Tensor,
 ) -> Tensor:
     """Compute ``x + dropout * attention(norm(x))`` of a block ``[*, R, N, c]`` along its rows in one operator.
 
     Supplement Algorithms 7, 8, 13 and 14. The parameters are those of :func:`kernel_parameters`. The ``bias [*, H, N,
-    N]`` is added to the logits of every row. The whole ``mask [*, R, N]`` is 0 for keys that must not be seen.
+    N]`` is added to the logits of every row. The block's mask is 0 for keys that must not be seen.
     """
     return kernels.gated_attention(
         block.x,
         bias,
-        block.rows_of(mask, -2),
+        block.mask,
         parameters,
         heads=heads,
         residual=block.x,

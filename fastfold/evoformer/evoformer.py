@@ -95,17 +95,17 @@ class EvoformerBlock(nn.Module):
         if self.outer_product_first:
             pair = self.outer_product_mean(msa, pair, msa_mask)
         msa = self.msa_row_attention(msa, pair, msa_mask)
-        if self.msa_column_attention is not None:
-            msa = self.msa_column_attention(msa, msa_mask)
+        if (column := self.msa_column_attention) is not None:
+            msa = column(msa, msa_mask)
         msa = self.msa_transition(msa)
         if not self.outer_product_first:
             pair = self.outer_product_mean(msa, pair, msa_mask)
         pair = self.triangle_multiplication_outgoing(pair, pair_mask)
         pair = self.triangle_multiplication_incoming(pair, pair_mask)
-        if self.triangle_attention_starting is not None:
-            pair = self.triangle_attention_starting(pair, pair_mask)
-        if self.triangle_attention_ending is not None:
-            pair = self.triangle_attention_ending(pair, pair_mask)
+        if (starting := self.triangle_attention_starting) is not None:
+            pair = starting(pair, pair_mask)
+        if (ending := self.triangle_attention_ending) is not None:
+            pair = ending(pair, pair_mask)
         pair = self.pair_transition(pair)
         return msa, pair
 

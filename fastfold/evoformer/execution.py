@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -148,6 +149,7 @@ class Block(NamedTuple):
     dropout: Tensor | None  #: Factors that broadcast against ``x``, or None
     out: Tensor | None  #: Tensor for the result, or None for a new tensor
     policy: ExecutionPolicy = ExecutionPolicy()  #: Policy of the module in this call
+    mask: Tensor | None = None  #: ``[*, A, B]`` for ``x [*, A, B, c]``, or None
 
     def add(self, update: Tensor) -> Tensor:
         """Return ``x + dropout * update``, for operators without a residual; ``update`` has the shape of ``x``."""
@@ -161,18 +163,15 @@ class Block(NamedTuple):
         if dropout is not None and dropout.shape[dim] > 1:
             dropout = narrowed(dropout, dim, rows)
         out = None if self.out is None else narrowed(self.out, dim, rows)
-        return Block(narrowed(self.x, dim, rows), rows, dropout, out, self.policy)
-
-    def rows_of(self, x: Tensor, dim: int) -> Tensor:
-        """Return this block's rows of a tensor ``x [*, rows, *]``, which is whole along ``dim``."""
-        start, stop, _ = self.rows.indices(x.shape[dim])
-        return x if stop - start == x.shape[dim] else x.narrow(dim, start, stop - start)
+        mask = None if self.mask is None else narrowed(self.mask, dim + 1, rows)
+        return Block(narrowed(self.x, dim, rows), rows, dropout, out, self.policy, mask)
 
     def transposed(self) -> Block:
         """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
         dropout = None if self.dropout is None else self.dropout.transpose(-3, -2)
         out = None if self.out is None else self.out.transpose(-3, -2)
-        return Block(self.x.transpose(-3, -2), self.rows, dropout, out, self.policy)
+        mask = None if self.mask is None else self.mask.transpose(-2, -1)
+        return Block(self.x.transpose(-3, -2), self.rows, dropout, out, self.policy, mask)
 
 
 Branch = Callable[[Block], Tensor]
@@ -352,12 +351,20 @@ class _Again:
         self._context.__exit__(*exception)
 
 
+class _Registered(NamedTuple):
+    """Layers and parameters below a module, as it registers them."""
+
+    tables: tuple[dict[str, Any], ...]  #: Tables of the entries, first of all the module's own
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
 class PolicyModule(nn.Module):
     """Base of modules that run under a policy."""
 
     operator: str = ""  #: Name of this kind of module in plans
     _policy: ExecutionPolicy = ExecutionPolicy()
-    _collected: tuple[list[tuple[dict[str, Any], str, Any]], Any] | None = None
+    _collected: tuple[_Registered, Any] | None = None
 
     def collected(self, collect: Callable[[], Result]) -> Result:
         """Return ``collect()``, the parameters of this module's operators, or its result of an earlier call.
@@ -366,21 +373,19 @@ class PolicyModule(nn.Module):
         """
         if torch.compiler.is_compiling():
             return collect()
-        last = self._collected
-        # A replica has tables of its own and the attributes of its original.
-        if last is not None and last[0][0][0] is self._modules:
-            for table, name, value in last[0]:
-                if table.get(name) is not value:
-                    break
-            else:
-                return last[1]
+        if self._collected is not None:
+            (tables, names, values), parameters = self._collected
+            # A replica has tables of its own and the attributes of its original. Loops of Python would be slow here.
+            if tables[0] is self._modules and all(map(is_, map(dict.get, tables, names), values)):
+                return parameters
         parameters = collect()
-        tables = [t for module in self.modules() for t in (module._modules, module._parameters)]
-        entries = [(table, name, value) for table in tables for name, value in table.items()]
+        own = [t for module in self.modules() for t in (module._modules, module._parameters)]
+        entries = [(table, name, value) for table in own for name, value in table.items()]
         registered = {id(value) for *_, value in entries if value is not None}
         # A weight that is computed at each use is not registered, nor is a layer that is missing.
         if all(id(x) in registered for x in tree_leaves(parameters)):
-            self._collected = entries, parameters
+            tables, names, values = zip(*entries, strict=True)
+            self._collected = _Registered(tables, names, values), parameters
         return parameters
 
     @property
@@ -401,6 +406,7 @@ class PolicyModule(nn.Module):
         *,
         dim: int | None,
         dropout: nn.Module | Tensor | None = None,
+        mask: Tensor | None = None,
         columns: bool = False,
     ) -> Tensor:
         """Return ``x + dropout * update(x)``, computed block by block under the policy of the current call.
@@ -408,9 +414,10 @@ class PolicyModule(nn.Module):
         Args:
             x: Any tensor.
             branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
-            dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
+            dim: Axis along which ``x`` may be cut, counted from the end; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or a module that returns them,
                 called in training only; None for no dropout.
+            mask: Mask ``[*, A, B]`` of ``x [*, A, B, c]``, which blocks hold their part of; None for none.
             columns: Call the branch with transposed blocks, whose rows are the columns of ``x [*, A, B, c]``.
         """
         # One look at the settings of the call, because a block asks for them nine times.
@@ -421,19 +428,18 @@ class PolicyModule(nn.Module):
         if policy.recompute:
             branch = policy.recomputed(branch)
         out = None if torch.is_grad_enabled() else x if policy.inplace else torch.empty_like(x)
-        if dim is None or policy.block_elements is None or x.numel() <= policy.block_elements:
-            rows = slice(None) if dim is None else slice(0, x.shape[dim])
-            blocks = [Block(x, rows, dropout, out, policy)]
-        else:
-            whole = Block(x, slice(None), dropout, out, policy)
-            blocks = [whole.take(dim, rows) for rows in policy.slices(x, dim)]
+        rows = slice(None) if dim is None else slice(0, x.shape[dim])
+        whole = Block(x, rows, dropout, out, policy, mask)
+        blocks = [whole]
+        if dim is not None and policy.block_elements is not None and x.numel() > policy.block_elements:
+            blocks = [whole.take(dim, part) for part in policy.slices(x, dim)]
         results = []
         for block in blocks:
-            result = branch(block.transposed() if columns else block)
-            if out is None:
-                results.append(result.transpose(-3, -2) if columns else result)
+            results.append(branch(block.transposed() if columns else block))
         if out is not None:
             return out
+        if columns:
+            results = [result.transpose(-3, -2) for result in results]
         return results[0] if dim is None or len(results) == 1 else torch.cat(results, dim)
 
 

@@ -44,8 +44,8 @@ class MSARowAttention(PolicyModule):
             bias = kernels.pair_bias(pair, *of_bias, aligned=True)
         else:  # laid out here, so that blocks do not each copy the bias
             bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
-        add_attention = partial(self_attention, parameters, heads, bias=bias, mask=msa_mask)
-        return self.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout)
+        add_attention = partial(self_attention, parameters, heads, bias=bias)
+        return self.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout, mask=msa_mask)
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
@@ -78,9 +78,10 @@ class MSAColumnAttention(PolicyModule):
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_m]``; mask ``[*, S, N]``."""
         parameters, heads = self.collected(self.kernel_parameters), self.attention.heads
-        mask = msa_mask.transpose(-2, -1)
-        add_attention = partial(self_attention, parameters, heads, bias=None, mask=mask)
-        return self.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout, columns=True)
+        add_attention = partial(self_attention, parameters, heads, bias=None)
+        return self.apply_residual(
+            msa, add_attention, dim=-2, dropout=self.dropout, mask=msa_mask, columns=True
+        )
 
     def kernel_parameters(self) -> kernels.GatedAttentionParams:
         """Return the parameters of :func:`fastfold.kernels.gated_attention`."""
@@ -108,9 +109,11 @@ class MSAColumnGlobalAttention(PolicyModule):
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_e]``; mask ``[*, S, N]``."""
-        mask = msa_mask.transpose(-2, -1)
 
         def add_attention(block: Block) -> Tensor:
-            return block.add(self.attention(self.norm(block.x), block.rows_of(mask, -2)))
+            assert block.mask is not None
+            return block.add(self.attention(self.norm(block.x), block.mask))
 
-        return self.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout, columns=True)
+        return self.apply_residual(
+            msa, add_attention, dim=-2, dropout=self.dropout, mask=msa_mask, columns=True
+        )

@@ -44,17 +44,18 @@ class OuterProductMean(PolicyModule):
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
         policy = self.policy
         if policy.block_elements is None:
+            norm = self.norm
             if kernels.keeps_bfloat16(msa):
                 both = kernels.normalized_linear(
                     msa,
-                    self.norm.weight,
-                    self.norm.bias,
+                    norm.weight,
+                    norm.bias,
                     torch.cat([self.left.weight, self.right.weight]),
                     torch.cat([self.left.bias, self.right.bias]),
                 )
                 all_left, all_right = both.chunk(2, -1)
             else:
-                normed = kernels.layer_norm(msa, self.norm.weight, self.norm.bias)
+                normed = kernels.layer_norm(msa, norm.weight, norm.bias)
                 all_left, all_right = self.left(normed), self.right(normed)
                 del normed
             return self.in_blocks(self.rows([all_right], msa_mask), lambda _: all_left, pair, msa_mask)
@@ -91,13 +92,14 @@ class OuterProductMean(PolicyModule):
 
         def add_mean(block: Block) -> Tensor:
             assert block.out is not None  # without gradients there is one
-            return updates.write(block.out, left(block.rows), block.rows_of(left_mask, -1), block.x)
+            return updates.write(block.out, left(block.rows), narrowed(left_mask, -1, block.rows), block.x)
 
         return self.apply_residual(pair, add_mean, dim=-3)
 
     def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
         """Return the updates of pair rows, from right sides ``[*, s, N, c]`` of blocks of sequences."""
-        return kernels.OuterProductRows(right, right_mask, self.output.weight, self.output.bias)
+        output = self.output
+        return kernels.OuterProductRows(right, right_mask, output.weight, output.bias)
 
     def side(self, msa: Tensor, layer: Linear) -> Tensor:
         """Return a factor ``[*, S, N, c]`` of the products from ``msa [*, S, N, c_m]``, without gradients."""

@@ -43,16 +43,18 @@ class TriangleAttention(PolicyModule):
         ``pair_mask [*, N, N]`` is 0 for padding, and ``bias`` a precomputed :meth:`bias` of the pair.
         """
         (parameters, of_bias), heads = self.collected(self.kernel_parameters), self.attention.heads
-        by_row, mask = self.starting, pair_mask
+        by_row = self.starting
         is_laid_out = by_row and bias is None
         bias = kernels.pair_bias(pair, *of_bias, aligned=by_row) if bias is None else bias
         if not by_row:
-            bias, mask = bias.transpose(-2, -1), mask.transpose(-2, -1)
+            bias = bias.transpose(-2, -1)
         if not is_laid_out:  # laid out here, so that blocks do not each copy the bias
             bias = kernels.attention_bias(bias, parameters.query_weight.shape[0] // heads)
-        add_attention = partial(self_attention, parameters, heads, bias=bias, mask=mask)
+        add_attention = partial(self_attention, parameters, heads, bias=bias)
         dim = -3 if by_row else -2
-        return self.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout, columns=not by_row)
+        return self.apply_residual(
+            pair, add_attention, dim=dim, dropout=self.dropout, mask=pair_mask, columns=not by_row
+        )
 
     def bias(self, pair: Tensor) -> Tensor:
         """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, for attention along its rows."""

@@ -57,7 +57,7 @@ def test_a_block_of_self_attention_adds_its_update_times_dropout() -> None:
     dropout, out = torch.tensor([0.0, 2.0, 1.0]).double().view(R, 1, 1), torch.empty_like(x)
     with torch.no_grad():
         parameters = kernel_parameters(before, layer)
-        found = self_attention(parameters, HEADS, Block(x, slice(None), dropout, out), bias, mask)
+        found = self_attention(parameters, HEADS, Block(x, slice(None), dropout, out, mask=mask), bias)
         close(out, x + dropout * attention(layer, norm(before, x), bias, mask))
         assert found.data_ptr() == out.data_ptr()
 
@@ -69,8 +69,8 @@ def test_a_block_says_if_projections_are_kept_for_the_backward_pass(keep: bool) 
     saved: list[torch.Size] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
         policy = ExecutionPolicy(keep_projections=keep)
-        block = Block(random(R, N_Q, C_Q).requires_grad_(), slice(None), None, None, policy)
-        self_attention(parameters, HEADS, block, None, mask)
+        block = Block(random(R, N_Q, C_Q).requires_grad_(), slice(None), None, None, policy, mask)
+        self_attention(parameters, HEADS, block, None)
     assert ((4 * R * N_Q * C,) in saved) == keep
 
 

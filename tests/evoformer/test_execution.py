@@ -107,6 +107,23 @@ def test_a_branch_of_columns_sees_them_as_rows(elements: int | None, mode: str) 
 
 
 @pytest.mark.parametrize("block_elements", [None, 12])
+@pytest.mark.parametrize(("dim", "columns"), [(-3, False), (-3, True), (-2, True)])
+def test_blocks_hold_their_part_of_the_mask(dim: int, columns: bool, block_elements: int | None) -> None:
+    x, shown = torch.randn(2, 4, 6, 1), list[int]()
+
+    def check(block: Block) -> Tensor:
+        assert block.mask is not None
+        assert torch.equal(block.mask, block.x.squeeze(-1))
+        shown.append(block.mask.shape[-1 if (dim == -2) != columns else -2])
+        return block.x
+
+    _module(ExecutionPolicy(block_elements=block_elements)).apply_residual(
+        x, check, dim=dim, mask=x.squeeze(-1), columns=columns
+    )
+    assert shown == ([x.shape[dim]] if block_elements is None else [1] * x.shape[dim])
+
+
+@pytest.mark.parametrize("block_elements", [None, 12])
 @pytest.mark.parametrize("columns", [False, True])
 def test_blocks_carry_the_policy_of_their_module(columns: bool, block_elements: int | None) -> None:
     policy = ExecutionPolicy(block_elements=block_elements)
