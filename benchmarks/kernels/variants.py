@@ -36,7 +36,7 @@ from fastfold.kernels.ops.residual_update.triton_bwd import update_backward
 from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 from fastfold.kernels.ops.transition import triton_bwd as transition_bwd
 from fastfold.kernels.ops.transition import triton_fwd as transition_fwd
-from fastfold.kernels.ops.transition.eager import TransitionParams
+from fastfold.kernels.ops.transition.params import TransitionParams
 from fastfold.kernels.ops.triangle_multiplication import triton_factors, triton_tiles, triton_update
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, UpdateParams
 

@@ -13,8 +13,8 @@ from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.outer_product_mean.op import OuterProductRows, outer_product_mean
 from fastfold.kernels.ops.pair_bias.op import pair_bias
 from fastfold.kernels.ops.residual_update.op import residual_update
-from fastfold.kernels.ops.transition.eager import TransitionParams
 from fastfold.kernels.ops.transition.op import transition
+from fastfold.kernels.ops.transition.params import TransitionParams
 from fastfold.kernels.ops.triangle_multiplication.halves_op import triangle_factors, triangle_update
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams

@@ -17,7 +17,7 @@ from fastfold.kernels import reference
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
-from fastfold.kernels.ops.transition.eager import TransitionParams
+from fastfold.kernels.ops.transition.params import TransitionParams
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
 
 _GROUPS: dict[str, Any] = {

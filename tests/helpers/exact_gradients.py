@@ -12,7 +12,7 @@ from fastfold.kernels.ops.attention import op as attention
 from fastfold.kernels.ops.gated_attention import eager as gated_attention
 from fastfold.kernels.ops.outer_product_mean import eager as outer_product_mean
 from fastfold.kernels.ops.pair_bias import op as pair_bias
-from fastfold.kernels.ops.transition import eager as transition
+from fastfold.kernels.ops.transition import op as transition
 from fastfold.kernels.ops.triangle_multiplication import eager as triangle_multiplication
 
 _MODULES = (attention, outer_product_mean, pair_bias, transition, triangle_multiplication)

@@ -18,7 +18,7 @@ from fastfold.kernels.ops.attention.eager import has_few_weights
 from fastfold.kernels.ops.gated_attention import eager as attention_blocks
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Kept, kept_elements
 from fastfold.kernels.ops.gated_attention.passes import compute_gradients
-from fastfold.kernels.ops.transition import eager as transition_blocks
+from fastfold.kernels.ops.transition import op as transition_blocks
 from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication import passes as triangle
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams

@@ -15,7 +15,7 @@ from benchmarks.kernels.relu_signs import errors_of_signs
 from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import block_threads
-from fastfold.kernels.ops.transition import eager, triton_bwd, triton_fwd
+from fastfold.kernels.ops.transition import op, triton_bwd, triton_fwd
 from tests.helpers import named_operators
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
@@ -103,7 +103,7 @@ def test_signs_replace_the_second_split_product(needed: tuple[str, ...], split: 
     x, norm = torch.empty(9, 16, dtype=torch.bfloat16, device="meta"), torch.empty(16, device="meta")
     w1, b1 = x.new_empty(52, 16), x.new_empty(52)
     with launches_replaced(launcher):
-        triton_bwd.backward(x, x, eager.TransitionParams(norm, norm, w1, b1, w1.t(), x[0]), False, needed)
+        triton_bwd.backward(x, x, op.TransitionParams(norm, norm, w1, b1, w1.t(), x[0]), False, needed)
     assert [options["SPLIT"] for options in launches] == split
     assert [options["SIGNS"] for options in launches] == [len(split) == 2] * len(split)
 
@@ -236,16 +236,16 @@ def _exact(inputs: dict[str, Any], residual: Tensor) -> Tensor:
 
 def test_passes_fill_what_they_are_given_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both passes of PyTorch in blocks of 4 positions, and Triton's, onto the residual; with gradients as needed."""
-    monkeypatch.setattr(eager, "gradient_positions", lambda *sizes: 4)
+    monkeypatch.setattr(op, "gradient_positions", lambda *sizes: 4)
     monkeypatch.setattr(block_threads, "block_positions", lambda channels: 4)
     monkeypatch.setattr(block_threads, "forward_positions", lambda channels, positions, dtype: 4)
     made = _inputs(3, 7, 12)
     residual, grad = torch.randn(2, 3, 7, 12, dtype=torch.float64)
     exact = _exact(made, residual)
     small = {name: x.float().to(DEVICE) for name, x in made.items()}
-    x, parameters = small["x"], eager.TransitionParams(*(small[name] for name in PARAMETERS))
+    x, parameters = small["x"], op.TransitionParams(*(small[name] for name in PARAMETERS))
     for fill in (
-        lambda out: eager.forward(out, x, parameters, out, Scratch()),
+        lambda out: op.forward(out, x, parameters, out, Scratch()),
         lambda out: triton_fwd.forward(out, x, parameters, out),
     ):
         out = residual.float().to(DEVICE)
@@ -253,13 +253,13 @@ def test_passes_fill_what_they_are_given_block_by_block(monkeypatch: pytest.Monk
         assert relative_error(out, exact) < 1e-6
     leaves = {name: value.requires_grad_() for name, value in made.items()}
     expected = torch.autograd.grad(_exact(leaves, leaves["x"]), list(leaves.values()), grad)
-    double = eager.TransitionParams(*(made[name].detach() for name in PARAMETERS))
-    found = eager.backward(grad, made["x"].detach(), double, True, [True] * 7)
+    double = op.TransitionParams(*(made[name].detach() for name in PARAMETERS))
+    found = op.backward(grad, made["x"].detach(), double, True, [True] * 7)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine is not None
         assert relative_error(mine, theirs) < 1e-12
     needs = [True, False, False, True, False, False, True]
-    partly = eager.backward(grad, made["x"].detach(), double, False, needs)
+    partly = op.backward(grad, made["x"].detach(), double, False, needs)
     assert [value is not None for value in partly] == needs
     assert partly[0] is not None
     assert relative_error(partly[0] + grad, expected[0]) < 1e-12

@@ -1,4 +1,7 @@
-"""Transition: the two-layer perceptron that acts on every element of a representation."""
+"""Transition: the two-layer perceptron that acts on every element of a representation.
+
+In PyTorch, the intermediate exists for one block of positions at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,37 @@ from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import BackwardPass, define_operator, kept_memory
-from fastfold.kernels.common.parameters import cast_grads, needed_names
+from fastfold.kernels.common.parameters import cast_grads, needed_names, with_exact_norms
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     autocast_is_enabled,
+    finish,
+    gradient_positions,
+    normalize,
+    normalize_backward,
+    normalize_to,
+    position_blocks,
     refuse_gradients,
     without_autocast,
 )
-from fastfold.kernels.cpu.linear import can_keep
+from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
+from fastfold.kernels.cpu.linear import (
+    PreparedLinear,
+    add_product,
+    can_keep,
+    centered,
+    estimate,
+    gradient_dtype,
+    matrix_product,
+    mean_of,
+    product_dtype,
+    reduced,
+    requested_products,
+    sample,
+)
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
-from fastfold.kernels.ops.transition import eager
-from fastfold.kernels.ops.transition.eager import TransitionParams
+from fastfold.kernels.ops.transition.params import EPS, TransitionParams
 
 
 def transition_definition(
@@ -37,35 +59,129 @@ def transition_definition(
     return linear(hidden, w2.to(exact), b2.to(exact)).to(x.dtype)
 
 
-def _forward(
+def forward(
     out: Tensor,
     x: Tensor,
     parameters: TransitionParams,
     residual: Tensor | None,
-    scratch: Scratch | None,
-    backend: str,
+    scratch: Scratch | None = None,
     kept: Tensor | None = None,
+    *,
+    backend: str = "torch",
 ) -> Tensor:
-    """Fill ``out``, which may be ``x`` or ``residual``, and in PyTorch ``kept`` as :func:`eager.forward` does."""
+    """Fill ``out``, which may be ``x`` or ``residual``, without autocast; arguments as of :func:`transition`.
+
+    PyTorch fills ``kept [positions, n c]`` with the intermediate, for :func:`backward`.
+    """
     if backend == "triton":
         from fastfold.kernels.ops.transition import triton_fwd
 
-        without_autocast(triton_fwd.forward)(out, x, parameters, residual)
-    else:
-        compute = without_autocast(eager.forward) if autocast_is_enabled() else eager.forward
-        compute(out, x, parameters, residual, scratch, kept)
+        triton_fwd.forward(out, x, parameters, residual)
+        return out
+    norm_weight, norm_bias, w1, b1, w2, b2 = with_exact_norms(parameters, x.dtype)
+    norm, positions = (norm_weight, norm_bias), x.shape[:-1].numel()
+    bias: Tensor | None = b1
+    mean: Tensor | None = None
+    dtype = x.dtype
+    if requested_products() is not None and reduced(x):
+        dtype = product_dtype(x)
+        norm, bias = centered(x, norm, EPS, w1, b1)
+        mean = _mean_hidden(x, norm, w1, bias)
+    # NaN of ``x`` stay in a residual that is ``x``.
+    first = PreparedLinear(w1, bias, relu=True, keep_nan=residual is not x, positions=positions)
+    second = PreparedLinear(w2, b2, positive=True, mean=mean, positions=positions)
+    residuals = () if residual is None else (residual,)
+
+    def block(
+        scratch: Scratch, positions: slice, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None
+    ) -> None:
+        b_norm = normalize_to(scratch.dtype, b_x, norm, EPS)
+        if kept is None:
+            b_hidden = first(b_norm, "hidden", scratch)
+        else:
+            b_hidden = first.fill(kept[positions], b_norm, scratch)
+        second.update(b_out, b_hidden, b_residual, None, scratch)
+
+    scratch = Scratch(x.device, dtype) if scratch is None else scratch.of(x, dtype)
+    for_positions(block, w1.shape[0], scratch, x, out, *residuals)
     return out
+
+
+def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:
+    """Estimate the mean over positions of the intermediate, ``[c_hidden]``."""
+    normed, *_ = normalize(sample(x), *norm, EPS)
+    return mean_of(estimate(normed, w1, b1).relu_())
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    parameters: TransitionParams,
+    add_grad: bool,
+    needs: Sequence[bool],
+    kept: Tensor | None = None,
+) -> list[Tensor | None]:
+    """Compute gradients of ``x`` and the parameters by blocks of rows, from that of the result ``[*, c]``.
+
+    Hidden units are on the side of the ReLU on which the forward pass had them; ``kept`` has them if it kept them. With
+    ``add_grad``, ``x`` is also the residual. ``needs`` has ``x`` first.
+    """
+    exact, dtype = accumulation_dtype(x), gradient_dtype(x)
+    _, *need_each = needs
+    totals = [
+        torch.zeros_like(p, dtype=exact) if n else None for p, n in zip(parameters, need_each, strict=True)
+    ]
+    norm_weight, norm_bias = (p.to(exact) for p in parameters[:2])
+    w1, b1, w2, _ = (p.to(dtype) for p in parameters[2:])
+    positions = x.shape[:-1].numel()
+    hidden = (
+        None if kept is not None else PreparedLinear(w1, b1, relu=True, least="fp32", positions=positions)
+    )
+
+    def block(
+        scratch: Scratch,
+        totals: Sequence[Tensor | None],
+        b_x: Tensor,
+        b_grad: Tensor,
+        b_grad_x: Tensor,
+        b_kept: Tensor | None = None,
+    ) -> None:
+        grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
+        b_x, b_grad = b_x.to(dtype), b_grad.to(dtype)
+        b_norm, *statistics = normalize(b_x, norm_weight, norm_bias, EPS)
+        b_hidden = b_kept if hidden is None else hidden(b_norm, "hidden", scratch)
+        assert b_hidden is not None  # kept where it is not computed
+        if grad_w2 is not None:
+            add_product(grad_w2, b_grad.t(), b_hidden, scratch, x)
+        if grad_b2 is not None:
+            grad_b2 += b_grad.sum(0)
+        b_grad_hidden = matrix_product(b_grad, w2, scratch("grad_hidden", len(b_x), len(w1)))
+        torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
+        if grad_w1 is not None:
+            add_product(grad_w1, b_grad_hidden.t(), b_norm, scratch, x)
+        if grad_b1 is not None:
+            grad_b1 += b_grad_hidden.sum(0)
+        b_grad_norm = matrix_product(b_grad_hidden, w1, scratch("grad_norm", *b_x.shape))
+        b_result = normalize_backward(
+            b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
+        )
+        finish(b_grad_x, b_result, b_grad if add_grad else None, None)
+
+    grad_x = torch.empty_like(x)
+    of_positions = () if kept is None else (kept.view(*x.shape[:-1], len(w1)),)
+    size = gradient_positions(len(w1), positions, dtype)
+    blocks = position_blocks(size, x, grad, grad_x, *of_positions)
+    sum_blocks(block, blocks, Scratch().of(x, dtype), totals)
+    return [grad_x, *totals]
 
 
 def _operator(
     x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], keep: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the result, and with ``keep`` the intermediate that :func:`eager.backward` takes."""
+    """Return the result, and with ``keep`` the intermediate that :func:`backward` takes."""
     group, kept = TransitionParams(*parameters), _empty_kept(x, parameters, keep)
     residual = x if add_x else residual
-    out = _forward(
-        torch.empty_like(x), x, group, residual, None, backend=backend, kept=kept if keep else None
-    )
+    out = forward(torch.empty_like(x), x, group, residual, kept=kept if keep else None, backend=backend)
     return out, kept
 
 
@@ -101,7 +217,7 @@ def _backward(
         needed = needed_names(("x", *group._fields), needs)
         grads = triton_bwd.backward(grad, x, group, add_x, needed)
     else:
-        grads = eager.backward(grad, x, group, add_x, needs, *out)
+        grads = backward(grad, x, group, add_x, needs, *out)
     return cast_grads(grads, (x, *parameters), needs)
 
 
@@ -182,4 +298,5 @@ def transition(
         return _transition(x, added, residual is x, parameters, keep, backend)[0]
     if torch.is_grad_enabled():
         refuse_gradients(x, residual, *parameters)
-    return _forward(out, x, parameters, residual, scratch, backend)
+    compute = without_autocast(forward) if autocast_is_enabled() else forward
+    return compute(out, x, parameters, residual, scratch, backend=backend)

@@ -24,7 +24,7 @@ from fastfold.kernels.common.normalized_rows import (
 from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, channels_again, dot, index_again, load_again, precision
-from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
+from fastfold.kernels.ops.transition.params import EPS, TransitionParams
 from fastfold.kernels.ops.transition.triton_fwd import WHOLE
 
 

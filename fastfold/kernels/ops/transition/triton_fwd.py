@@ -12,7 +12,7 @@ from fastfold.kernels.common.normalized_rows import configuration, load_normaliz
 from fastfold.kernels.common.parameters import in_dtype
 from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, dot, precision
-from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
+from fastfold.kernels.ops.transition.params import EPS, TransitionParams
 
 WHOLE = 2**62  #: Block size above any number of positions: one launch, if strides allow it
 
