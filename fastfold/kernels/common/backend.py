@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fastfold.errors import ConfigError
 
@@ -67,7 +68,7 @@ def choose_backend(
         ConfigError: The backend does not exist, or Triton was asked for and cannot run here.
     """
     # The compiler would guard all variables of the environment.
-    is_default = backend is None and not (torch.compiler.is_compiling() or _environment_names_backend())
+    is_default = backend is None and not (is_dynamo_compiling() or _environment_names_backend())
     if not x.is_cuda and (is_default or backend == "auto"):
         return "torch"
     name = requested_backend(backend)

@@ -6,12 +6,16 @@ A backward operator returns a list with one tensor per input; the tensor is empt
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 Params = TypeVar("Params", bound=NamedTuple)
+
+_dtype_of, _is_given = attrgetter("dtype"), partial(is_not, None)
 
 
 def in_dtype(parameters: Params, dtype: torch.dtype) -> Params:
@@ -27,10 +31,7 @@ def with_exact_norms(parameters: Params, dtype: torch.dtype) -> Params:
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     # No list and no cast where nothing changes, because each layer comes here in each call.
     if dtype == exact:
-        for x in parameters:
-            if x is not None and x.dtype != dtype:
-                break
-        else:
+        if set(map(_dtype_of, filter(_is_given, parameters))) == {dtype}:
             return parameters
     else:
         for name, x in zip(parameters._fields, parameters, strict=True):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 Result = TypeVar("Result")
 
@@ -38,7 +39,7 @@ def once(compute: Callable[[], Result], *masks: Tensor, size: int, key: Any) -> 
     ``size`` is the result's number of elements. ``key`` tells apart functions of the same masks. Nothing may write to
     the result.
     """
-    results = None if torch.compiler.is_compiling() else _results.get()
+    results = None if is_dynamo_compiling() else _results.get()
     if results is None or size > MAX_SHARED:
         return compute()
     places = [(x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype) for x in masks]

@@ -27,7 +27,6 @@ from fastfold.kernels.ops.outer_product_mean.eager import (
     batch_indices,
     counts_of,
     fill_each,
-    sequence_blocks,
 )
 
 BLOCK = BLOCK_ELEMENTS // 4
@@ -150,13 +149,14 @@ class FoldedRows:
         self._bias = bias.to(like.dtype)
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch(like.device, like.dtype)
-        for i, block, x in sequence_blocks(right):
+        start = 0
+        for x in right:
+            rows = slice(start, start + x.shape[-3])
             if x.shape[:-1] == right_mask.shape:  # every view costs host time
                 _columns(x, right_mask, self._right)
-                continue
-            rows: tuple[int | slice, ...] = (*i, block)
-            place: tuple[int | slice, ...] = (*i, slice(None), block)
-            _columns(x, right_mask[rows], self._right[place])
+            else:
+                _columns(x, right_mask[..., rows, :], self._right[..., rows, :])
+            start = rows.stop
 
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
@@ -201,6 +201,6 @@ class FoldedRows:
 
 
 def _columns(x: Tensor, mask: Tensor, out: Tensor) -> Tensor:
-    """Fill ``out [I, S, c]`` with ``x [S, I, c]`` times its mask."""
-    torch.mul(x, mask.to(x.dtype)[..., None], out=out.transpose(0, 1))
+    """Fill ``out [*, I, S, c]`` with ``x [*, S, I, c]`` times its mask."""
+    torch.mul(x, mask.to(x.dtype)[..., None], out=out.transpose(-3, -2))
     return out

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
@@ -186,6 +186,7 @@ class PreparedLinear:
 
     products: Products | None = None
     _within: Literal["none", "relu", "sigmoid"] = "none"  # activation within the product
+    _after: Callable[[Tensor], Tensor] | None = None  # activation in place, unless the product contains it
     _with_bias: Tensor | None = None
     _by_onednn = False
 
@@ -203,7 +204,8 @@ class PreparedLinear:
         positions: int = 0,
     ) -> None:
         self._weight, self._bias, self._outputs = weight, bias, weight.shape[0]
-        self._relu, self._sigmoid = relu, sigmoid
+        if relu or sigmoid:
+            self._after = Tensor.sigmoid_ if sigmoid else Tensor.relu_
         if weight.dtype != torch.bfloat16 and requested_products() is None and not onednn_multiplies():
             return
         self.products = None if least == "fp32" else reduced(weight)
@@ -216,6 +218,8 @@ class PreparedLinear:
                 self._within = "sigmoid"
             elif relu and not keep_nan and _is_finite(weight):
                 self._within = "relu"
+            if self._within != "none":
+                self._after = None
         self._by_onednn = self.products is None and by_onednn(weight)
         if self._by_onednn:
             self._weight = weight.contiguous()
@@ -244,7 +248,7 @@ class PreparedLinear:
             return self.fill(scratch(name, x.shape[0], self._outputs), x, scratch)
         # One operator instead of three, because every operator costs host time.
         out = scratch.buffers[name] = linear(x, self._weight, self._bias)
-        return self._activate(out) if self._relu or self._sigmoid else out
+        return out if self._after is None else self._after(out)
 
     def update(
         self, out: Tensor, x: Tensor, residual: Tensor | None, dropout: Tensor | None, scratch: Scratch
@@ -303,15 +307,10 @@ class PreparedLinear:
             torch.mm(x, self._weight.t(), out=out)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
-        return self._activate(out) if self._relu or self._sigmoid else out
+        return out if self._after is None else self._after(out)
 
     def _activate(self, out: Tensor) -> Tensor:
-        """Apply the activation in place unless the product contains it."""
-        if self._within != "none":
-            return out
-        if self._sigmoid:
-            return out.sigmoid_()
-        return out.relu_() if self._relu else out
+        return out if self._after is None else self._after(out)
 
     def _multiply(self, x: Tensor) -> Tensor:
         """Compute the product of bfloat16 data, summed in float32 and rounded once."""

@@ -86,12 +86,8 @@ def test_arranged_weights_hold_a_factor_s_projection_before_its_gate() -> None:
     some = eager.of_channels(found, 3, 2)
     assert torch.equal(some.projections, torch.cat([x[3:5] for x in expected]).float())
     assert torch.equal(some.projections_bias[2:4], p.gate_bias[3:5].float())
-    assert eager.of_channels(found, 0, C) is found
-    update = _update_params()
-    half = eager.arrange_update(update, torch.bfloat16)
-    assert (half.out.dtype, half.norm_out[1].dtype) == (torch.bfloat16, torch.float32)
-    for mine, given in zip(eager.update_gradients(half), update, strict=True):
-        assert torch.equal(mine, given.to(mine.dtype))
+    everything = eager.of_channels(found, 0, C)
+    assert torch.equal(everything.projections, found.projections)
 
 
 @pytest.mark.parametrize("others", [False, True])

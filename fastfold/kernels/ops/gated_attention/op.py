@@ -267,15 +267,11 @@ def gated_attention(
         >>> torch.allclose(found, x + plain(norm(x), norm(x), norm(x))[0], atol=1e-5)
         True
     """
-    *lead, rows, length, _ = x.shape
-    for name, tensor, shape in (
-        ("bias", bias, (*lead, heads, length, length)),
-        ("mask", mask, (*lead, rows, length)),
-    ):
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise InputError(
-                f"gated_attention: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
-            )
+    *lead, length, _ = x.shape
+    if mask is not None and mask.shape != (*lead, length):
+        raise _wrong_shape("mask", [*lead, length], x, mask)
+    if bias is not None and bias.shape != (*lead[:-1], heads, length, length):
+        raise _wrong_shape("bias", [*lead[:-1], heads, length, length], x, bias)
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
     fits = parameters.query_weight.shape[0] // heads <= MAX_HEAD_CHANNELS
@@ -292,6 +288,12 @@ def gated_attention(
     operands = RowBlock(x, bias, mask, residual, dropout)
     compute = without_autocast(passes.forward) if autocast_is_enabled() else passes.forward
     return compute(out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once)
+
+
+def _wrong_shape(name: str, shape: list[int], x: Tensor, operand: Tensor) -> InputError:
+    return InputError(
+        f"gated_attention: expected {name} {shape} for x {list(x.shape)}, found {list(operand.shape)}"
+    )
 
 
 def _compute_beginning(

@@ -59,28 +59,14 @@ class FactorWeights(NamedTuple):
     projections_bias: Tensor  #: ``[4 c]``
 
 
-class UpdateWeights(NamedTuple):
-    """Parameters of the second half, or their gradients; ``norm`` is that of the pair, as in the first."""
-
-    norm: Norm
-    norm_out: Norm
-    out: Tensor
-    out_bias: Tensor
-    gate: Tensor
-    gate_bias: Tensor
-
-
 def arrange_factors(parameters: FactorParams, dtype: torch.dtype) -> FactorWeights:
     """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
     p = with_exact_norms(parameters, dtype)
-    projections, bias = _interleave(p.proj_weight, p.gate_weight), _interleave(p.proj_bias, p.gate_bias)
+    (left, right), (left_gate, right_gate) = p.proj_weight.chunk(2), p.gate_weight.chunk(2)
+    projections = torch.cat([left, left_gate, right, right_gate])
+    (left, right), (left_gate, right_gate) = p.proj_bias.chunk(2), p.gate_bias.chunk(2)
+    bias = torch.cat([left, left_gate, right, right_gate])
     return FactorWeights((p.norm_weight, p.norm_bias), projections, bias)
-
-
-def _interleave(projection: Tensor, gate: Tensor) -> Tensor:
-    """Join rows of projection and gate of the left factor, then those of the right one."""
-    joined = torch.cat([projection.reshape(2, -1), gate.reshape(2, -1)], 1)
-    return joined.view(-1, *projection.shape[1:])
 
 
 def factor_gradients(grads: FactorWeights) -> tuple[Tensor, ...]:
@@ -91,22 +77,9 @@ def factor_gradients(grads: FactorWeights) -> tuple[Tensor, ...]:
     return *grads.norm, projection, projection_bias, gate, gate_bias
 
 
-def arrange_update(parameters: UpdateParams, dtype: torch.dtype) -> UpdateWeights:
-    """Arrange weights in ``dtype``, and both norms in the dtype of accumulation."""
-    norm_weight, norm_bias, norm_out_weight, norm_out_bias, *weights = with_exact_norms(parameters, dtype)
-    return UpdateWeights((norm_weight, norm_bias), (norm_out_weight, norm_out_bias), *weights)
-
-
-def update_gradients(grads: UpdateWeights) -> tuple[Tensor, ...]:
-    """Flatten gradients to those of the parameters; inverse of :func:`arrange_update`."""
-    return *grads.norm, *grads.norm_out, *grads[2:]
-
-
 def of_channels(weights: FactorWeights, first: int, count: int) -> FactorWeights:
     """Return the parameters of ``count`` hidden channels from ``first`` on."""
     c = weights.projections.shape[0] // 4
-    if count == c:
-        return weights
 
     def chosen(x: Tensor) -> Tensor:
         return x.unflatten(0, (4, c))[:, first : first + count].flatten(0, 1)
@@ -120,11 +93,6 @@ def unless_ones(mask: Tensor) -> tuple[Tensor, ...]:
     """Return ``mask [R, N]`` as ``[R, N, 1]``, or nothing if it is one everywhere; it is not empty."""
     lowest, highest = mask.aminmax()
     return () if lowest.item() == highest.item() == 1 else (mask[..., None],)
-
-
-def _widest(weights: UpdateWeights) -> int:
-    """Return the channels per position of a block's buffers."""
-    return 4 * max(weights.out.shape)
 
 
 def _blocks(size: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
@@ -194,7 +162,9 @@ class TriangleForward:
         self._scratch = scratch if self.dtype == scratch.dtype else scratch.of(scratch, self.dtype)
         self.share = share_of(summands, scratch.dtype)
         self._factors = None if factors is None else arrange_factors(factors, scratch.dtype)
-        self._update = None if update is None else arrange_update(update, scratch.dtype)
+        self._update = None if update is None else with_exact_norms(update, scratch.dtype)
+        #: Channels per position of the buffers of the second part
+        self._update_width = 0 if update is None else 4 * max(update.out_weight.shape)
 
     def width(self, n: int) -> int:
         """Return the rows and columns W of factors for a pair of N, padded with zeros; here N."""
@@ -220,7 +190,9 @@ class TriangleForward:
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
         assert self._factors is not None
-        weights, factors = of_channels(self._factors, first, count), projections.view(2, count, -1)
+        weights, factors = self._factors, projections.view(2, count, -1)
+        if 4 * count < weights.projections.shape[0]:
+            weights = of_channels(weights, first, count)
         norm = weights.norm
         bias: Tensor | None = weights.projections_bias
         if requested_products() is not None:
@@ -254,16 +226,17 @@ class TriangleForward:
         weights, product = self._update, product.flatten(1)
         residuals = () if residual is None else (residual,)
         out_eps = EPS * self.share**2
-        norm, norm_out = weights.norm, weights.norm_out
+        norm = weights.norm_weight, weights.norm_bias
+        norm_out = weights.norm_out_weight, weights.norm_out_bias
         out_bias: Tensor | None = weights.out_bias
-        gate_bias: Tensor | None = weights.gate_bias
+        gate_bias: Tensor | None = weights.out_gate_bias
         if requested_products() is not None:
-            norm, gate_bias = centered(z, norm, EPS, weights.gate, gate_bias)
-            norm_out, out_bias = centered(product.t(), norm_out, out_eps, weights.out, out_bias)
+            norm, gate_bias = centered(z, norm, EPS, weights.out_gate_weight, gate_bias)
+            norm_out, out_bias = centered(product.t(), norm_out, out_eps, weights.out_weight, out_bias)
         # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
         in_bfloat16 = self.dtype == torch.bfloat16
-        project = PreparedLinear(weights.out, out_bias, least="bf16")
-        gate = PreparedLinear(weights.gate, gate_bias, sigmoid=in_bfloat16, least="bf16")
+        project = PreparedLinear(weights.out_weight, out_bias, least="bf16")
+        gate = PreparedLinear(weights.out_gate_weight, gate_bias, sigmoid=in_bfloat16, least="bf16")
 
         def block(
             scratch: Scratch, columns: slice, b_z: Tensor, b_out: Tensor, b_residual: Tensor | None = None
@@ -280,7 +253,7 @@ class TriangleForward:
             b_dropout = None if dropout is None else at_positions(dropout, columns)
             finish(b_out, b_update, b_residual, b_dropout)
 
-        for_positions(block, _widest(weights), self._scratch, z, out, *residuals)
+        for_positions(block, self._update_width, self._scratch, z, out, *residuals)
 
 
 class TriangleGradients(TriangleForward):
@@ -308,7 +281,7 @@ class TriangleGradients(TriangleForward):
             self._factor_totals = arrange_factors(zeros_of(factors, exact), exact)
             self.channels = factors.proj_weight.shape[0] // 2
         if update is not None:
-            self._update_totals = arrange_update(zeros_of(update, exact), exact)
+            self._update_totals = zeros_of(update, exact)
 
     def _positions(self, channels: int) -> int:
         return gradient_positions(channels, self._pairs, self.dtype)
@@ -333,38 +306,38 @@ class TriangleGradients(TriangleForward):
         """
         assert self._update is not None
         weights, product = self._update, product.flatten(1)
-        project, gate = (
-            PreparedLinear(weights.out, weights.out_bias),
-            PreparedLinear(weights.gate, weights.gate_bias),
-        )
+        norm = weights.norm_weight, weights.norm_bias
+        norm_out = weights.norm_out_weight, weights.norm_out_bias
+        project = PreparedLinear(weights.out_weight, weights.out_bias)
+        gate = PreparedLinear(weights.out_gate_weight, weights.out_gate_bias)
 
-        def block(scratch: Scratch, totals: UpdateWeights, columns: slice, parts: tuple[Tensor, ...]) -> None:
+        def block(scratch: Scratch, totals: UpdateParams, columns: slice, parts: tuple[Tensor, ...]) -> None:
             b_z, b_grad, b_grad_x = parts
             if dropout is None:
                 b_grad = scratch.contiguous("grad", b_grad)
             else:
                 b_grad = scratch.copy("grad", b_grad).mul_(at_positions(dropout, columns))
-            b_x, _ = _normalize(b_z, weights.norm, scratch.dtype)
+            b_x, _ = _normalize(b_z, norm, scratch.dtype)
             b_product = scratch.transpose("product by rows", product[:, columns])
-            b_normed, statistics = _normalize(b_product, weights.norm_out, scratch.dtype)
+            b_normed, statistics = _normalize(b_product, norm_out, scratch.dtype)
             b_output = _output(b_x, b_normed, project, gate, scratch)
             b_grad_output = scratch("grad_output", *b_output.shape)
             torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
             b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
             if self._needs_update_layers:
-                add_product(totals.out, b_grad_out.t(), b_normed, scratch, z)
-                add_product(totals.gate, b_grad_gate.t(), b_x, scratch, z)
-                biases = (totals.out_bias, totals.gate_bias)
+                add_product(totals.out_weight, b_grad_out.t(), b_normed, scratch, z)
+                add_product(totals.out_gate_weight, b_grad_gate.t(), b_x, scratch, z)
+                biases = (totals.out_bias, totals.out_gate_bias)
                 for total, part in zip(biases, b_grad_output.sum(0).chunk(2), strict=True):
                     total += part
-            matrix_product(b_grad_gate, weights.gate, b_grad_x)
-            b_grad_normed = matrix_product(b_grad_out, weights.out, scratch("grad_normed", *b_product.shape))
-            b_grad_product = normalize_backward(
-                b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
-            )
+            matrix_product(b_grad_gate, weights.out_gate_weight, b_grad_x)
+            b_grad_normed = scratch("grad_normed", *b_product.shape)
+            matrix_product(b_grad_out, weights.out_weight, b_grad_normed)
+            of_norm = totals.norm_out_weight, totals.norm_out_bias
+            b_grad_product = normalize_backward(b_grad_normed, b_product, statistics, *norm_out, *of_norm)
             product[:, columns] = b_grad_product.t()
 
-        blocks = _blocks(self._positions(_widest(weights)), z, grad, grad_z)
+        blocks = _blocks(self._positions(self._update_width), z, grad, grad_z)
         sum_blocks(block, blocks, self._scratch, self._update_totals)
 
     def factors_backward(
@@ -406,11 +379,12 @@ class TriangleGradients(TriangleForward):
         """Return the gradient of ``z`` if only the update depends on it."""
         assert self._update is not None
         weights, totals = self._update, self._update_totals
+        norm, of_norm = (weights.norm_weight, weights.norm_bias), (totals.norm_weight, totals.norm_bias)
         for i in batch_elements(z):
-            for _, (b_z, b_grad_x) in _blocks(block_positions(_widest(weights)), z[i], grad_z[i]):
-                b_z = b_z.to(weights.out.dtype)
-                _, statistics = _normalize(b_z, weights.norm, b_z.dtype)
-                b_grad_x.copy_(normalize_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm))
+            for _, (b_z, b_grad_x) in _blocks(block_positions(self._update_width), z[i], grad_z[i]):
+                b_z = b_z.to(weights.out_weight.dtype)
+                _, statistics = _normalize(b_z, norm, b_z.dtype)
+                b_grad_x.copy_(normalize_backward(b_grad_x, b_z, statistics, *norm, *of_norm))
         return grad_z
 
     def factor_grads(self) -> tuple[Tensor, ...]:
@@ -419,7 +393,7 @@ class TriangleGradients(TriangleForward):
 
     def update_grads(self) -> tuple[Tensor, ...]:
         """Return gradients of the parameters of the second part."""
-        return update_gradients(self._update_totals)
+        return self._update_totals
 
 
 forward_steps, gradient_steps = TriangleForward, TriangleGradients
