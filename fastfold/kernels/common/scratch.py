@@ -174,7 +174,7 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
         if t is last:  # input, residual and result may be one tensor, and a view costs the host time
             flat.append(flat[-1])
         else:
-            flat.append(t.flatten(0, -2) if t.dim() > 1 else t[None])  # views, because the axes merge
+            flat.append(t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]))
         last = t
     if flat[0].shape[0] <= size:
         return iter((tuple(flat),))
