@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold import kernels
-from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import current_call, is_training
 
 Init = Literal["default", "relu", "glorot", "gating", "final"]
@@ -30,19 +29,11 @@ class Linear(nn.Linear):
             (weights zero, bias one: the gate starts open), ``final`` (zero: a residual branch starts silent).
         heads: For ``glorot``: the number of heads that the outputs are split into. Haiku counts a tensor
             ``[c_in, heads, c]`` as having fan-in ``c_in * heads`` and fan-out ``c_in * c``.
-
-    Raises:
-        ConfigError: The heads do not divide the output channels.
     """
 
     def __init__(
         self, c_in: int, c_out: int, *, bias: bool = True, init: Init = "default", heads: int = 1
     ) -> None:
-        if c_out % heads:
-            raise ConfigError(
-                f"expected channels of attention that its heads divide, found {c_out} channels and {heads} heads; "
-                "change num_head, or the channels that the network's configuration gives this attention"
-            )
         self.init, self.heads = init, heads
         super().__init__(c_in, c_out, bias=bias)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention, GlobalAttention, kernel_parameters, self_attention
 from fastfold.evoformer.execution import Block, ExecutionPolicy
-from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
 from tests.helpers.definitions import attention, close, linear, norm, random, randomized
-from tests.helpers.networks import shallow_config
 
 R, N_Q, N_K, C_Q, C_KV, C_OUT, HEADS, C = 3, 5, 7, 6, 4, 9, 2, 8
 
@@ -98,19 +95,3 @@ def test_global_attention_without_a_gate_gives_every_position_the_same() -> None
     k, v = linear(layer.key, x[1, :2]), linear(layer.value, x[1, :2])
     attended = torch.softmax(q @ k.T / (C // HEADS) ** 0.5, -1) @ v
     close(found[1, 0], linear(layer.output, attended.flatten()), 1e-8)
-
-
-@pytest.mark.parametrize(("channels", "heads"), [(9, 2), (2, 4)])
-def test_heads_that_do_not_divide_the_channels_are_refused_with_the_network(
-    channels: int, heads: int
-) -> None:
-    found = f"found {channels} channels and {heads} heads; change num_head"
-    with pytest.raises(ConfigError, match=found):
-        Attention(C_Q, C_KV, C_OUT, heads=heads, c_hidden=channels, gating=True, zero_init=False)
-    with pytest.raises(ConfigError, match=found):
-        GlobalAttention(channels, heads=heads, gating=True, zero_init=False)
-    config = shallow_config()
-    config.model.embeddings_and_evoformer.evoformer.msa_column_attention.num_head = heads
-    config.model.embeddings_and_evoformer.msa_channel = channels
-    with pytest.raises(ConfigError, match="change num_head"):
-        AlphaFold(config)
