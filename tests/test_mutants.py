@@ -117,7 +117,8 @@ def test_calls_of_functions_of_the_package_are_recorded(tmp_path: Path) -> None:
 def test_a_wrong_operator_is_noticed(tmp_path: Path) -> None:
     """By the tests that call it in a fork, and by those of its module in a copy of the repository."""
     folder = tmp_path / "copy"
-    for name in ("fastfold/errors.py", "fastfold/utils/units.py", "tests/utils/test_units.py"):
+    used = (f"fastfold/utils/{name}.py" for name in ("units", "foreign_text", "text_files"))
+    for name in ("fastfold/errors.py", *used, "tests/utils/test_units.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text((REPOSITORY / name).read_text())
     for place in ("fastfold", "fastfold/utils"):
