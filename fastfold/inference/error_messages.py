@@ -41,25 +41,9 @@ def internal_error(error: Exception) -> str:
     )
 
 
-_OF_SYSTEM = {
-    getattr(errno, name)
-    for name in (
-        *(
-            "EACCES",
-            "EPERM",
-            "EROFS",
-            "ENAMETOOLONG",
-            "ELOOP",
-            "ENOSPC",
-            "EDQUOT",
-            "EIO",
-            "ESTALE",
-            "ETIMEDOUT",
-        ),
-        *("ENOTCONN", "EMFILE", "ENFILE"),
-    )
-    if hasattr(errno, name)
-}
+_OF_PATHS = ("EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ELOOP", "EMFILE", "ENFILE")
+_OF_DISKS = ("ENOSPC", "EDQUOT", "EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN")
+_OF_SYSTEM = {getattr(errno, name) for name in (*_OF_PATHS, *_OF_DISKS) if hasattr(errno, name)}
 """Numbers of errors that a path or its disk causes, not the program."""
 _LONGEST_NAME = 200
 

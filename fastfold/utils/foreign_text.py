@@ -40,16 +40,18 @@ def cut(text: str, length: int) -> str:
 
 def plain_float(text: str) -> float:
     """Return a number in ASCII, or raise ValueError; Python reads ``1_0`` as 10 and digits of any script."""
-    if "_" in text or not text.isascii():
-        raise ValueError(f"expected a number, found {text!r}")
-    return float(text)
+    return float(_plain(text, "a number"))
 
 
 def plain_int(text: str) -> int:
     """Return a whole number in ASCII, or raise ValueError, as :func:`plain_float`."""
+    return int(_plain(text, "a whole number"))
+
+
+def _plain(text: str, kind: str) -> str:
     if "_" in text or not text.isascii():
-        raise ValueError(f"expected a whole number, found {text!r}")
-    return int(text)
+        raise ValueError(f"expected {kind}, found {text!r}")
+    return text
 
 
 def read_settings_text(path: PathLike, *, limit: int) -> str:
