@@ -28,7 +28,7 @@ def prepare_environment() -> None:
     Variables that the user has set are kept. Measurements are in ``benchmarks/results/choices.md``.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     if "PYTORCH_ALLOC_CONF" not in os.environ:

@@ -97,7 +97,7 @@ exit_with(run)
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_waits_of_threads_are_shortened_before_pytorch_is_loaded_unless_the_user_decides(given, expected):
     code = (

@@ -20,7 +20,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastfold.kernels.common.backend import is_traced
-from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, block_positions, position_blocks
+from fastfold.kernels.common.scratch import (
+    BLOCK_ELEMENTS,
+    ONE_BLOCK,
+    Scratch,
+    block_positions,
+    position_blocks,
+)
 
 MAX_LANES = 8
 """Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
@@ -34,13 +40,20 @@ def forward_positions(channels: int, positions: int, dtype: torch.dtype = torch.
 
     Narrow channels get blocks of up to 4,096 positions, so that fewer operators are started, and at least four blocks
     for each thread. ``channels`` are those of the widest buffer, ``positions`` those of all blocks. Fast products of
-    ``dtype`` bfloat16 get blocks of 2,048 positions at least.
+    ``dtype`` bfloat16 get one block if it is small, and blocks of 2,048 positions at least.
     """
     lanes = min(MAX_LANES, torch.get_num_threads())
     largest = min(4096, BLOCK_ELEMENTS // 4 // channels)
     if dtype == torch.bfloat16:
+        if positions <= ONE_BLOCK:
+            return positions
         largest = max(2048, largest)
     return max(block_positions(channels), min(largest, positions // (4 * lanes)))
+
+
+def lanes_of(positions: int, dtype: torch.dtype) -> int:
+    """Return the maximum number of concurrent blocks of an operator on ``positions`` in ``dtype``."""
+    return 1 if dtype == torch.bfloat16 and positions <= ONE_BLOCK else MAX_LANES
 
 
 def for_blocks(

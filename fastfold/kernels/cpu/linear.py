@@ -52,7 +52,7 @@ requested_products = _PRODUCTS.get
 _LARGEST = 127
 _OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # size of a step of a weight's first word, in steps of its second
-_PACKED_POSITIONS = 4096
+_PACKED_POSITIONS = {torch.float32: 4096, torch.bfloat16: 16384}
 _PACKED_ELEMENTS = 2**16
 """Least positions and weights for which packing once takes less time than packing in each of the calls."""
 
@@ -229,9 +229,14 @@ class PreparedLinear:
             self._weight, self._scale = split_into_words(weight, 1 if least == "int8" else 2)
             self._offsets = self._integers().sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
         self._packed = self._weight
-        is_large = positions >= _PACKED_POSITIONS and weight.numel() >= _PACKED_ELEMENTS
         is_onednns = self._by_onednn or (self.products == "bf16" and multiplies_bfloat16())
-        if is_large and is_onednns and weight.device.type == "cpu" and not is_traced():
+        if (
+            is_onednns
+            and weight.device.type == "cpu"
+            and weight.numel() >= _PACKED_ELEMENTS
+            and positions >= _PACKED_POSITIONS[self._weight.dtype]
+            and not is_traced()
+        ):
             self._packed = pack_weight(self._weight.detach(), block_positions(len(weight)))
         if mean is not None and self.products is not None:
             rounded = self._weight if self.products == "bf16" else self._integers() * self._scale[:, None]

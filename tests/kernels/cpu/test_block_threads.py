@@ -19,9 +19,16 @@ from fastfold import kernels
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu import block_threads
 from fastfold.kernels.cpu import products as cpu_products
-from fastfold.kernels.cpu.block_threads import for_blocks, for_positions, forward_positions, sum_blocks
+from fastfold.kernels.cpu.block_threads import (
+    for_blocks,
+    for_positions,
+    forward_positions,
+    lanes_of,
+    sum_blocks,
+)
 from fastfold.kernels.cpu.linear import reduced_products
 from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
+from fastfold.kernels.ops.gated_attention import eager as attention_rows
 from fastfold.kernels.ops.outer_product_mean.eager import DEEP
 from tests.kernels.test_operators import case_of
 
@@ -254,7 +261,7 @@ def test_an_error_ends_the_sums_of_all_threads(threads: int) -> None:
 
 
 LARGE = {
-    "gated_attention": 600,
+    "gated_attention": 700,
     "layer_norm": 2500,
     "pair_bias": 50,
     "transition": 2500,
@@ -295,8 +302,13 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], T
 @pytest.mark.parametrize("products", [None, "bf16", "int8"])
 @pytest.mark.parametrize("name", LARGE)
 def test_an_operator_gives_the_same_bits_in_threads(
-    name: str, products: Any, on_threads: Callable[[int, Callable[[], Tensor]], Tensor]
+    name: str,
+    products: Any,
+    on_threads: Callable[[int, Callable[[], Tensor]], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for module in (block_threads, attention_rows):  # so that few positions in bfloat16 are several blocks
+        monkeypatch.setattr(module, "ONE_BLOCK", 0)
     case = case_of(name, LARGE[name])
     inputs = {
         k: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in case.inputs.items()
@@ -400,10 +412,16 @@ def test_positions_are_numbered_in_row_major_order(rows: int, transposed: bool) 
 
 
 @pytest.mark.parametrize(
-    ("channels", "positions", "size"), [(512, 100_000, 2048), (512, 5_000, 1250), (16, 100_000, 4096)]
+    ("channels", "positions", "size"),
+    [(512, 100_000, 2048), (512, 5_000, 1250), (16, 100_000, 4096), (512, 4096, 4096), (512, 100, 100)],
 )
 def test_fast_products_get_larger_blocks(
     channels: int, positions: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert forward_positions(channels, positions, torch.bfloat16) == size
+
+
+def test_few_positions_in_bfloat16_are_not_shared_among_threads() -> None:
+    assert lanes_of(4096, torch.bfloat16) == 1
+    assert lanes_of(4097, torch.bfloat16) == lanes_of(10, torch.float32) == block_threads.MAX_LANES

@@ -341,7 +341,7 @@ def test_blocks_of_rows_and_queries_make_one_result(elements: int, monkeypatch: 
     """PyTorch's passes in float64: one row and a few queries at a time, or everything at once."""
     monkeypatch.setattr(eager, "BLOCK_ELEMENTS", elements)
     made = operands(3, 5, 4)
-    assert (eager.row_step(made["q"], made["k"]) == 1) == (elements == 16)
+    assert (eager.row_step(made["q"], made["k"], elements // 4) == 1) == (elements == 16)
     bias, masked = eager.prepare(made["bias"].requires_grad_(), made["mask"], torch.float64)
     assert bias is not None
     assert not bias.requires_grad

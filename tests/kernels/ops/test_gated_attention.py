@@ -288,11 +288,15 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(blocks: Any) -> N
             assert relative_error(mine - had, expected[name]) < 5e-6, name
 
 
-@pytest.mark.parametrize(("rows", "length"), [(1, 1), (5, 1000), (40, 400), (3, 0), (4096, 4096)])
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (5, 1000), (4, 1000), (40, 400), (3, 0), (4096, 4096)])
 def test_blocks_of_rows_have_a_row_at_least_and_a_bounded_size(rows: int, length: int) -> None:
     x = torch.empty(rows, length, 1, device="meta")
     assert eager.row_step(x) >= 1
     assert eager.row_step(x) * length <= max(length, 1024)
+    narrow = eager.row_step(x.bfloat16())
+    assert narrow >= 1
+    assert narrow * length <= max(length, 2048 if rows * length > 4096 else 4096)
+    assert rows * length > 4096 or narrow >= rows
     step = triton_launch.row_step(x)
     assert step >= 1
     assert step * length <= max(length, 2**17)

@@ -13,7 +13,7 @@ from fastfold import kernels
 from fastfold.kernels import TransitionParams
 from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.kernels.cpu.linear import can_keep, reduced_products
-from fastfold.kernels.cpu.products import multiplies_bfloat16, prefers_batched_products
+from fastfold.kernels.cpu.products import multiplies_bfloat16
 from fastfold.kernels.ops.attention.eager import has_few_weights
 from fastfold.kernels.ops.gated_attention import eager as attention_blocks
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Kept, kept_elements
@@ -268,9 +268,7 @@ def test_kept_values_of_attention_give_the_same_gradients(
             torch.testing.assert_close(kept, plain)
 
 
-WITH_WEIGHTS = pytest.mark.skipif(
-    not (multiplies_bfloat16() and prefers_batched_products()), reason="no batched products of bfloat16"
-)
+WITH_WEIGHTS = pytest.mark.skipif(not multiplies_bfloat16(), reason="no units for bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold.kernels.common.layout import MASKED_LOGIT
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
-from fastfold.kernels.cpu.linear import add_products
 
 
 class Operands(NamedTuple):
@@ -75,7 +74,7 @@ def attend(
     has_scores = by_products or (bias is not None and masked is not None)
     per_row = heads * queries * (keys if has_scores else channels)
     per_row = max(1, per_row)  # there may be no rows, and no queries
-    step = max(1, BLOCK_ELEMENTS // 4 // per_row)
+    step = max(1, BLOCK_ELEMENTS // (1 if by_products else 4) // per_row)
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
     is_whole = step >= rows and query_step >= queries  # every view costs host time
     for r in range(0, rows, step):
@@ -167,10 +166,10 @@ def split_by_head(projected: Tensor, scratch: Scratch, out: Tensor | None = None
     return (q, k, v, gate[0].transpose(1, 2)) if gate else (q, k, v)
 
 
-def row_step(q: Tensor, k: Tensor) -> int:
-    """Return the rows per block of :func:`attend_backward`; a head's scores, keys and values fit the cache."""
+def row_step(q: Tensor, k: Tensor, scores: int) -> int:
+    """Return the rows per block of :func:`attend_backward` with a number of scores; keys and values fit the cache."""
     _, queries, heads, channels = q.shape
-    return max(1, BLOCK_ELEMENTS // 4 // max(1, k.shape[1] * max(queries, heads * channels // 2)))
+    return max(1, scores // max(1, heads * k.shape[1] * max(queries, channels)))
 
 
 def attend_backward(
@@ -186,80 +185,87 @@ def attend_backward(
 
     The operands ``[R, N, H, D]`` are those of :func:`attend`, and so are ``weights`` if it kept them. The bias's
     gradient is added to, and may be None. The buffers have the dtype of the products. ``out [R, Nq, H, D]`` is filled
-    with the output, which is recomputed anyway.
+    with the output, which is recomputed anyway. Operands whose heads are one after the other in memory are not copied.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
     keys = k.shape[1]
-    step = row_step(q, k)
+    scores = 2 * BLOCK_ELEMENTS // scratch.dtype.itemsize
+    step = row_step(q, k, scores)
+    # Several rows share a block with all heads and queries; a single row may take several blocks.
     query_step = min(queries, max(1, BLOCK_ELEMENTS // 4 // keys))
-    # Heads whose scores fit the cache together.
-    group = max(1, BLOCK_ELEMENTS // 2 // (min(rows, step) * query_step * keys))
-    ones = scratch("ones", 1, 1, step).fill_(1)
+    group = heads if step > 1 else max(1, scores // (query_step * keys))
     for r in range(0, rows, step):
         row = slice(r, r + step)
-        b_k, b_v = scratch.copy("k", _by_head(k[row])), scratch.copy("v", _by_head(v[row]))  # [H, r, Nk, D]
+        b_k = scratch.contiguous("k", k[row].transpose(1, 2))  # [r, H, Nk, D]
+        b_v = scratch.contiguous("v", v[row].transpose(1, 2))
         b_grad_k, b_grad_v = scratch("grad_k", *b_k.shape), scratch("grad_v", *b_v.shape)
-        b_masked = None if masked is None else masked[row, None]
+        b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)
             earlier = 0 if n == 0 else 1  # factor of the sums over earlier queries
-            b_q = scratch.copy("q", _by_head(q[row, query])).mul_(scale)  # [H, r, n, D]
+            b_q = scratch.contiguous("q", q[row, query].transpose(1, 2))  # [r, H, n, D]
             b_grad_q, b_out = scratch("grad_q", *b_q.shape), scratch("out", *b_q.shape[:3], v.shape[-1])
-            b_grad = scratch.copy("grad", _by_head(grad[row, query]))
-            if gate is not None:
-                b_gate = scratch.copy("gate", _by_head(gate[row, query])).sigmoid_()
-                b_grad.mul_(b_gate)  # of the output before the gate
+            b_grad = grad[row, query].transpose(1, 2)
+            if gate is None:
+                b_grad_out = scratch.contiguous("grad", b_grad)
+            else:
+                b_gate = scratch.contiguous("gate", gate[row, query].transpose(1, 2))
+                b_gate = torch.sigmoid(b_gate, out=scratch("opened", *b_out.shape))
+                b_grad_out = torch.mul(b_grad, b_gate, out=scratch("grad", *b_out.shape))  # before the gate
             for h in range(0, heads, group):
                 head = slice(h, h + group)
                 h_q, h_k, h_v, h_grad_q, h_grad_k, h_grad_v, h_grad, h_out = (
-                    x[head].flatten(0, 1)  # [(h r), n or Nk, D]
-                    for x in (b_q, b_k, b_v, b_grad_q, b_grad_k, b_grad_v, b_grad, b_out)
+                    x[:, head].flatten(0, 1)  # [(r h), n or Nk, D]
+                    for x in (b_q, b_k, b_v, b_grad_q, b_grad_k, b_grad_v, b_grad_out, b_out)
                 )
-                h_weights = scratch("weights", *h_q.shape[:2], keys)
-                by_head = h_weights.unflatten(0, (-1, b_q.shape[1]))  # [h, r, n, Nk]
+                shape = len(b_q), len(h_q) // len(b_q), b_q.shape[2], keys  # [r, h, n, Nk]
                 if weights is not None:
-                    by_head.copy_(weights[row, head, query].transpose(0, 1))
+                    by_head = scratch.contiguous("weights", weights[row, head, query])
+                    h_weights = by_head.flatten(0, 1)
                 else:
-                    torch.bmm(h_q, h_k.mT, out=h_weights)
+                    by_head = scratch("weights", *shape)
+                    h_weights = by_head.flatten(0, 1)
+                    torch.baddbmm(h_weights, h_q, h_k.mT, beta=0, alpha=scale, out=h_weights)
                     if bias is not None:
-                        by_head.add_(bias[head, None, query])
+                        by_head.add_(bias[head, query])
                     if b_masked is not None:
                         by_head.masked_fill_(b_masked, MASKED_LOGIT)
                     torch.softmax(h_weights, -1, out=h_weights)
                 torch.bmm(h_weights, h_v, out=h_out)
                 h_grad_v.baddbmm_(h_weights.mT, h_grad, beta=earlier)
-                # Gradient of a score: weight times (gradient of the weight - weighted mean of these gradients).
-                h_mean = torch.mul(h_out, h_grad, out=scratch("product", *h_out.shape)).sum(-1, keepdim=True)
                 h_grad_scores = torch.bmm(h_grad, h_v.mT, out=scratch("grad_scores", *h_weights.shape))
-                h_grad_scores.sub_(h_mean).mul_(h_weights)
+                # Weight times (gradient of the weight - weighted mean of these gradients).
+                torch.ops.aten._softmax_backward_data.out(
+                    h_grad_scores, h_weights, -1, h_weights.dtype, grad_input=h_grad_scores
+                )
+                b_grad_scores = h_grad_scores.view(shape)
                 if b_masked is not None:
                     # Masked keys have weight 0, so this changes only rows whose keys are all masked.
-                    h_grad_scores.view(by_head.shape).masked_fill_(b_masked, 0)
+                    b_grad_scores.masked_fill_(b_masked, 0)
                 h_grad_q.baddbmm_(h_grad_scores, h_k, beta=0, alpha=scale)
-                h_grad_k.baddbmm_(h_grad_scores.mT, h_q, beta=earlier)
+                h_grad_k.baddbmm_(h_grad_scores.mT, h_q, beta=earlier, alpha=scale)
                 if grads.bias is not None:
-                    # A matrix product is the fastest way to sum over rows.
-                    h_grad_bias = grads.bias[head, query].flatten(1)[:, None]
-                    summed = h_grad_scores.view(len(by_head), len(b_q[0]), -1)
-                    add_products(
-                        h_grad_bias, ones[..., : len(b_q[0])].expand(len(by_head), -1, -1), summed, scratch
-                    )
-            grads.q[row, query] = _by_row(b_grad_q)
-            if grads.gate is not None:
-                b_grad_gate = b_grad.mul_(b_out)
-                b_out.mul_(b_gate)
-                torch.mul(_by_row(b_grad_gate), _by_row(b_gate.neg_().add_(1)), out=grads.gate[row, query])
-            if out is not None:
-                out[row, query] = _by_row(b_out)
-        grads.k[row], grads.v[row] = _by_row(b_grad_k), _by_row(b_grad_v)
+                    _add_rows(grads.bias[head, query], b_grad_scores, scratch)
+            grads.q[row, query] = b_grad_q.transpose(1, 2)
+            attended = None if out is None else out[row, query].transpose(1, 2)
+            if grads.gate is None:
+                if attended is not None:
+                    attended.copy_(b_out)
+                continue
+            b_grad_gate = torch.mul(b_grad, b_out, out=b_grad_out)
+            if attended is not None:
+                torch.mul(b_out, b_gate, out=attended)
+            of_gate = grads.gate[row, query].transpose(1, 2)
+            torch.ops.aten.sigmoid_backward(b_grad_gate, b_gate, grad_input=of_gate)
+        grads.k[row], grads.v[row] = b_grad_k.transpose(1, 2), b_grad_v.transpose(1, 2)
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """View ``[r, n, H, D]`` as ``[H, r, n, D]``; in a copy, a head is a batch of matrices without gaps."""
-    return x.permute(2, 0, 1, 3)
-
-
-def _by_row(x: Tensor) -> Tensor:
-    """View ``[H, r, n, D]`` as ``[r, n, H, D]``."""
-    return x.permute(1, 2, 0, 3)
+def _add_rows(total: Tensor, x: Tensor, scratch: Scratch) -> None:
+    """Add the sum over rows of ``x [r, h, n, Nk]`` to ``total [h, n, Nk]``."""
+    if x.dtype != total.dtype:
+        total.add_(torch.sum(x, 0, out=scratch("sum of rows", *total.shape)))
+        return
+    # A matrix product is the fastest way in float32.
+    heads, ones = total.flatten(1)[:, None], x.new_ones(1, 1, len(x)).expand(len(total), -1, -1)
+    heads.baddbmm_(ones, x.flatten(2).transpose(0, 1))

@@ -12,6 +12,7 @@ from torch import Tensor
 from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
+    ONE_BLOCK,
     Scratch,
     accumulation_dtype,
     normalize,
@@ -26,6 +27,7 @@ from fastfold.kernels.cpu.linear import (
     gradient_dtype,
     matrix_product,
     mean_of,
+    multiplies_units,
     product_dtype,
     reduced,
     sample,
@@ -141,8 +143,10 @@ def gradients_of(totals: Weights) -> GatedAttentionParams:
 def row_step(x: Tensor) -> int:
     """Return the number of rows per block of ``x [R, N, c]``, for the projections."""
     rows, length, _ = x.shape
-    narrow = rows * length >= 4 * POSITIONS and product_dtype(x) == torch.bfloat16
-    return max(1, POSITIONS * (2 if narrow else 1) // max(1, length))
+    positions = POSITIONS
+    if rows * length > POSITIONS and product_dtype(x) == torch.bfloat16:
+        positions = ONE_BLOCK if rows * length <= ONE_BLOCK else 2 * POSITIONS
+    return max(1, positions // max(1, length))
 
 
 def centered_on(x: Tensor, weights: Weights) -> Weights:
@@ -206,8 +210,7 @@ def kept_elements(x: Tensor, parameters: GatedAttentionParams, heads: int) -> tu
     """Return the numbers of projections and of weights in :class:`Kept` for all rows of ``x``."""
     length, positions, width = x.shape[-2], x.shape[:-1].numel(), len(parameters.query_weight)
     # Other scores never exist all at once.
-    has_weights = x.dtype == torch.bfloat16 and multiplies_scores(x.device)
-    has_weights = has_weights and has_few_weights(length, heads, width // heads)
+    has_weights = multiplies_units(x) and has_few_weights(length, heads, width // heads)
     projections = (3 if parameters.gate_weight is None else 4) * positions * width
     return projections, positions * heads * length if has_weights else 0
 
@@ -254,9 +257,9 @@ class AttentionForward:
         x, bias, masked, residual, dropout = rows
         is_own = projected is None
         projected = self.begin(x, scratch) if projected is None else projected.to(scratch.dtype)
-        by_products = x.dtype == torch.bfloat16 and multiplies_scores(x.device)
-        by_head = by_products or scratch.dtype != torch.bfloat16 or kept is not None
         place, key_weights = (None, None) if kept is None else kept
+        by_products = key_weights is not None or (x.dtype == torch.bfloat16 and multiplies_scores(x.device))
+        by_head = by_products or scratch.dtype != torch.bfloat16 or kept is not None
         q, k, v, *gate = split_by_head(projected, scratch, place) if by_head else projected.unbind(2)
         count, length, kinds, heads, channels = projected.shape
         # Projections that were split are free to hold the result.

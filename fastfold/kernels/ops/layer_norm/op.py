@@ -15,12 +15,14 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     block_positions,
+    gradient_positions,
     normalize,
     normalize_backward,
     normalize_to,
     position_blocks,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
+from fastfold.kernels.cpu.linear import gradient_dtype
 
 
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -43,8 +45,10 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
     bias = None if bias is None else bias.to(exact)
-    step = block_positions(x.shape[-1])
-    if weight is not None and bias is not None and x.numel() <= step * x.shape[-1]:
+    step, count = block_positions(x.shape[-1]), x.shape[:-1].numel()
+    if count > step:
+        step = forward_positions(x.shape[-1], count, x.dtype)
+    if weight is not None and bias is not None and count <= step:
         return normalize_to(x.dtype, x, (weight, bias), eps)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -90,7 +94,8 @@ def _compute_gradients(
         for b_out in b_grad_x:
             b_out.copy_(b_result)
 
-    sum_blocks(block, position_blocks(block_positions(x.shape[-1]), *wanted), Scratch().of(x), totals)
+    size = gradient_positions(x.shape[-1], x.shape[:-1].numel(), gradient_dtype(x))
+    sum_blocks(block, position_blocks(size, *wanted), Scratch().of(x), totals)
     return [x.new_empty(0) if g is None else g for g in (grad_x, *totals)]
 
 

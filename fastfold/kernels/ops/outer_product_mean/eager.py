@@ -16,7 +16,7 @@ from fastfold.kernels.common.scratch import (
     accumulation_dtype,
     share_of,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, lanes_of, sum_blocks
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
     add_product,
@@ -121,7 +121,7 @@ class ProductRows:
         tiles = _tiles(factor.shape, c, sequences, columns_l.dtype)
         pairs = (out, *residuals)
         blocks = ((t, columns_l[t[0]], columns_r[t[1]], *(x[t] for x in pairs)) for t in tiles)
-        for_blocks(block, blocks, self._scratch)
+        for_blocks(block, blocks, self._scratch, lanes=lanes_of(factor.numel(), columns_l.dtype))
 
 
 def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
@@ -171,9 +171,10 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         columns_r = _columns(right[i].to(dtype), right_mask[i])  # [J, e, S]
         grad_l, grad_r = (torch.zeros_like(x, dtype=exact) for x in (columns_l, columns_r))
         factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
-        tiles = _tiles(factor.shape, c, left.shape[-3])
+        tiles = _tiles(factor.shape, c, left.shape[-3], dtype)
         blocks = ((columns_l[t[0]], columns_r[t[1]], t, grad[i][t], factor[t]) for t in tiles)
-        sum_blocks(block, blocks, scratch, [grad_weight, grad_bias, grad_l, grad_r])
+        totals = [grad_weight, grad_bias, grad_l, grad_r]
+        sum_blocks(block, blocks, scratch, totals, lanes=lanes_of(factor.numel(), dtype))
         torch.mul(grad_l.permute(2, 0, 1), left_mask[i][..., None], out=grad_left[i])
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)

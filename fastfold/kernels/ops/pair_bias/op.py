@@ -18,13 +18,14 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     block_positions,
+    gradient_positions,
     normalize,
     normalize_backward,
     normalize_to,
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
 from fastfold.kernels.cpu.linear import add_product, gradient_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
@@ -39,10 +40,10 @@ def pair_bias_definition(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weig
     return linear(normed, weight.to(exact)).movedim(-1, -3).to(z.dtype)
 
 
-def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield blocks of positions of ``[A, B, c]`` tensors, after their columns ``[H, n]`` of ``bias [H, A, B]``."""
+def _blocks(size: int, bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield blocks of ``size`` positions of ``[A, B, c]`` tensors, after their columns of ``bias [H, A, B]``."""
     columns, start = bias.flatten(1), 0
-    for parts in position_blocks(block_positions(pairs[0].shape[-1]), *pairs):
+    for parts in position_blocks(size, *pairs):
         yield columns[:, start : start + len(parts[0])], *parts
         start += len(parts[0])
 
@@ -53,7 +54,10 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
         return _by_triton(z, group)
     norm_weight, norm_bias, weight = with_exact_norms(group, z.dtype)
     norm = norm_weight, norm_bias
-    if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= block_positions(z.shape[-1]) * z.shape[-1]:
+    size, count = block_positions(z.shape[-1]), z.shape[-3:-1].numel()
+    if count > size:
+        size = forward_positions(z.shape[-1], count, z.dtype)
+    if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= size * z.shape[-1]:
         normed = normalize_to(z.dtype, z, norm, EPS).flatten(0, 1)
         return torch.mm(weight, normed.t()).view(weight.shape[0], *z.shape[:2])
     out = _fake(z, parameters, backend)
@@ -62,7 +66,7 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
         b_out.copy_(weight @ normalize_to(z.dtype, b_z, norm, EPS).t())
 
     for i in itertools.product(*map(range, z.shape[:-3])):
-        for_blocks(block, _blocks(out[i], z[i]), Scratch().of(z))
+        for_blocks(block, _blocks(size, out[i], z[i]), Scratch().of(z))
     return out
 
 
@@ -110,8 +114,9 @@ def _backward(
         )
 
     scratch = Scratch().of(z, dtype)
+    size = gradient_positions(z.shape[-1], z.shape[-3:-1].numel(), dtype)
     for i in itertools.product(*map(range, z.shape[:-3])):
-        sum_blocks(block, _blocks(grad[i], z[i], grad_z[i]), scratch, totals)
+        sum_blocks(block, _blocks(size, grad[i], z[i], grad_z[i]), scratch, totals)
     return cast_grads([grad_z, *totals], (z, *parameters), needs)
 
 
