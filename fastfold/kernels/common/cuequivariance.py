@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from fastfold.errors import ConfigError
-from fastfold.kernels.common.backend import VARIABLE, requested_backend
+from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.device import current_device
 
 PACKAGE = "cuequivariance_torch"
@@ -33,14 +33,12 @@ def add_to_residual(
     return result if out is None else out.copy_(result)
 
 
-def is_requested(x: Tensor, backend: str | None) -> bool:
-    """Return True if a triangle operator on ``x`` uses cuEquivariance.
+def check_support(x: Tensor) -> None:
+    """Check that cuEquivariance can compute a triangle operator on ``x``.
 
     Raises:
         ConfigError: The package is not installed, ``x`` is not on an NVIDIA GPU, or its dtype is not supported.
     """
-    if requested_backend(backend) != "cueq" or x.is_meta:
-        return False
     remedy = f"use the backend auto ({VARIABLE})"
     if importlib.util.find_spec(PACKAGE) is None:
         raise ConfigError(
@@ -51,7 +49,6 @@ def is_requested(x: Tensor, backend: str | None) -> bool:
         raise ConfigError(f"cueq: expected a tensor on an NVIDIA GPU, found {x.device.type}; {remedy}")
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ConfigError(f"cueq: expected 32 or 16 bits, found {x.dtype}; {remedy}")
-    return True
 
 
 def gated_attention(x: Tensor, bias: Tensor, mask: Tensor | None, parameters: Any, heads: int) -> Tensor:

@@ -151,8 +151,8 @@ def test_the_device_of_the_tensors_is_current_while_the_package_computes(
 @pytest.mark.parametrize("in_place", [True, False])
 def test_public_operators_add_residual_and_dropout(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    calls: list[str | None] = []
-    monkeypatch.setattr(cuequivariance, "is_requested", lambda x, backend: calls.append(backend) or True)
+    checked: list[Tensor] = []
+    monkeypatch.setattr(cuequivariance, "check_support", checked.append)
     z, mask, bias = random(N, N, C), torch.ones(N, N, dtype=torch.float64), random(HEADS, N, N)
     dropout = torch.randint(0, 2, (N, 1, 1)) / 0.5
     out = torch.empty_like(z) if in_place else None
@@ -165,17 +165,17 @@ def test_public_operators_add_residual_and_dropout(in_place: bool, monkeypatch: 
     multiplied = named_operators.triangle_multiplication(z, mask, outgoing=True, **t, **more)
     wanted = z + dropout * triangle_multiplication_definition(z, mask, outgoing=True, **t)
     torch.testing.assert_close(multiplied, wanted)
-    assert calls == ["cueq", "cueq"]
+    assert [x is z for x in checked] == [True, True]
 
 
 def test_it_is_never_chosen_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTFOLD_KERNELS", raising=False)
     x = torch.ones(3)
-    assert not any(cuequivariance.is_requested(x, backend) for backend in (None, "auto", "torch"))
+    assert {choose_backend(x, backend, cueq=True) for backend in (None, "auto", "torch")} == {"torch"}
     monkeypatch.setenv("FASTFOLD_KERNELS", "cueq")
-    assert not cuequivariance.is_requested(x, "torch")
+    assert [choose_backend(x, backend, cueq=True) for backend in ("torch", None)] == ["torch", "cueq"]
     with pytest.raises(ConfigError, match="cuequivariance_torch is not installed"):
-        cuequivariance.is_requested(x, None)
+        cuequivariance.check_support(x)
 
 
 @pytest.mark.usefixtures("installed")

@@ -276,7 +276,8 @@ def gated_attention(
         refuse_gradients(x, bias, residual, *parameters)
     fits = parameters.query_weight.shape[0] // heads <= MAX_HEAD_CHANNELS
     backend = choose_backend(x, backend, fits=fits, cueq=bias is not None)
-    if bias is not None and backend == "cueq" and cuequivariance.is_requested(x, backend):
+    if bias is not None and backend == "cueq":
+        cuequivariance.check_support(x)
         update = cuequivariance.gated_attention(x, bias, mask, parameters, heads)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
     if out is None:

@@ -218,7 +218,8 @@ def triangle_multiplication(
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
     backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS, cueq=True)
-    if backend == "cueq" and cuequivariance.is_requested(z, backend):
+    if backend == "cueq":
+        cuequivariance.check_support(z)
         update = cuequivariance.triangle_multiplication(z, mask, parameters, outgoing)
         return cuequivariance.add_to_residual(update, residual, dropout, out=out)
     if out is None:
