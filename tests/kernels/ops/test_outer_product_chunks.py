@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
-from fastfold.inference.planning.memory_model import CUDA_BLOCK
+from fastfold.inference.planning.memory_model import CUDA_BLOCK, MAX_BLOCK_CUDA
 from fastfold.kernels import reference
 from fastfold.kernels.common.shared_masks import shared_masks
 from fastfold.kernels.ops.outer_product_mean import chunk_choice, chunks, triton_bwd, triton_fwd
@@ -79,12 +78,20 @@ def _run(**inputs: Tensor) -> Tensor:
     return kernels.outer_product_mean(**inputs, backend="triton")
 
 
+def _set_joined(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+    """Let chunks of rows serve both sides' gradients, or chunks of columns follow."""
+    for module in (chunks, chunk_choice):
+        monkeypatch.setattr(module, "joins_sides", lambda sizes: joined)
+
+
+@pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (9, 5, 16), (33, 11, 9)])
 def test_output_and_gradients(
-    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int], dtype: torch.dtype, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several chunks, the last one smaller, with columns that cuBLAS multiplies fast and others."""
+    _set_joined(monkeypatch, joined)
     _set_rows(monkeypatch, 2, shape[2], 4, dtype.itemsize)
     check_against_definition(_run, reference.outer_product_mean, _inputs(*shape), dtype, MASKS)
 
@@ -152,59 +159,67 @@ def test_factors_are_computed_once_where_calls_share_masks_and_eps(monkeypatch: 
     assert all(map(torch.equal, found, expected))
 
 
-class _Watch(TorchDispatchMode):
-    """Counts operators that launch a kernel, and the elements of the largest new tensor."""
+class _Launches(TorchDispatchMode):
+    """Counts operators of PyTorch that launch a kernel."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.largest = 0
+        self.count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        out = function(*arguments, **(options or {}))
-        if not (function.is_view or function is torch.ops.aten._unsafe_view.default):
-            self.calls[str(function)] += 1
-            self.largest = max(self.largest, out.untyped_storage().nbytes())
-        return out
+        self.count += not (function.is_view or function is torch.ops.aten._unsafe_view.default)
+        return function(*arguments, **(options or {}))
 
 
-def _watch(call: Callable[[], object]) -> _Watch:
-    with _Watch() as watch:
+def _launches(call: Callable[[], object]) -> int:
+    with _Launches() as launches:
         call()
-    return watch
+    return launches.count
 
 
-def test_launches_of_a_chunk_are_those_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches that a second chunk of rows, or of columns, adds; no buffer is larger than a chunk of products."""
+def test_launches_are_those_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches that a second chunk of 16 rows or columns adds, and those that a second group of chunks adds."""
+    by_triton: list[Tensor] = []
+    monkeypatch.setattr(chunks, "write_update", lambda out, operands: by_triton.append(out))
     monkeypatch.setattr(chunks, "parts_of_sum", lambda *sizes: 2)
     torch.use_deterministic_algorithms(False)
     _set_rows(monkeypatch, 16, 16, 4, 4)
 
-    def forward(n: int) -> int:
-        x = OuterProductParams(*(x.float() for x in _inputs(3, n, 16).values()))
-        side, out = chunks.masked_by_channels(x.right, x.right_mask), torch.zeros(n, 16, 12)
+    def forward(rows: int) -> int:
+        x = OuterProductParams(*(x.float() for x in _inputs(3, rows, 16).values()))
+        side, out = chunks.masked_by_channels(x.right, x.right_mask), torch.zeros(rows, 16, 12)
         shared = triton_fwd.RightSide(side, x.right_mask, x.weight, x.bias)
-        return _watch(lambda: chunks.forward(shared, 1e-3, out, x.left, x.left_mask, out)).calls.total()
+        return _launches(lambda: chunks.forward(shared, 1e-3, out, x.left, x.left_mask, out))
 
     def backward(rows: int, columns: int, *needed: str) -> int:
         x = OuterProductParams(*(x.float() for x in _inputs(3, rows, columns).values()))
         grad = torch.zeros(rows, columns, 12)
-        watch = _watch(lambda: chunks.backward(grad, x, 1e-3, needed))
-        assert watch.largest == chunk_choice.CHUNK_BYTES
-        return watch.calls.total()
+        return _launches(lambda: chunks.backward(grad, x, 1e-3, needed))
 
-    assert forward(32) - forward(16) == chunk_choice.FORWARD_LAUNCHES
-    of_rows = ("left", "weight", "bias")
-    assert backward(32, 16, *of_rows) - backward(16, 16, *of_rows) == chunk_choice.ROW_LAUNCHES
-    assert backward(16, 32, "right") - backward(16, 16, "right") == chunk_choice.COLUMN_LAUNCHES
+    def differences(count: Callable[[int], int]) -> tuple[int, int]:
+        chunk, whole = count(32) - count(16), chunk_choice.GROUP * 16
+        return chunk, count(whole + 16) - count(whole) - chunk
+
+    own, of_group, of_triton = chunk_choice.FORWARD_LAUNCHES
+    assert differences(forward) == (own, of_group)
+    assert (
+        len(by_triton) == 5 * of_triton
+    )  # of two calls with one group, one with a whole group, one with two
+    of_rows = differences(lambda n: backward(n, 16, "left", "weight", "bias"))
+    assert of_rows == chunk_choice.ROW_LAUNCHES[:2]
+    assert differences(lambda n: backward(16, n, "right")) == chunk_choice.COLUMN_LAUNCHES[:2]
+    _set_joined(monkeypatch, True)
+    of_both = differences(lambda n: backward(n, 16, *NAMES))
+    more = tuple(both - rows for both, rows in zip(of_both, of_rows, strict=True))
+    assert more == chunk_choice.JOIN_LAUNCHES[:2]
 
 
 def test_buffers_fit_into_the_memory_that_plans_reserve() -> None:
     """A GPU's reserve for blocks of attention, which is free during an outer product mean, in bfloat16."""
     for columns in (64, 256, 1024, 4096, 20_000):
-        rows = chunk_choice.chunk_rows(columns, 32, 2)
-        products, updates = 2 * rows * columns * 32**2, 2 * rows * columns * 128
-        assert products + updates <= 0.5 * 2 * CUDA_BLOCK, columns
+        rows = min(columns, MAX_BLOCK_CUDA // (columns * 128))  # of a block of a fold
+        sizes = OuterProductSizes(512, rows, columns, 32, 128)
+        assert chunk_choice.forward_buffers(sizes, 2) <= 0.5 * 2 * CUDA_BLOCK, columns
 
 
 def test_parts_divide_the_channels_and_fill_the_processors() -> None:
@@ -232,22 +247,37 @@ def test_the_table_has_the_predictions() -> None:
 
 
 def test_predictions_by_hand() -> None:
-    """At 1,024 residues and 128 sequences: 275 GFLOP a product, 2.15 GB of products, 64 chunks."""
+    """At 1,024 residues and 128 sequences: 275 GFLOP a product, 2.15 GB of products, 64 chunks in 16 groups."""
     sizes = OuterProductSizes(128, 1024, 1024, 32, 128)
     product, products, pair = 274.88e9 / 700e12, 2.1475e9, 268.4e6
     forward = predict_forward(sizes)
-    assert forward.device == pytest.approx(
-        2 * product + pair * (4 / 5.5e12 + 2 / 3e12) + 256 * 2e-6, rel=1e-3
-    )
-    assert forward.host == pytest.approx(256 * 5e-6)
+    assert forward.device == pytest.approx(2 * product + 4 * pair / 3e12 + (64 * 2 + 16) * 2e-6, rel=1e-3)
+    assert forward.host == pytest.approx(64 * 2 * 5e-6 + 16 * 20e-6)
     assert forward.kernels == pytest.approx(1.91e-3, rel=1e-2)
     backward = predict_backward(sizes)
-    sums = 2 * (1024 * 2**17 * 2 + 2 * 32 * 1024 * 32 * 128 * 2) / 5.5e12
-    grads = 3 * pair * (1 / 3e12 + 2 / 5.5e12)
+    sums = 2 * (1024 * 2**17 + 32 * 1024 * 32 * 128) * 2 / 5.5e12
+    grads = pair * (4 / 3e12 + 1 / 5.5e12)
+    joining = 128 * 1024 * 32 * (64 * 4 / 5.5e12 + 16 * 10 / 3e12)
+    launches = 64 * (6 + 1) + 16 * (5 + 1)
     assert products / 5.5e12 < product  # so that operations decide
-    assert backward.device == pytest.approx(6 * product + sums + grads + 960 * 2e-6, rel=1e-3)
-    assert backward.host == pytest.approx(960 * 5e-6)
+    expected = 5 * product + sums + grads + joining + launches * 2e-6
+    assert backward.device == pytest.approx(expected, rel=1e-3)
+    assert backward.host == pytest.approx(launches * 5e-6)
     assert backward.kernels == pytest.approx(7.21e-3, rel=1e-2)
+
+
+def test_chunks_of_columns_follow_where_the_alignment_is_deep() -> None:
+    """At 516 sequences, passes over one side's gradient take longer than another product: 275 GFLOP, 2.15 GB."""
+    shallow, deep = (OuterProductSizes(s, 1024, 1024, 32, 128) for s in (128, 516))
+    assert chunk_choice.joins_sides(shallow)
+    assert not chunk_choice.joins_sides(deep)
+    product, pair = 274.88e9 / 700e12, 268.4e6
+    sums = 4 * 1024 * 32 * 516 * chunk_choice.parts_of_sum(512, 516, 32) / 5.5e12
+    own, outer = sums + 2 * 1024 * 2**17 * 2 / 5.5e12, 2.0 * 516 * 2**30 / 700e12
+    launches = 64 * (6 + 3) + 16 * (5 + 1)
+    grads = pair * (7 / 3e12 + 1 / 5.5e12)
+    expected = 3 * outer + 3 * product + own + sums + grads + launches * 2e-6
+    assert predict_backward(deep).device == pytest.approx(expected, rel=1e-3)
 
 
 def _chosen(sequences: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[bool, bool]:
@@ -265,8 +295,9 @@ def test_choice_by_sizes_device_dtype_and_variable(monkeypatch: pytest.MonkeyPat
     assert _chosen(516, 1024) == (False, False)  # no GPU
     monkeypatch.setattr(chunk_choice, "chip_class", lambda device: "sm_90")
     assert _chosen(516, 1024) == _chosen(516, 256) == (True, True)
-    assert _chosen(128, 1024) == _chosen(128, 384) == (False, True)
-    assert _chosen(128, 256) == _chosen(516, 100) == (False, False)  # a network waits for the host
+    assert _chosen(128, 1024) == _chosen(128, 384) == (True, True)
+    assert _chosen(128, 200) == _chosen(128, 160) == (False, False)  # a network waits for the host
+    assert _chosen(128, 256) == _chosen(516, 100) == (False, True)
     assert _chosen(5120, 100) == (True, True)
     assert _chosen(516, 1024, torch.float32) == (False, False)
     monkeypatch.setattr(chunk_choice, "_HOST", 100e-6)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.common.tuning import chip_class
 
 VARIABLE = "FASTFOLD_OUTER_CHUNKS"
@@ -22,8 +23,27 @@ VARIABLE = "FASTFOLD_OUTER_CHUNKS"
 CHUNK_BYTES = 1 << 25
 """Bytes of a chunk's products, which an L2 cache of 50 MB holds with their factors."""
 
-FORWARD_LAUNCHES, ROW_LAUNCHES, COLUMN_LAUNCHES = 4, 11, 4
-"""Kernels that PyTorch launches for a chunk: forward, and backward of the rows (with parameters) and columns."""
+GROUP = 4
+"""Chunks whose elementwise work is done at once, in a buffer that need not stay in the cache."""
+
+
+class Launches(NamedTuple):
+    """Numbers of kernels: of PyTorch for a chunk and for a group of chunks, and of Triton for a group."""
+
+    chunk: int
+    group: int
+    triton: int = 0
+
+    def times(self, chunks: int, groups: int) -> tuple[float, float]:
+        """Return the seconds that all of them take the device and the host."""
+        by_torch = self.chunk * chunks + self.group * groups
+        by_triton = self.triton * groups
+        return (by_torch + by_triton) * _LAUNCH, by_torch * _HOST + by_triton * _HOST_TRITON
+
+
+FORWARD_LAUNCHES = Launches(2, 0, 1)
+ROW_LAUNCHES, COLUMN_LAUNCHES, JOIN_LAUNCHES = Launches(6, 5), Launches(3, 1), Launches(1, 1)
+"""Launches of a backward pass: of rows with parameters, and for the other side of columns or in chunks of rows."""
 
 HIDDEN_PAIRS = 384**2
 """Minimum number of pairs with which the device limits a network, so that it hides the host's time."""
@@ -33,8 +53,8 @@ GAIN = 0.8  #: Maximum share of the kernels' time for which chunks are chosen
 _PRODUCTS, _CACHE, _MEMORY = 700e12, 5.5e12, 3.0e12
 """Operations of bfloat16 in a second, and bytes from the L2 cache and from memory."""
 
-_LAUNCH, _HOST = 2e-6, 5e-6
-"""Seconds that the device takes to end a kernel and begin another, and the host to launch one."""
+_LAUNCH, _HOST, _HOST_TRITON = 2e-6, 5e-6, 20e-6
+"""Seconds that the device takes to end a kernel and begin another, and the host to launch one, or one of Triton."""
 
 _KERNELS_FORWARD, _KERNELS_BACKWARD = 288e12, 229e12
 """Operations in a second of Triton's kernels: 549.8 GFLOP in 1.91 ms, and 1,649 GFLOP in 7.21 ms."""
@@ -66,9 +86,21 @@ class PassTimes(NamedTuple):
         return is_hidden and max(self.device, self.host) <= GAIN * self.kernels
 
 
-def chunk_rows(columns: int, channels: int, element_size: int) -> int:
-    """Return the number of rows whose products have :data:`CHUNK_BYTES`, at least one."""
-    return max(1, CHUNK_BYTES // (columns * channels**2 * element_size))
+class ChunkSizes(NamedTuple):
+    """Numbers of rows of a chunk, whose products have :data:`CHUNK_BYTES`, and of a group of chunks."""
+
+    rows: int
+    group: int
+
+    def counts(self, rows: int) -> tuple[int, int]:
+        """Return the numbers of chunks and groups of ``rows``."""
+        return math.ceil(rows / self.rows), math.ceil(rows / self.group)
+
+
+def chunk_sizes(rows: int, columns: int, channels: int, element_size: int) -> ChunkSizes:
+    """Return the sizes of chunks of ``rows``, at least one row each."""
+    step = min(rows, max(1, CHUNK_BYTES // (columns * channels**2 * element_size)))
+    return ChunkSizes(step, min(rows, GROUP * step))
 
 
 def parts_of_sum(rows: int, columns: int, channels: int) -> int:
@@ -82,11 +114,11 @@ def predict_forward(sizes: OuterProductSizes) -> PassTimes:
     s, rows, columns, c, c_z = sizes
     pairs = rows * columns
     outer, projection, products = 2.0 * s * pairs * c**2, 2.0 * pairs * c**2 * c_z, 2 * pairs * c**2
-    launches = FORWARD_LAUNCHES * math.ceil(rows / chunk_rows(columns, c, 2))
+    launches, host = FORWARD_LAUNCHES.times(*chunk_sizes(rows, columns, c, 2).counts(rows))
     device = max(outer / _PRODUCTS, products / _CACHE) + max(projection / _PRODUCTS, products / _CACHE)
-    # The update is written, read and written with the bias, and read; then the residual is read and the result written.
-    device += pairs * c_z * (4 * 2 / _CACHE + 2 * 2 / _MEMORY) + launches * _LAUNCH
-    return PassTimes(device, launches * _HOST, (outer + projection) / _KERNELS_FORWARD)
+    # The update is written and read, the residual read, and the result written.
+    device += pairs * c_z * 4 * 2 / _MEMORY + launches
+    return PassTimes(device, host, (outer + projection) / _KERNELS_FORWARD)
 
 
 def predict_backward(sizes: OuterProductSizes) -> PassTimes:
@@ -94,19 +126,57 @@ def predict_backward(sizes: OuterProductSizes) -> PassTimes:
     s, rows, columns, c, c_z = sizes
     pairs = rows * columns
     outer, projection, products = 2.0 * s * pairs * c**2, 2.0 * pairs * c**2 * c_z, 2 * pairs * c**2
-    chunks = math.ceil(rows / chunk_rows(columns, c, 2)), math.ceil(columns / chunk_rows(rows, c, 2))
-    launches = ROW_LAUNCHES * chunks[0] + COLUMN_LAUNCHES * chunks[1]
-    # Products, and gradients of them for both sides, are written once and read once each.
-    device = 3 * (max(outer / _PRODUCTS, products / _CACHE) + max(projection / _PRODUCTS, products / _CACHE))
-    # Partial sums of the weights' gradients, and of the sides', are written and read.
-    sides = 0
-    for own, count in zip((rows, columns), chunks, strict=True):
-        parts = parts_of_sum(math.ceil(own / count) * c, s, c)
-        sides += own * c * s * (parts if parts > 1 else 0)
-    device += 2 * 2 * (rows * c_z * c**2 + sides) / _CACHE
-    # Gradients of pairs are read three times, and each time written and read once more with their factors.
-    device += 3 * pairs * c_z * (2 / _MEMORY + 2 * 2 / _CACHE) + launches * _LAUNCH
-    return PassTimes(device, launches * _HOST, 3 * (outer + projection) / _KERNELS_BACKWARD)
+    device, host = ROW_LAUNCHES.times(*chunk_sizes(rows, columns, c, 2).counts(rows))
+    # Products are written and read; their gradients are written, and read for each side.
+    device += 2 * max(projection / _PRODUCTS, products / _CACHE)
+    device += 3 * max(outer / _PRODUCTS, products / _CACHE)
+    # Partial sums of the weights' gradients, and of the side's, are written and read.
+    device += 2 * 2 * (rows * c_z * c**2 + _partial_sums(sizes)) / _CACHE
+    # Gradients of pairs are read, written with their factors, read, read again from the cache, and once for the bias.
+    device += pairs * c_z * 2 * (4 / _MEMORY + 1 / _CACHE)
+    more = min(_join_times(sizes), _column_times(sizes))
+    return PassTimes(device + more[0], host + more[1], 3 * (outer + projection) / _KERNELS_BACKWARD)
+
+
+def joins_sides(sizes: OuterProductSizes) -> bool:
+    """Return True if chunks of rows serve both sides' gradients; otherwise chunks of columns follow."""
+    return _join_times(sizes) <= _column_times(sizes)
+
+
+def _join_times(sizes: OuterProductSizes) -> tuple[float, float]:
+    """Return the times on device and host of adding the right side's gradient in chunks of rows."""
+    s, rows, columns, c, _ = sizes
+    chunks, groups = chunk_sizes(rows, columns, c, 2).counts(rows)
+    device, host = JOIN_LAUNCHES.times(chunks, groups)
+    # A chunk reads and writes a sum, which a group adds to a total in float32.
+    return device + s * columns * c * (chunks * 2 * 2 / _CACHE + groups * (2 + 2 * 4) / _MEMORY), host
+
+
+def _column_times(sizes: OuterProductSizes) -> tuple[float, float]:
+    """Return the times on device and host of chunks of columns, without the products with the left side."""
+    _, rows, columns, c, c_z = sizes
+    pairs = rows * columns
+    device, host = COLUMN_LAUNCHES.times(*chunk_sizes(columns, rows, c, 2).counts(columns))
+    device += max(2.0 * pairs * c**2 * c_z / _PRODUCTS, 2 * pairs * c**2 / _CACHE)
+    device += 2 * 2 * _partial_sums(sizes._replace(rows=columns, columns=rows)) / _CACHE
+    # Gradients of pairs are read, written with their factors, and read.
+    return device + pairs * c_z * 2 * 3 / _MEMORY, host
+
+
+def _partial_sums(sizes: OuterProductSizes) -> int:
+    """Return the elements of all partial sums of the gradient of the rows' side."""
+    s, rows, columns, c, _ = sizes
+    chunks, _ = chunk_sizes(rows, columns, c, 2).counts(rows)
+    parts = parts_of_sum(math.ceil(rows / chunks) * c, s, c)
+    return rows * c * s * (parts if parts > 1 else 0)
+
+
+def forward_buffers(sizes: OuterProductSizes, element_size: int) -> int:
+    """Return the bytes of buffers of a forward pass in chunks, without its masked sides."""
+    _, rows, columns, c, c_z = sizes
+    width = padded_width(columns)
+    chunks = chunk_sizes(rows, width, c, element_size)
+    return element_size * width * (chunks.rows * c**2 + chunks.group * c_z) + 4 * rows * columns
 
 
 def choose_forward(right: Tensor, mask_shape: torch.Size, pair_channels: int) -> bool:
