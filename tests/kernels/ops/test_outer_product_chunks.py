@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
 from fastfold.inference.planning.memory_model import CUDA_BLOCK, MAX_BLOCK_CUDA
 from fastfold.kernels import reference
+from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.kernels.common.shared_masks import shared_masks
 from fastfold.kernels.ops.outer_product_mean import chunk_choice, chunks, triton_bwd, triton_fwd
 from fastfold.kernels.ops.outer_product_mean.chunk_choice import (
@@ -24,6 +25,7 @@ from fastfold.kernels.ops.outer_product_mean.chunk_choice import (
     predict_forward,
 )
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
+from fastfold.parallel.planner.recorder import Recorder
 from tests.helpers.kernel_checks import DEVICE, check_against_definition, relative_error
 from tests.helpers.outer_products import added_to_residual, with_strides_and_residual
 
@@ -212,6 +214,55 @@ def test_launches_are_those_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -
     of_both = differences(lambda n: backward(n, 16, *NAMES))
     more = tuple(both - rows for both, rows in zip(of_both, of_rows, strict=True))
     assert more == chunk_choice.JOIN_LAUNCHES[:2]
+
+
+def _peak(call: Callable[[], object], inputs: Iterable[Tensor]) -> float:
+    """Return the maximum number of bytes that exist at a time, without the inputs."""
+    with Recorder(nn.Identity()) as recorder:
+        recorder.leave_out(inputs)
+        call()
+    return recorder.result().peak
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("shape", [(16, 64, 64, 16), (4, 96, 40, 16), (64, 40, 96, 8)])
+def test_buffers_are_those_of_the_cost(
+    shape: tuple[int, int, int, int], joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of both passes beyond inputs and results: at least those that are used, and at most a tenth more."""
+    _set_joined(monkeypatch, joined)
+    _, rows, columns, c = shape
+    _set_rows(monkeypatch, 4, columns, c, 4)
+    x = OuterProductParams(*(x.float() for x in _inputs(*shape).values()))
+    grad = torch.zeros(rows, columns, 12)
+    call = {"sides": x[:2], "masks": x[2:4], "parameters": x[4:], "backend": "triton"}
+
+    monkeypatch.setattr(chunks, "write_update", lambda out, operands: None)
+    peak = _peak(lambda: _run(**x._asdict()), x) - grad.nbytes
+    workspace = OPERATOR_COSTS["outer_product_mean"](call).workspace
+    assert peak <= workspace <= 1.1 * peak
+    peak = _peak(lambda: chunks.backward(grad, x, 1e-3, NAMES), [*x, grad])
+    peak -= sum(y.nbytes for y in (x.left, x.right, x.weight, x.bias))
+    workspace = OPERATOR_COSTS["outer_product_mean_backward"](call).workspace
+    assert peak <= workspace <= 1.1 * peak
+
+
+def test_costs_count_buffers_where_a_gpu_may_compute_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without data belong to plans for any GPU; Triton's kernels and PyTorch's tiles have no buffers."""
+    monkeypatch.delenv(chunk_choice.VARIABLE)
+    sizes = OuterProductSizes(128, 1024, 1024, 32, 128)
+
+    def buffers(x: Tensor, backend: str, sizes: OuterProductSizes = sizes) -> int:
+        return chunk_choice.buffers_of(x, sizes, backend, backward=True)
+
+    meta, here = (torch.empty(2, 3, 32, dtype=torch.bfloat16, device=device) for device in ("meta", "cpu"))
+    assert buffers(meta, "torch") == chunk_choice.backward_buffers(sizes, 2) > 60 << 20
+    assert buffers(meta.float(), "torch") == buffers(here, "torch") == buffers(here, "triton") == 0
+    assert buffers(meta, "torch", sizes._replace(rows=64, columns=64)) == 0
+    monkeypatch.setattr(chunk_choice, "chip_class", lambda device: "sm_90")
+    assert buffers(here, "triton") == buffers(meta, "torch")
+    monkeypatch.setenv(chunk_choice.VARIABLE, "0")
+    assert buffers(meta, "torch") == 0
 
 
 def test_buffers_fit_into_the_memory_that_plans_reserve() -> None:

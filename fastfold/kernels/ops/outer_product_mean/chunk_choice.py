@@ -179,6 +179,22 @@ def forward_buffers(sizes: OuterProductSizes, element_size: int) -> int:
     return element_size * width * (chunks.rows * c**2 + chunks.group * c_z) + 4 * rows * columns
 
 
+def backward_buffers(sizes: OuterProductSizes, element_size: int) -> int:
+    """Return the bytes of buffers of a backward pass in chunks, without its masked sides."""
+    s, rows, columns, c, c_z = sizes
+    width = padded_width(columns)
+    row_chunks = chunk_sizes(rows, width, c, element_size)
+    parts = parts_of_sum(row_chunks.rows * c, s, c)
+    # The gradient of a side, two orders of the weights, sums of a group, and partial sums of a chunk.
+    sums = element_size * (s * rows * c + 2 * c_z * c**2) + 4 * GROUP * c_z * c**2
+    sums += element_size * row_chunks.rows * c * max(c_z * c, parts * s if parts > 1 else 0)
+    own = forward_buffers(sizes, element_size)
+    if joins_sides(sizes):
+        return sums + own + (4 + element_size) * s * width * c
+    # Columns have the same buffers after the rows.
+    return sums + max(own, forward_buffers(sizes._replace(rows=columns, columns=rows), element_size))
+
+
 def choose_forward(right: Tensor, mask_shape: torch.Size, pair_channels: int) -> bool:
     """Return True to compute the forward pass in chunks, for a right side with the mask ``[*, S, J]``.
 
@@ -187,7 +203,7 @@ def choose_forward(right: Tensor, mask_shape: torch.Size, pair_channels: int) ->
     Raises:
         ConfigError: The environment variable has another value than 0 or 1.
     """
-    requested = _requested(right)
+    requested = _requested(right, chip_class(right.device))
     if requested is not None:
         return requested
     sequences, columns = mask_shape[-2:]
@@ -201,7 +217,7 @@ def choose_backward(left: Tensor, columns: int, pair_channels: int) -> bool:
     Raises:
         ConfigError: The environment variable has another value than 0 or 1.
     """
-    requested = _requested(left)
+    requested = _requested(left, chip_class(left.device))
     if requested is not None:
         return requested
     sequences, rows, c = left.shape[-3:]
@@ -209,8 +225,23 @@ def choose_backward(left: Tensor, columns: int, pair_channels: int) -> bool:
     return predict_backward(sizes).are_best_in_chunks(rows * columns)
 
 
-def _requested(x: Tensor) -> bool | None:
-    """Return the choice for data like ``x`` if it does not depend on sizes, else None."""
+def buffers_of(x: Tensor, sizes: OuterProductSizes, backend: str, *, backward: bool) -> int:
+    """Return the bytes of a pass's buffers if it is computed in chunks, else 0.
+
+    ``x`` is a side. Without data it belongs to a plan, whose GPU may be one that computes in chunks.
+    """
+    if backend != "triton" and not x.is_meta:
+        return 0
+    is_chosen = _requested(x, "sm_90" if x.is_meta else chip_class(x.device))
+    if is_chosen is None:
+        times = predict_backward(sizes) if backward else predict_forward(sizes)
+        is_chosen = times.are_best_in_chunks(sizes.rows * sizes.columns)
+    buffers = backward_buffers if backward else forward_buffers
+    return buffers(sizes, x.element_size()) if is_chosen else 0
+
+
+def _requested(x: Tensor, chip: str) -> bool | None:
+    """Return the choice for data like ``x`` on a chip if it does not depend on sizes, else None."""
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "0", "1"):
         raise ConfigError(f"{VARIABLE}: expected 0 or 1, found {value!r}")
@@ -218,4 +249,4 @@ def _requested(x: Tensor) -> bool | None:
         return False
     if value == "1":
         return True
-    return None if x.dtype == torch.bfloat16 and chip_class(x.device) == "sm_90" else False
+    return None if x.dtype == torch.bfloat16 and chip == "sm_90" else False

@@ -30,6 +30,7 @@ from fastfold.kernels.cpu.folding import (
     side_gradients,
 )
 from fastfold.kernels.ops.outer_product_mean import eager
+from fastfold.kernels.ops.outer_product_mean.chunk_choice import OuterProductSizes, buffers_of
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 
 EPS = 1e-3  #: Added to the number of sequences
@@ -215,15 +216,33 @@ def _masked_sides(call: Arguments) -> float:
     return float(size_in_bytes(x.left) + size_in_bytes(x.right))
 
 
+def _chunk_buffers(call: Arguments, *, backward: bool) -> int:
+    """Return the bytes of buffers for products in chunks, 0 where Triton's kernels or PyTorch's tiles compute."""
+    x = _inputs(call)
+    sequences, rows, c = x.left.shape[-3:]
+    sizes = OuterProductSizes(sequences, rows, x.right.shape[-2], c, len(x.bias))
+    return buffers_of(x.left, sizes, call["backend"], backward=backward)
+
+
 def _cost(call: Arguments) -> OperatorCost:
     sides = _masked_sides(call)
-    return OperatorCost(sum(_flops(call)), 2 * sides, sides, launches=4)
+    return OperatorCost(
+        sum(_flops(call)),
+        traffic=2 * sides,
+        workspace=sides + _chunk_buffers(call, backward=False),
+        launches=4,
+    )
 
 
 def _backward_cost(call: Arguments) -> OperatorCost:
     outer, projection = _flops(call)
     sides = _masked_sides(call)
-    return OperatorCost(3 * outer + 2 * projection, 2 * sides, sides, launches=8)
+    return OperatorCost(
+        3 * outer + 2 * projection,
+        traffic=2 * sides,
+        workspace=sides + _chunk_buffers(call, backward=True),
+        launches=8,
+    )
 
 
 _outer_product_mean = define_operator(
@@ -253,7 +272,8 @@ def outer_product_mean(
     ``(Σ_s left[s, i, c] · right[s, j, e] · weight[:, c·C + e] + bias) / (eps + Σ_s left_mask · right_mask)``:
     steps 2 to 4 of algorithm 10 of the AlphaFold supplement. As in AlphaFold's program, the bias is divided too.
 
-    Memory in addition to inputs and result: both projections once more, times their masks.
+    Memory in addition to inputs and result: both projections once more, times their masks. In chunks there are also
+    buffers of about 50 MiB, and more for gradients of deep alignments.
 
     The PyTorch path multiplies ``left`` by the weight first if there are few sequences, which is less work
     (:mod:`~fastfold.kernels.cpu.folding`). So does its backward pass if parameters need no gradients; otherwise it
