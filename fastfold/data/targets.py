@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,7 +180,17 @@ class FoundTarget(NamedTuple):
 
     target: Target
     path: PathLike  #: Path of its file
-    line: int  #: Line of its record, from 1
+    line: int | None  #: Line of its record, from 1; None if unknown
+
+    @property
+    def place(self) -> str:
+        """File and line of the record."""
+        return self.target.source if self.line is None else f"{self.target.source}:{self.line}"
+
+    def is_read_from(self, other: FoundTarget) -> bool:
+        """Return True if both are the same record of a file."""
+        is_same_line = self.line is not None and self.line == other.line
+        return is_same_line and os.path.realpath(self.path) == os.path.realpath(other.path)
 
 
 def unique_targets(records: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:
@@ -188,13 +199,17 @@ def unique_targets(records: Sequence[FoundTarget], errors: list[InputError]) -> 
     ``errors`` receives an error for each repeated identifier, whose target is left out.
     """
     targets: list[Target] = []
-    places: dict[str, str] = {}
-    for target, path, line in records:
-        if target.record in places:
-            message = f"the identifier was used before, at {places[target.record]}; rename one of the two"
+    earlier: dict[str, FoundTarget] = {}
+    for one in records:
+        target, path, line = one
+        first = earlier.setdefault(target.record, one)
+        if first is not one:
+            if one.is_read_from(first):
+                message = "the same record is given twice; leave one out"
+            else:
+                message = f"the identifier was used before, at {first.place}; rename one of the two"
             errors.append(InputError(message, path=path, line=line, record=target.record))
             continue
-        places[target.record] = f"{target.source}:{line}"
         targets.append(target)
     names = unique_stems([target.record for target in targets])
     return [replace(target, name=name) for target, name in zip(targets, names, strict=True)]

@@ -256,7 +256,7 @@ def _complexes(groups: Iterable[Sequence[Partner]]) -> list[Target]:
             key = _key(group)
             if key not in seen:
                 seen.add(key)
-                yield _joined(group, _name(group), group[0].protein.source, 1)
+                yield _joined(group, _name(group), group[0].protein.source, None)
 
     errors: list[InputError] = []
     targets = unique_targets(list(distinct()), errors)
@@ -265,7 +265,7 @@ def _complexes(groups: Iterable[Sequence[Partner]]) -> list[Target]:
     return targets
 
 
-def _joined(partners: Sequence[Partner], name: str, path: PathLike, line: int) -> FoundTarget:
+def _joined(partners: Sequence[Partner], name: str, path: PathLike, line: int | None) -> FoundTarget:
     """Return the complex of some partners, whose chains have the names of their records."""
     chains = [chain for partner in partners for chain in partner.chains]
     named = tuple(replace(chain, id=chain_name(number)) for number, chain in enumerate(chains))

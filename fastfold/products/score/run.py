@@ -231,7 +231,7 @@ def structure_targets(
             continue
         if not searches:
             target = replace(target, alignments=tuple(([], []) for _ in target.chains))
-        targets.append(FoundTarget(target, file, 1))
+        targets.append(FoundTarget(target, file, None))
     return unique_targets(targets, errors), errors
 
 

@@ -63,5 +63,5 @@ def screen_targets(
     if lists.baits is not None:
         targets += baits_against_candidates(partners(lists.baits), *map(partners, lists.candidates))
     # As if just read, to make their names unique together.
-    found_targets = [FoundTarget(target, target.source, 1) for target in targets]
+    found_targets = [FoundTarget(target, target.source, None) for target in targets]
     return unique_targets(found_targets, errors), errors

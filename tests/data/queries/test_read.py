@@ -200,7 +200,7 @@ def test_records_of_one_name_in_several_files_are_called_after_the_files(put: Ca
     assert [target.record for target in targets] == ["a"]
     assert "the identifier was used before" in str(error)
     targets, (error,) = read_targets([paths[1], paths[1]])
-    assert "the identifier was used before" in str(error)
+    assert "the same record is given twice; leave one out" in str(error)
 
 
 def check_records(folder: Path, group: str) -> int:
@@ -333,3 +333,17 @@ def test_a_sequence_may_stand_in_place_of_a_file(tmp_path: Path, monkeypatch: py
     assert "no such file" in str(errors[0])
     Path("MKTAYIAKQRQ").write_text(">a\nMKV\n")
     assert single(Path("MKTAYIAKQRQ")).record == "a"
+
+
+def test_a_record_that_is_given_twice_is_left_out_by_its_reader_and_not_renamed(
+    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put("x.fasta", ">a\nMKV\n>a\nMKL\n")
+    monkeypatch.chdir(path.parent)
+    targets, errors = read_targets([path, "x.fasta"])
+    assert [target.name for target in targets] == ["a"]
+    assert [str(error) for error in errors] == [
+        f"{path}:3 (record 'a'): the identifier was used before, at {path}:1; rename one of the two",
+        "x.fasta:1 (record 'a'): the same record is given twice; leave one out",
+        f"x.fasta:3 (record 'a'): the identifier was used before, at {path}:1; rename one of the two",
+    ]

@@ -38,7 +38,11 @@ def test_a_target_that_two_lists_name_is_reported_and_folded_once(tmp_path: Path
     lists = TargetLists(all_vs_all=ab, baits=ab, candidates=(ab,))
     targets, errors = screen_targets(lists)
     assert [target.name for target in targets] == ["A_and_B", "A_and_A", "B_and_B"]
-    assert ["used before" in str(error) for error in errors] == [True]
+    (error,) = errors
+    assert (
+        str(error)
+        == f"{ab} (record 'A_and_B'): the identifier was used before, at {ab}; rename one of the two"
+    )
 
 
 def test_errors_of_every_list_are_kept_and_the_rest_is_used(tmp_path: Path):
