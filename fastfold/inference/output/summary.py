@@ -108,12 +108,15 @@ class FailuresFile(_SharedTable):
         self._change(target, [_failure(target, reason)])
 
     def add_records(self, errors: Iterable[InputError]) -> None:
-        """Add records that cannot be read, by the names that their targets would have."""
+        """Add records that cannot be read, by the names that their targets would have.
+
+        Errors of whole files and of lines of lists are without a target, and replace those of an earlier run.
+        """
+        self._changed[""] = []
         for error in errors:
-            if error.record:
-                target = safe_stem(error.record)
-                self._unread.setdefault(target, []).append(_failure(target, str(error)))
-                self._change(target, [])
+            target = safe_stem(error.record) if error.record else ""
+            self._unread.setdefault(target, []).append(_failure(target, str(error)))
+            self._change(target, [])
 
     def remove(self, target: str) -> None:
         """Remove a folded target with the next :meth:`flush`, and the table if it has no lines."""

@@ -66,3 +66,18 @@ def test_an_unreadable_record_stays_beside_a_target_of_its_name(tmp_path: Path):
     later.remove("T1")
     later.flush()
     assert not (tmp_path / FAILURES).exists()
+
+
+def test_lines_and_files_without_a_record_are_listed_until_a_run_reads_them(tmp_path: Path):
+    folder = ResultsFolder(tmp_path)
+    table = FailuresFile(folder)
+    table.add_records(
+        [InputError("lacks 'Q'", path="names.txt", line=2), InputError("is empty", path="a.fasta")]
+    )
+    table.add("T1", "too long")
+    table.flush()
+    assert lines(folder)[1:] == ["\tnames.txt:2: lacks 'Q'", "\ta.fasta: is empty", "T1\ttoo long"]
+    later = FailuresFile(folder)
+    later.add_records([])
+    later.flush()
+    assert lines(folder)[1:] == ["T1\ttoo long"]
