@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
@@ -92,7 +93,7 @@ def _code(arguments: Sequence[str] | None) -> int:
         silence_stdout()
         return 1
     except Exception as error:
-        if isinstance(error, OSError) and (problem := _stdout_problem()):
+        if isinstance(error, OSError) and error.errno in _FULL and (problem := _stdout_problem()):
             return _fail(problem, 1)
         if debugging():
             raise
@@ -109,6 +110,10 @@ def _run(arguments: Sequence[str]) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     with orderly_termination():
         return run(options)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a standard output that takes no line."""
 
 
 def _stdout_problem() -> str:

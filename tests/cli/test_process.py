@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -152,6 +153,19 @@ def test_a_full_standard_output_is_told(
         assert told.startswith(
             "fastfold: cannot write to the standard output: No space left on device; print to"
         )
+
+
+def test_an_error_of_a_file_prints_nothing_to_the_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "config.json")
+
+    monkeypatch.setattr("fastfold.inference.output.used_methods.used_methods", refuse)
+    assert main(["cite", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "config.json: Permission denied" in printed.err
 
 
 def test_a_terminated_command_says_how_to_continue(
