@@ -90,6 +90,8 @@ def test_the_command_prints_papers_of_results(cli: CommandLine) -> None:
     assert "Jumper, J.; Evans, R.; Pritzel, A. et al. Highly accurate" in every
     with pytest.raises(InputError, match=r"found none; give a folder"):
         used_methods(cli.out / "alignments")
+    with pytest.raises(InputError, match=r"cannot be listed: No such file or directory"):
+        used_methods(cli.out / "other")
 
 
 @pytest.mark.parametrize(

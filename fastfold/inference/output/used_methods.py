@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ def used_methods(directory: Path) -> set[str]:
     Searches are known by the folder ``alignments`` among the results.
     """
     methods: set[str] = set()
+    try:
+        os.listdir(directory)  # a search by a pattern finds nothing in a folder that cannot be read
+    except OSError as error:
+        raise InputError(f"cannot be listed: {error.strerror}; check the path", path=directory) from error
     for config in _objects(_in_folders(directory, "*_config*.json")):
         methods.add("alphafold")
         if mapping_of(config, "weights").get("is_multimer") is True:
