@@ -55,8 +55,11 @@ class PointPairs:
 
 
 def _wide_rows(points: Tensor) -> Tensor:
-    """Return points as numbers of 16 bytes ``[N]``, which are selected faster than rows; float64 stays ``[N, 3]``."""
-    if points.dtype != torch.float32:
+    """Return points as numbers of 16 bytes ``[N]``, which are selected faster than rows.
+
+    Points in float64, and those on a device that may lack such numbers (Apple GPUs do), stay ``[N, 3]``.
+    """
+    if points.dtype != torch.float32 or points.device.type not in ("cpu", "cuda"):
         return points
     return torch.nn.functional.pad(points, (0, 1)).view(torch.complex128).squeeze(-1)
 

@@ -340,3 +340,11 @@ def test_pairs_sum_forces_in_their_order():
     assert torch.equal(pairs.forces(pull, offset), expected)
     none = PointPairs(first[:0], second[:0], 9)
     assert torch.equal(none.forces(pull[:0], none.offsets(points)[0]), torch.zeros(9, 3))
+
+
+def test_points_of_other_devices_keep_their_numbers():
+    """Apple GPUs lack numbers of 16 bytes."""
+    points = torch.empty(5, 3, device="meta")
+    first = torch.zeros(4, dtype=torch.int64, device="meta")
+    assert distogram_potential._wide_rows(points) is points
+    assert distogram_potential._selected(points, first).shape == (4, 3)
