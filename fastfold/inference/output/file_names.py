@@ -67,3 +67,18 @@ def fastfold_name(name: str) -> str:
     words = {kind: word for word, kind in _KINDS.items()}
     word = f"_{match['cycle']}" if match["cycle"] else words.get(match["kind"], f"_{match['kind']}")
     return f"{match['target']}_{match['key']}{word}{match['suffix']}"
+
+
+_RANKED = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")
+
+
+def ranked_target(name: str) -> tuple[str, int] | None:
+    """Return the stem of the target and the rank in a file's name of FastFold's style; None without a rank.
+
+    Example:
+        >>> from fastfold.inference.output.file_names import ranked_target
+        >>> ranked_target("p_rank_1_rank_002_mini_seed_0.cif")
+        ('p_rank_1', 2)
+    """
+    match = _RANKED.fullmatch(name)
+    return None if match is None else (match["target"], int(match["rank"]))

@@ -12,6 +12,7 @@ import numpy as np
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import InputError
 from fastfold.inference.config import OutputFormat
+from fastfold.inference.output.file_names import fastfold_name, ranked_target
 from fastfold.inference.output.results_folder import TargetResults
 from fastfold.inference.output.score_files import (
     BACKBONE,
@@ -106,6 +107,8 @@ def compare_target(
         path.stem: read_structure(path)
         for kind in kinds
         for path in sorted(output.glob(f"{glob.escape(stem)}{kind}_rank_*.cif"))
+        # Another target may be named like a prediction: p_rank_1.
+        if (ranked_target(fastfold_name(path.name)) or ("",))[0] == stem
     }
     scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
     scores |= {"kind": _kind(true.method), "backbone": _backbone(true)}

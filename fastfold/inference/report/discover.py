@@ -9,7 +9,6 @@ import contextlib
 import glob
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from fastfold.data.targets import safe_stem
 from fastfold.errors import FastFoldError, InputError, first_line
-from fastfold.inference.output.file_names import fastfold_name
+from fastfold.inference.output.file_names import fastfold_name, ranked_target
 from fastfold.inference.output.score_files import MAX_SCORES_BYTES, check_scores
 from fastfold.inference.output.summary import read_table
 from fastfold.utils.foreign_text import parse_json
@@ -73,7 +72,6 @@ def _reason(error: Exception) -> str:
 SCORES = "_scores.json"  #: Ending of the file that identifies a prediction
 _RELAXED = ("_relaxed.pdb", "_relaxed.cif")
 
-_RANK = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")
 _LISTED = ("relaxed_energy", "seconds", "peak_memory")
 
 
@@ -127,15 +125,13 @@ def find_predictions(
     for stem in stems:
         with leaving_out(f"{stem}{SCORES}", say):
             scores = check_scores(read_json(paths[f"{stem}{SCORES}"]))
-            match = _RANK.fullmatch(stem)
-            target = match["target"] if match else safe_stem(scores["name"])
+            target, rank = ranked_target(stem) or (safe_stem(scores["name"]), None)
             # Of the target, or of the prediction.
             for ending in ("_coverage.json", "_coverage.png", "_config.json"):
                 name = f"{target}{ending}"
                 if ending not in files[stem] and name in own:
                     files[stem][ending] = paths[name]
             line = table.get(stem, {})
-            rank = int(match["rank"]) if match else None
             predictions.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
     return sorted(predictions, key=lambda one: (one.target, one.rank or math.inf, one.stem))
 

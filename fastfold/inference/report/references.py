@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -43,12 +42,12 @@ def compare_results(directory: Path, reference: Path, say: Callable[[str], None]
     # It imports PyTorch, which a page does not need.
     from fastfold.inference.output.references import compare_in_folder
 
-    names: dict[tuple[Path, str], str] = {}
+    targets: dict[tuple[Path, str], FoundPrediction] = {}
     for prediction in find_predictions(directory):
-        place = prediction.files[SCORES].parent, prediction.target
-        names.setdefault(place, str(prediction.scores["name"]))
-    for (folder, stem), name in names.items():
-        is_plain = any(folder.glob(f"{glob.escape(stem)}_rank_*.cif"))
+        targets.setdefault((prediction.files[SCORES].parent, prediction.target), prediction)
+    for (folder, stem), prediction in targets.items():
+        name = str(prediction.scores["name"])
+        is_plain = prediction.files[SCORES].name == f"{prediction.stem}{SCORES}"
         style: OutputFormat = "fastfold" if is_plain else "colabfold"
         say(compare_in_folder(folder, stem, (name, stem), reference, label=name, output_format=style))
 

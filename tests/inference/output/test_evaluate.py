@@ -10,8 +10,10 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import InputError
+from fastfold.inference.config import OutputFormat
 from fastfold.inference.output import references
 from fastfold.inference.output.references import compare_target, find_reference
+from fastfold.inference.report.references import compare_results
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
@@ -168,3 +170,19 @@ def test_residues_that_a_reference_lacks_are_null_in_the_file(tmp_path: Path) ->
     assert written["backbone"][0][:3] == pytest.approx(positions[3, :3], abs=0.006)
     assert written["backbone"][10][1] is None
     assert written["backbone"][1:10] == [pytest.approx(one, abs=0.006) for one in positions[4:13]]
+
+
+@pytest.mark.parametrize("output_format", ["fastfold", "colabfold"])
+def test_a_target_named_like_a_prediction_is_compared_alone(
+    tmp_path: Path, output_format: OutputFormat
+) -> None:
+    for name, residues in (("p", 12), ("p_rank_1", 20), ("p_rank_001", 20)):
+        prediction = helix_prediction(name, residues)
+        prediction.save(tmp_path / "results", rank=1, plots=False, output_format=output_format)
+    (tmp_path / "experiment.pdb").write_text(helix_prediction("p", 12).to_pdb())
+    scores, problem = compare_target(tmp_path / "results", "p", tmp_path / "experiment.pdb", output_format)
+    assert problem == ""
+    assert [(one.aligned_residues, one.tm_score) for one in scores.values()] == [(12, 1.0)]
+    lines: list[str] = []
+    compare_results(tmp_path / "results", tmp_path / "experiment.pdb", lines.append)
+    assert [line.partition(":")[0] for line in lines] == ["p", "p_rank_001", "p_rank_1"]
