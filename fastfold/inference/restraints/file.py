@@ -44,7 +44,7 @@ def read_restraints(
     Args:
         path: A table of FastFold, of cross-links or of Chai, a YAML file of Boltz, a list of AlphaLink, or contacts in
             CASP's format RR (docs/restraints.md). Chains are A, B and so on in the order of the target, and residues
-            are counted from 1 in each; those of a given structure have the names and numbers of its file.
+            are counted from 1 in each whole protein; those of a given structure have the names and numbers of its file.
         target: The target.
         say: Receives a line about each property of the file that the fit leaves out; None for silence.
 

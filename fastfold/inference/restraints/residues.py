@@ -16,7 +16,8 @@ _PREFIXES = {"sp", "tr"}
 class Residues:
     """Residues of a target, whose places are counted from 0 through all chains.
 
-    Residues of a given structure are named by its chains and numbers, others by chains A, B and so on and from 1.
+    Residues have the names of outputs: chains and numbers of a given structure, otherwise chains A, B and so on, and
+    numbers in the whole protein from 1.
 
     Args:
         target: The target.
@@ -32,7 +33,9 @@ class Residues:
         self._numbers = [
             number
             for chain in self.chains
-            for number in ((names is None and chain.labels) or map(str, range(1, len(chain.sequence) + 1)))
+            for number in (
+                chain.residue_labels if names is None else map(str, range(1, len(chain.sequence) + 1))
+            )
         ]
         self._by_number = {
             (name, self._numbers[place]): place for name in self.names for place in self.chain_places(name)

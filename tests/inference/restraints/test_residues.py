@@ -53,7 +53,17 @@ def test_residues_left_out_count_as_separation() -> None:
     chain = Chain("A", "MKTY", whole="MKTAYIAKQY", regions=((1, 3), (10, 10)))
     cut = Residues(Target("cut", (chain, Chain("B", "GS")), "", "cut", ()))
     assert [cut.separation(2, 3), cut.separation(0, 1), cut.separation(3, 4)] == [7, 1, None]
-    assert [cut.label(3), cut.label(4)] == ["A:Y4", "B:G1"]
+
+
+def test_residues_of_parts_have_the_numbers_of_the_whole_protein() -> None:
+    chain = Chain("A", "TAYQY", whole="MKTAYIAKQY", regions=((3, 5), (9, 10)))
+    cut = Residues(Target("cut", (chain, Chain("B", "GS")), "", "cut", ()))
+    assert [cut.place("A", "4"), cut.place("A", "Q9"), cut.place("B", "1")] == [1, 3, 5]
+    assert [cut.label(4), cut.label(5)] == ["A:Y10", "B:G1"]
+    with pytest.raises(ValueError, match="chain A has residues 3 to 10, found 1"):
+        cut.place("A", "1")
+    boltz = Residues(Target("cut", (chain,), "", "cut", ()), names=["X"])  # whose file lists TAYQY
+    assert boltz.place("X", "4") == 3
 
 
 def test_unknown_residues_are_refused_and_left_out_of_pockets() -> None:
