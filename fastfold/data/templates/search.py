@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,7 @@ def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]
     """Return the places of the query's residues in each sequence, aligned with the profile of an alignment.
 
     These are places of the largest domain, and of others in the same order in both; empty for an unrelated sequence.
+    Domains on both sides of an inserted one often overlap in the query; they meet where most letters are equal.
     """
     if not sequences:
         return []
@@ -124,20 +126,42 @@ def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]
         for hit in parse_hmmsearch(text, msa.sequences[0]):
             pairs = zip(hit.indices_query, hit.indices_hit, strict=True)
             domains.setdefault(hit.name, []).append({mine: theirs for mine, theirs in pairs if theirs >= 0})
-    return [_collinear(domains.get(name, [])) for name in names]
+    query = msa.sequences[0]
+    pairs_of_names = zip(names, sequences, strict=True)
+    return [_collinear(domains.get(name, []), query, sequence) for name, sequence in pairs_of_names]
 
 
-def _collinear(domains: Sequence[dict[int, int]]) -> dict[int, int]:
-    """Join the largest domain and those before or after it in both sequences."""
+def _collinear(domains: Sequence[dict[int, int]], query: str, sequence: str) -> dict[int, int]:
+    """Join the largest domain and those before or after it in both sequences.
+
+    A domain that overlaps others in the query is joined if at least half of its equal letters add to theirs.
+    """
+
+    def equal(*parts: dict[int, int]) -> int:
+        return sum(query[mine] == sequence[place] for part in parts for mine, place in part.items())
+
     joined: list[dict[int, int]] = []
     for domain in sorted(domains, key=len, reverse=True):
-        if all(_is_before(domain, other) or _is_before(other, domain) for other in joined):
-            joined.append(domain)
-    return {mine: place for domain in sorted(joined, key=min) for mine, place in domain.items()}
+        parts = sorted([*joined, domain], key=min)
+        for left, right in pairwise(range(len(parts))):
+            first, second = parts[left], parts[right]
+            if first and second and max(first) >= min(second):
+                splits = [_split(first, second, column) for column in range(min(second), max(first) + 2)]
+                parts[left], parts[right] = max(splits, key=lambda split: equal(*split))
+        gain = equal(*parts) - equal(*joined)
+        if all(parts) and all(starmap(_is_before, pairwise(parts))) and 2 * gain >= equal(domain):
+            joined = parts
+    return {mine: place for domain in joined for mine, place in domain.items()}
+
+
+def _split(first: dict[int, int], second: dict[int, int], column: int) -> list[dict[int, int]]:
+    """Return the part of a domain before a column of the query, and that of the next domain from there on."""
+    before = {mine: place for mine, place in first.items() if mine < column}
+    return [before, {mine: place for mine, place in second.items() if mine >= column}]
 
 
 def _is_before(first: dict[int, int], second: dict[int, int]) -> bool:
-    return max(first) < min(second) and max(first.values()) < min(second.values())
+    return max(first.values()) < min(second.values())
 
 
 def _profile(msa: Msa) -> HMM:

@@ -82,14 +82,43 @@ def test_sequences_are_aligned_with_the_profile(msa: Msa) -> None:
 
 
 def test_domains_in_the_same_order_in_both_are_joined() -> None:
-    """The largest counts, then those that do not cross or overlap what is taken."""
+    """The largest counts, then those that do not cross what is joined."""
+    query, sequence = "A" * 80, "A" * 140
     large = {place: place + 50 for place in range(20, 60)}
     before = {place: place for place in range(10)}
     crossing = {place: place for place in range(70, 80)}
-    overlapping = {place: place + 60 for place in range(55, 70)}
-    assert _collinear([before, crossing, large, overlapping]) == before | large
-    assert list(_collinear([large, before])) == [*range(10), *range(20, 60)]
-    assert _collinear([]) == {}
+    assert _collinear([before, crossing, large], query, sequence) == before | large
+    assert list(_collinear([large, before], query, sequence)) == [*range(10), *range(20, 60)]
+    assert _collinear([], query, sequence) == {}
+
+
+def test_overlapping_domains_meet_where_most_letters_are_equal() -> None:
+    query = "A" * 30 + "C" * 50
+    sequence = "A" * 30 + "G" * 100 + "C" * 50
+    first = {place: place for place in range(34)}
+    second = {place: place + 100 for place in range(25, 80)}
+    whole = {place: place + 100 * (place >= 30) for place in range(80)}
+    assert _collinear([first, second], query, sequence) == whole
+    copy = {place: place + 80 for place in range(80)}  # of a repeat that is joined already
+    assert _collinear([{place: place for place in range(80)}, copy], query, query * 2) == dict(
+        enumerate(range(80))
+    )
+
+
+@pytest.mark.parametrize("length", [20, 160])
+def test_both_sides_of_an_inserted_domain_are_aligned(length: int) -> None:
+    """A receptor with lysozyme in a loop is a template of the whole receptor."""
+    rng = np.random.default_rng(0)
+    letters = list("ACDEFGHIKLMNPQRSTVWY")
+    query, inserted = ("".join(rng.choice(letters, count)) for count in (120, length))
+    for place in (30, 60, 90):
+        (aligned,) = align_to_profile(
+            Msa((query,), np.zeros((1, 120), np.int32), ("query",)),
+            [query[:place] + inserted + query[place:]],
+        )
+        right = [mine for mine, theirs in aligned.items() if theirs == mine + length * (mine >= place)]
+        assert len(right) >= 118
+        assert len(aligned) - len(right) <= 2
 
 
 def test_a_single_row_is_a_profile_too() -> None:
