@@ -11,7 +11,7 @@ import torch
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.chain_mapping import ChainMap, equal_chains, map_chains
+from fastfold.protein.metrics.chain_mapping import ChainMap, chain_candidates, map_chains
 from fastfold.protein.metrics.tm_score import rmsd, superpose, tm_score
 from fastfold.protein.structure import ChainStructure, structure_to_protein
 from fastfold.protein.validation import check_structure
@@ -20,7 +20,8 @@ from fastfold.protein.validation import check_structure
 def compare_with_given(prediction: Prediction, source: GivenStructure) -> dict[str, Any]:
     """Compare a prediction with the structure that the network was given, whose chains are in the same order.
 
-    Chains of one sequence are exchangeable: they are compared by the mapping with the largest TM-score.
+    Chains of one sequence are exchangeable, also if they lack other residues: they are compared by the mapping with the
+    largest TM-score.
 
     Scores are named ``file``, ``use``, ``tm_score`` of the CA atoms, normalised by all residues, ``rmsd`` in Å, and
     ``composite``, AF2Rank's product of pLDDT (0 to 1), pTM and TM-score; None without pTM. A complex also has
@@ -45,7 +46,9 @@ def compare_with_given(prediction: Prediction, source: GivenStructure) -> dict[s
     if len(chains) > 1:
         own = prediction.author_names.chain_ids
         names = {own[i]: chains[j].chain_id for i, j in mapping}
-        scores |= {"chain_mapping": names} | _of_binder(prediction, predicted, true, mask, dict(mapping))
+        scores |= {"chain_mapping": names} | _of_binder(
+            prediction, predicted, true, mask, dict(mapping), length=len(chains[0])
+        )
     return scores
 
 
@@ -54,18 +57,20 @@ def _ca_atoms(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ChainMap]:
     """Return CA positions ``[N, 3]`` of prediction and structure, and the mask ``[N]`` of common ones, in float64.
 
-    The prediction's chains are in the order of the structure's, by the mapping that is returned as well.
+    The prediction's residues are in the places of the structure's, by the mapping that is returned as well.
     """
     ca = rc.atom_order["CA"]
     true = np.concatenate([chain.positions[:, ca] for chain in chains])
     resolved = np.concatenate([chain.mask[:, ca] for chain in chains])
     arrays = (prediction.atom_positions[:, ca], true, prediction.atom_mask[:, ca] > 0.5, resolved)
     predicted, positions, has, known = (torch.from_numpy(np.asarray(x, np.float64)) for x in arrays)
-    candidates = equal_chains([chain.sequence for chain in chains])
+    sequences, indices = [one.sequence for one in chains], [one.residue_index for one in chains]
+    candidates = chain_candidates(sequences, sequences, indices=(indices, indices), identity=1.0)
     mapping = map_chains(candidates, predicted, positions, has, known)
     ours, theirs = torch.from_numpy(candidates.rows(mapping)).unbind(-1)
-    order = ours[theirs.argsort()]
-    return predicted[order], positions, has[order] * known, mapping
+    moved, moved_mask = torch.zeros_like(predicted), torch.zeros_like(has)
+    moved[theirs], moved_mask[theirs] = predicted[ours], has[ours]
+    return moved, positions, moved_mask * known, mapping
 
 
 def _of_binder(
@@ -74,8 +79,10 @@ def _of_binder(
     true: torch.Tensor,
     mask: torch.Tensor,
     mapping: Mapping[int, int],
+    *,
+    length: int,
 ) -> dict[str, Any]:
-    """Return dl_binder_design's scores, whose binder is the given structure's first chain."""
+    """Return dl_binder_design's scores, whose binder is the given structure's first chain, of this ``length``."""
     own = next(i for i, j in mapping.items() if j == 0)
     first = prediction.chain_index == own
     scores: dict[str, Any] = {
@@ -85,7 +92,7 @@ def _of_binder(
     if prediction.pae is not None:
         pae = prediction.pae.astype(np.float64)
         scores["interaction_pae"] = float((pae[first][:, ~first].mean() + pae[~first][:, first].mean()) / 2)
-    is_binder = torch.arange(len(mask)) < int(first.sum())
+    is_binder = torch.arange(len(mask)) < length
     binder = is_binder * mask
     moved = superpose(predicted, true, mask - binder)[..., None].apply(predicted)
     squared = (moved - true).square().sum(-1)

@@ -101,13 +101,15 @@ def chain_candidates(
     theirs: Sequence[str],
     *,
     indices: Sequence[Sequence[np.ndarray]] | None = None,
+    identity: float = _COPY,
 ) -> ChainCandidates:
     """Find chains that may correspond, from the sequences of a prediction's and a reference's chains.
 
     ``indices`` are the residue indices of both structures' chains; None if no chain has gaps. Where they show gaps,
-    residues correspond by :func:`corresponding_residues`, otherwise by their alignment.
+    residues correspond by :func:`corresponding_residues`, otherwise by their alignment. Copies of a chain have the same
+    type at a share ``identity`` of their common residues.
     """
-    alignments = _Alignments()
+    alignments = _Alignments(identity)
     if indices is None:
         indices = [[np.arange(len(one)) for one in sequences] for sequences in (ours, theirs)]
     our_chains, their_chains = (
@@ -148,8 +150,9 @@ class _Letters(NamedTuple):
 class _Alignments:
     """Alignments of pairs of chains, each made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: float) -> None:
         self._rows: dict[tuple[_Letters, _Letters], np.ndarray] = {}
+        self._identity = identity
 
     def rows(self, one: _Letters, other: _Letters) -> np.ndarray:
         if (one, other) not in self._rows:
@@ -165,7 +168,7 @@ class _Alignments:
         return self.identical(one, other) >= max(1.0, _CORRESPONDING * shorter)
 
     def are_copies(self, one: _Letters, other: _Letters) -> bool:
-        is_similar = self.identical(one, other) >= _COPY * len(self.rows(one, other))
+        is_similar = self.identical(one, other) >= self._identity * len(self.rows(one, other))
         return is_similar and self.correspond(one, other)
 
 

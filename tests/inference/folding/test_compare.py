@@ -65,3 +65,36 @@ def test_copies_of_a_chain_are_exchangeable(tmp_path: Path) -> None:
     assert scores["interaction_pae"] == pytest.approx(across, rel=1e-6)
     same = compare_with_given(given, GivenStructure(path, "template"))
     assert same["chain_mapping"] == {"A": "A", "B": "B", "C": "C"}
+
+
+def test_copies_that_lack_other_residues_are_exchangeable(tmp_path: Path) -> None:
+    """A homotrimer whose first copy lacks a loop, placed by the network in another order."""
+    whole = helix_prediction(
+        "x", 12, 12, 12, aatype=np.tile(np.arange(12), 3), sequences=("ARNDCQEGHILK",) * 3
+    )
+    lines = to_pdb(whole.protein).splitlines(keepends=True)
+    path = tmp_path / "x.pdb"
+    path.write_text(
+        "".join(line for line in lines if not (line[21:22] == "A" and line[22:26] in ("   5", "   6")))
+    )
+    kept = np.delete(np.arange(36), [4, 5])
+    gapped = {
+        name: getattr(whole, name)[kept]
+        for name in ("aatype", "residue_index", "chain_index", "atom_mask", "plddt")
+    }
+    order = np.delete(np.r_[24:36, 0:12, 12:24], [4, 5])
+    prediction = replace(
+        whole,
+        **gapped,
+        sequences=("ARNDEGHILK", *whole.sequences[1:]),
+        pae=whole.pae[np.ix_(kept, kept)],
+        atom_positions=whole.atom_positions[order],
+    )
+    scores = compare_with_given(prediction, GivenStructure(path, "template"))
+    assert scores["chain_mapping"] == {"B": "A", "C": "B", "A": "C"}
+    assert scores["rmsd"] == pytest.approx(0.0, abs=1e-3)
+    assert scores["tm_score"] == pytest.approx(
+        32 / 34, abs=1e-4
+    )  # two residues of the third copy are not predicted
+    assert (scores["binder_rmsd"], scores["binder_rmsd_on_target"]) == pytest.approx((0.0, 0.0), abs=1e-3)
+    assert scores["binder_plddt"] == pytest.approx(float(whole.plddt[12:24].mean()), rel=1e-6)
