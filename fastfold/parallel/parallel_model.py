@@ -120,6 +120,10 @@ class Parallel(nn.Module):
                 f"pp={self.plan.pp} has no forward pass on one rank: run steps by fastfold.parallel.Pipeline(parallel)"
             )
         if self.plan.zero == 3:
+            if torch.is_inference_mode_enabled():
+                # FSDP2 keeps tensors of its first pass, which passes with gradients use too.
+                with torch.inference_mode(False), torch.no_grad():
+                    return Parallel.forward(self, *args, **kwargs)
             take_turn("forward()")
         try:
             output = self.module(*args, **kwargs)

@@ -31,6 +31,15 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import tensors_in, tie, tied_names
 
 
+def _refuse_inference_mode(_: nn.Module, __: Any) -> None:
+    """Refuse a pass in which FSDP2 would keep tensors that later passes with gradients cannot use."""
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "under zero=3 a module cannot train after it has run in torch.inference_mode(): call the object that "
+            "parallelize() returned, or use torch.no_grad()"
+        )
+
+
 def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
     """Refuse ``create_graph=True``: FSDP2 releases the parameters that a second backward pass needs."""
 
@@ -146,6 +155,7 @@ class FullySharded(ReducedGradients):
                     # Gradients are summed, as in the other stages; callers scale the loss for a mean.
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
+            module.register_forward_pre_hook(_refuse_inference_mode, prepend=True)
             module.register_forward_hook(_refuse_second_derivatives)
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if self._group.size > 1:
@@ -191,6 +201,11 @@ class FullySharded(ReducedGradients):
         return gradients
 
     def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
+        if self._group.process_group is not None and parameter._backward_hooks:
+            raise ConfigError(
+                f"{name} has a hook of register_hook(), which zero=3 does not call: use "
+                "register_post_accumulate_grad_hook(), which gets this rank's shard, or zero=0, 1 or 2"
+            )
         if isinstance(self.parameters[name], DTensor) and not isinstance(parameter, DTensor):
             raise ConfigError(
                 f"{name} is still gathered, because an error ended an earlier backward pass. zero=3 cannot continue "

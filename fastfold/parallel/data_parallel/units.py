@@ -2,18 +2,20 @@
 
 Hooks around those of FSDP2 check that ranks agree on the next unit, and that gathered weights are not changed in place.
 FSDP2 gathers a unit when it is called. If ranks call different units, as with experts chosen by the data, they would
-get each other's parameters or wait until the timeout. Changes of gathered weights are lost when FSDP2 releases them.
+get each other's parameters or wait until the timeout. It sums the gradients of a unit in one message, whose lengths
+differ if ranks used different parameters. Changes of gathered weights are lost when FSDP2 releases them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
@@ -58,7 +60,7 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
     return sorted(alone, key=lambda unit: -places.get(unit, 0))
 
 
-_FORWARD, _BACKWARD, _END = 1, 2, 3
+_FORWARD, _BACKWARD, _END, _REDUCE = 1, 2, 3, 4
 
 _MEASURED_CALLS = 3
 """Number of first calls that also compare the weights' norms: changes through ``.data`` count no version."""
@@ -86,6 +88,9 @@ class UnitCalls:
             before = torch.compiler.disable(lambda *_, number=number: self._agree(_FORWARD, number))
             unit.register_forward_pre_hook(before, prepend=True)
             unit.register_forward_hook(torch.compiler.disable(partial(self._after, number)), prepend=True)
+            if isinstance(unit, FSDPModule):
+                reduction: Any = _AgreedReduction(partial(self._agree, _REDUCE, number))
+                unit.set_custom_reduce_scatter(reduction)
         module.register_forward_hook(torch.compiler.disable(lambda *_: self._agree(_END, -1)))
 
     def end_step(self) -> None:
@@ -105,24 +110,47 @@ class UnitCalls:
             if x.requires_grad:
                 x.register_hook(before_backward)
 
-    def _agree(self, kind: int, number: int) -> None:
+    def _agree(self, kind: int, number: int, elements: int = 0) -> None:
         if self._side is None:
             return
-        own = torch.tensor([kind, number], device="cpu")
+        own = torch.tensor([kind, number, elements], device="cpu")
         of_all = [torch.empty_like(own) for _ in range(self._side.size())]
         dist.all_gather(of_all, own, group=self._side)
         other = next((x.tolist() for x in of_all if not torch.equal(x, own)), None)
         if other is not None:
             raise ConfigError(
                 "under zero=3 all ranks have to use the same parameters in each pass, and here one "
-                f"{self._shown(kind, number)} while another {self._shown(*other)}; use zero=2, or "
+                f"{self._shown(kind, number, elements)} while another {self._shown(*other)}; use zero=2, or "
                 "call the same modules on all ranks"
             )
 
-    def _shown(self, kind: int, number: int) -> str:
+    def _shown(self, kind: int, number: int, elements: int) -> str:
         if kind == _END:
             return "ends the pass"
+        if kind == _REDUCE:
+            return f"has gradients of {elements:,} elements of {self._names[number]}"
         return f"{'calls' if kind == _FORWARD else 'goes back through'} {self._names[number]}"
+
+
+class _AgreedReduction:
+    """Reduction of a unit's gradients for FSDP2, after ranks have compared their number of elements."""
+
+    def __init__(self, agree: Callable[[int], None]) -> None:
+        self._agree = agree
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._agree(input_tensor.numel())
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
 class UnitWeights:

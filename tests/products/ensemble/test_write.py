@@ -45,6 +45,11 @@ def test_files_have_the_numbers_of_the_analysis(two_states: Path, tmp_path: Path
     text = (folder / "helices_ensemble.pdb").read_text()
     assert text.count("\nMODEL ") == text.count("\nENDMDL") == 2
     first = read_structure(folder / "helices_ensemble.pdb").chains
+    # Names are those of the predictions' own files.
+    predicted = read_structure(next(folder.glob("*rank_001*.pdb"))).chains
+    assert [(one.chain_id, one.author_numbers) for one in first] == [
+        (one.chain_id, one.author_numbers) for one in predicted
+    ]
     assert np.abs(first[0].positions[:, 1] - found.superposed[found.representatives[0], :30]).max() < 2e-3
 
 
