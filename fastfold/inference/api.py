@@ -141,9 +141,9 @@ def predict(
         model: Network from :func:`load_model`, or a path or name. Of several networks (``multimer``), the best
             prediction is returned.
         msa: Alignment whose first row is the sequence: an A3M or Stockholm file, an :class:`Msa`, or rows of an A3M
-            file as text or as an array of letters. For a complex, a list of one per chain, with None for none. Or a
-            folder of alignments, for example of ``fastfold.search``, with some under ``name``. Without it, the network
-            sees only the sequence.
+            file as text or as an array of letters. For a complex, a list of one per chain, with None for none; copies
+            of a chain share one. Or a folder of alignments, for example of ``fastfold.search``, with some under
+            ``name``. Without it, the network sees only the sequence.
         templates: Structure files or folders of them, which are aligned with each chain by sequence; or raw features
             (``template_aatype`` and others). For a complex, files for all chains, a list of one of these per chain,
             with None for none, or ``TemplateOptions(complexes=(file, ...))`` for templates that span the chains.
@@ -416,10 +416,18 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
             f"{len(target.chains)} chains, but {len(per_chain)} alignments: give a list of one per chain, with None "
             "for a chain without alignment"
         )
-    return [
-        ([] if one is None else [_read_alignment(one, chain.sequence)], [])
-        for chain, one in zip(target.chains, per_chain, strict=True)
-    ]
+    rows: dict[str, Msa] = {}
+    for chain, one in zip(target.chains, per_chain, strict=True):
+        if one is None:
+            continue
+        read = _read_alignment(one, chain.sequence)
+        first = rows.setdefault(chain.sequence, read)
+        if first.sequences != read.sequences or not np.array_equal(first.deletions, read.deletions):
+            raise ConfigError(
+                f"msa: chain {chain.id} has the sequence of an earlier chain, and another alignment; copies of a chain "
+                "share one: give it once, with None for the others"
+            )
+    return [([rows[chain.sequence]] if chain.sequence in rows else [], []) for chain in target.chains]
 
 
 def _read_alignment(msa: Any, query: str) -> Msa:

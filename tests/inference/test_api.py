@@ -12,10 +12,11 @@ import torch
 import fastfold
 from fastfold import FastFoldError
 from fastfold.data.msa.find import read_msa
+from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.api import _read_alignment
+from fastfold.inference.api import _alignments, _read_alignment
 from fastfold.inference.planning import planner
 from tests.helpers.command_line import ORACLES, CommandLine, small_model, small_weights
 
@@ -294,3 +295,16 @@ def test_wrong_rows_of_an_alignment_are_named_from_one(rows: Any, message: str) 
         _read_alignment(rows, "MKV")
     read = _read_alignment(["MKV", "M-V"], "MKV")
     assert list(read.sequences) == ["MKV", "M-V"]
+
+
+def test_copies_of_a_chain_share_an_alignment_wherever_it_is_given() -> None:
+    """Networks see one alignment for all copies, which none may lose in silence."""
+    target = target_from_sequence("MKTAY:MKTAY:GSH")
+    rows, other = ["MKTAY", "MRTAY"], ["MKTAY", "MKTAW"]
+    for given in ([rows, None, None], [None, rows, None], [rows, rows, None]):
+        shared = [[msa.sequences for msa in own] for own, _ in _alignments(target, given)]
+        assert shared == [[("MKTAY", "MRTAY")], [("MKTAY", "MRTAY")], []]
+    with pytest.raises(
+        ConfigError, match="chain B has the sequence of an earlier chain, and another alignment"
+    ):
+        _alignments(target, [rows, other, None])
