@@ -146,6 +146,7 @@ def _members(predictions: Sequence[FoundPrediction]) -> list[Member]:
         protein = structure_to_protein(read_structure(path))
         if [len(one) for one in protein.sequences] != [len(one) for one in prediction.scores["sequences"]]:
             raise InputError("has other chains than the scores file; fold it again", path=path)
+        protein = replace(protein, residue_index=residue_numbers(prediction.scores))
         if members and protein.sequences != members[0].protein.sequences:
             raise InputError(
                 f"expected the chains of {members[0].name}, found others; analyse targets in separate folders",

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.tm_score import superpose, tm_score, tm_score_scale
-from fastfold.protein.protein import Protein
 
 ChainMap = tuple[tuple[int, int], ...]
 """Chains of a prediction and their chains of the reference, by their numbers from 0, in the reference's order."""
@@ -82,18 +81,6 @@ class ChainCandidates:
     def rows(self, mapping: ChainMap) -> np.ndarray:
         """Return corresponding residues ``[K, 2]`` int64 of the mapped chains."""
         return np.concatenate([np.zeros((0, 2), np.int64), *(self.residues[pair] for pair in mapping)])
-
-
-def protein_candidates(prediction: Protein, reference: Protein) -> ChainCandidates:
-    """Find chains of two structures that may correspond; see :func:`chain_candidates`."""
-    sequences, indices = zip(
-        *(
-            (one.sequences, [one.residue_index[chain] for chain in one.chains])
-            for one in (prediction, reference)
-        ),
-        strict=True,
-    )
-    return chain_candidates(*sequences, indices=indices)
 
 
 def chain_candidates(

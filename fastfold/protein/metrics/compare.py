@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import named_protein
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.metrics.chain_mapping import ChainMap, map_chains, protein_candidates
+from fastfold.protein.metrics.chain_mapping import ChainMap, chain_candidates, map_chains
 from fastfold.protein.metrics.interface.dockq import complex_dockq
 from fastfold.protein.metrics.lddt import count_clashes, drmsd, lddt, lddt_all_atom, lddt_interface
 from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, rmsd, tm_score
@@ -93,7 +94,11 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
     positions, present = _atoms(prediction)
     true, mask = _atoms(reference)
     ca = rc.atom_order["CA"]
-    candidates = protein_candidates(prediction, reference)
+    candidates = chain_candidates(
+        prediction.sequences,
+        reference.sequences,
+        indices=(_numbers(prediction, names), _numbers(reference, true_names)),
+    )
     mapping = map_chains(candidates, positions[:, ca], true[:, ca], present[:, ca], mask[:, ca])
     rows = candidates.rows(mapping)
     moved, moved_mask = _moved(positions, present, rows, len(reference))
@@ -147,6 +152,20 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
             for one in quality.interfaces
         ),
     )
+
+
+def _numbers(protein: Protein, names: AuthorNames) -> list[np.ndarray]:
+    """Return the residue numbers of each chain, which show the gaps between parts of a protein.
+
+    The residue index of a file counts the residues that it lists, and is used where numbers do not rise.
+    """
+    numbers = []
+    for chain in protein.chains:
+        own = names.numbers[chain]
+        known = np.array([int(one) for one in own if re.fullmatch(r"-?\d+", one)])
+        is_rising = len(known) == len(own) and bool((np.diff(known) > 0).all())
+        numbers.append(known if is_rising else protein.residue_index[chain])
+    return numbers
 
 
 def _lddt_of_pair(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,3 +187,20 @@ def test_a_target_named_like_a_prediction_is_compared_alone(
     lines: list[str] = []
     compare_results(tmp_path / "results", tmp_path / "experiment.pdb", lines.append)
     assert [line.partition(":")[0] for line in lines] == ["p", "p_rank_001", "p_rank_1"]
+
+
+def test_parts_of_a_protein_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    """An alignment would pay for the gap between the parts, and shift the short one."""
+    whole = helix_prediction("whole", 120)
+    kept = np.r_[4:14, 80:118]
+    names = ("aatype", "residue_index", "chain_index", "atom_positions", "atom_mask", "plddt")
+    parts = {name: getattr(whole, name)[kept] for name in names}
+    sequence = "".join(whole.sequences[0][i] for i in kept)
+    cut = replace(whole, name="cut", **parts, sequences=(sequence,), pae=None, max_pae=None)
+    cut.save(tmp_path, rank=1, plots=False)
+    reference = tmp_path / "whole.pdb"
+    reference.write_text(whole.to_pdb())
+    (scores,) = compare_target(tmp_path, "cut", reference)[0].values()
+    assert scores.reference_rows.tolist() == kept.tolist()
+    assert scores.rmsd_ca == pytest.approx(0.0, abs=1e-3)
+    assert scores.tm_score == pytest.approx(48 / 120, abs=1e-4)

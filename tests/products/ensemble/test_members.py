@@ -24,6 +24,14 @@ def test_members_are_the_predictions_by_rank(two_states: Path):
     assert np.allclose(ensemble.ca[2], third)
 
 
+def test_members_of_parts_have_the_numbers_of_the_whole_protein(tmp_path: Path):
+    numbers = np.r_[10:20, 50:70]
+    for rank in (1, 2, 3):
+        helix_prediction("one", 30, seed=0, residue_index=numbers).save(tmp_path, rank=rank, plots=False)
+    (ensemble,) = read_ensembles(tmp_path)
+    assert all(one.protein.residue_index.tolist() == [*numbers + 1] for one in ensemble.members)
+
+
 def test_samples_of_low_plddt_are_left_out(two_states: Path):
     (ensemble,) = read_ensembles(two_states, min_plddt=ensemble_plddt(two_states) - 0.1)
     assert len(ensemble.members) == 7
