@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -100,6 +101,12 @@ def read_list(
             f"{', '.join(_LINKS2)}, or {', '.join(_DISTANCES)}",
             path=path,
         )
+    if form == _LINKS and not columns.has_header and _have_high_rates(rows):
+        raise InputError(
+            "most third numbers are over 0.5, as probabilities of contacts and not false-discovery rates of AlphaLink: "
+            "begin contacts with a line 'PFRMAT RR', or rates with a line 'residueFrom,residueTo,FDR'",
+            path=path,
+        )
     if form != _LINKS2:
         _note_numbering(residues, notes)
 
@@ -112,6 +119,15 @@ def read_list(
 
     data = rows[1:] if columns.has_header else rows
     return collect(path, data, restraints_of)
+
+
+def _have_high_rates(rows: Sequence[Row]) -> bool:
+    """Return True if most rows with three numbers have a third one that is over 0.5 and at most 1."""
+    rates = []
+    for row in rows:
+        with suppress(IndexError, ValueError):
+            rates.append(plain_float(row.cells[2]))
+    return 2 * sum(_LEAST_PROBABILITY < rate <= 1 for rate in rates) > len(rates)
 
 
 def _note_numbering(residues: Residues, notes: list[str]) -> None:

@@ -42,6 +42,16 @@ def test_alphalinks_links_weigh_as_their_share_of_true_ones(tmp_path: Path) -> N
     assert [one.weight for one in read(tmp_path, "4 19\n25 7\n")] == [0.95, 0.95]
 
 
+def test_probabilities_of_contacts_are_never_read_as_rates_of_false_links(tmp_path: Path) -> None:
+    """Contacts of CASP14 without their first line have the form of AlphaLink's links."""
+    contacts = "4 19 0.93\n25 7 0.81\n9 30 0.40\n"
+    with pytest.raises(InputError, match=r"most third numbers are over 0.5.*'PFRMAT RR'"):
+        read(tmp_path, contacts)
+    assert [one.atoms for one in read(tmp_path, f"PFRMAT RR\n{contacts}")] == ["CB", "CB"]
+    assert len(read(tmp_path, f"residueFrom residueTo FDR\n{contacts}")) == 3
+    assert len(read(tmp_path, "4 19 0.93\n25 7 0.2\n")) == 2
+
+
 def test_alphalink2s_links_name_chains(tmp_path: Path) -> None:
     """The README's example, whose second link is between copies of a residue."""
     found = read(tmp_path, "1 A 5 B 0.2\n5 A 5 A 0.1\n", "MKTAYIAKQR:MKTAYIAKQR")
