@@ -33,7 +33,7 @@ from benchmarks.parallel import machine
 from fastfold.evoformer import EvoformerBlock, ExecutionPolicy
 from fastfold.evoformer.execution import set_policy
 from fastfold.kernels.decompositions import decompositions
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory import BudgetError, SimulatedDevice, autochunk
 from fastfold.utils.atomic_files import write_atomic
 

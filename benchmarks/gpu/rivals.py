@@ -68,7 +68,7 @@ def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
     from benchmarks.kernels.measuring import Inputs, Meter
     from benchmarks.kernels.rivals import implementations
     from fastfold import kernels
-    from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+    from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
     from fastfold.kernels.ops.triangle_multiplication.triton_tiles import VARIABLE
 
     meter = Meter(torch.device(device), 0.1 if device == "cuda" else 0.0)

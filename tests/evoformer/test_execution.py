@@ -18,7 +18,7 @@ from fastfold.evoformer.execution import (
     calling,
     set_policy,
 )
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from tests.helpers.networks import oracle_config
 
 

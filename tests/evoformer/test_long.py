@@ -22,7 +22,7 @@ from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory import SimulatedDevice
 from fastfold.memory.offload import HostBuffers
 from fastfold.products.verify import verify

@@ -32,7 +32,7 @@ from fastfold.inference.planning.time_model import Costs, StepTimes, template_ch
 from fastfold.kernels.common.layout import GPU_POSITIONS, padded_width
 from fastfold.kernels.cpu.products import onednn_bytes
 from fastfold.kernels.ops.gated_attention.passes import lanes_bytes
-from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
+from fastfold.kernels.ops.triangle_multiplication.passes import contraction_bytes
 from fastfold.memory.block_sizes import BlockedOperator, Candidate
 from fastfold.memory.offload import kept_rows
 from fastfold.parallel.axial.shards import (

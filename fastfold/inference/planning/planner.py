@@ -25,7 +25,7 @@ from fastfold.inference.planning.memory_model import (
     row_elements,
 )
 from fastfold.inference.planning.time_model import Costs
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory import HostBuffers
 from fastfold.memory.block_sizes import (
     BlockedOperator,

@@ -21,7 +21,7 @@ from fastfold import kernels
 from fastfold.evoformer.config import is_multimer
 from fastfold.inference.planning.layer_costs import MULTIPLICATION, LayerCost, evoformer_costs, pair_costs
 from fastfold.kernels.ops.transition.op import transition_flops
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory.block_sizes import measure_blocks
 
 MULTIPLICATIONS = 2  #: Triangle multiplications of a block, also of a template block

@@ -26,6 +26,9 @@ returns the mean of their values."""
 
 MAX_HEAD_CHANNELS = 128  #: Maximum channels of a head for Triton's attention, whose programs hold whole heads
 
+SMALL_PRODUCT = 2**24
+"""Elements of a product of triangle multiplication below which the gradients of each factor take one launch."""
+
 MAX_HEADS = 16
 """Maximum number of heads of a pair bias: 32 heads with 128 channels of float32 exceed a program's registers."""
 

@@ -34,7 +34,7 @@ from fastfold.inference.planning.memory_model import (
 )
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.planning.time_model import Costs
-from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
+from fastfold.kernels.ops.triangle_multiplication.passes import contraction_bytes
 from fastfold.memory.block_sizes import BlockedOperator
 from fastfold.parallel.axial.shards import contraction_exchange_bytes, gather_bytes
 

@@ -34,7 +34,7 @@ from fastfold.inference.planning.report import (
     inference_elements,
 )
 from fastfold.inference.planning.time_model import Costs, Products, measure_costs
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory.block_sizes import BlockCost
 from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.comm.groups import Communication

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.kernels import reference
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.ops.triangle_multiplication.contraction import (
+from fastfold.kernels.ops.triangle_multiplication.passes import (
     ContractionPlan,
     block_rows,
     contraction_bytes,
@@ -139,7 +139,7 @@ def test_a_tensor_in_several_places_is_read_and_written_by_rows(
 
 
 class _Shapes:
-    """A backend that only looks at what it is given; its factors are padded as on a GPU."""
+    """Steps that only check shapes; their factors are padded as on a GPU."""
 
     share = 1.0
     dtype = torch.bfloat16
@@ -165,7 +165,7 @@ def _arguments(simulated: SimulatedDevice, n: int, plan: ContractionPlan, **kind
     simulated.hold(mask)
     tensors = {"out": z, "z": z, "mask": mask, "residual": z, "dropout": None}
     how = {"outgoing": True, "c": 128, "plan": plan}
-    return tensors | how | {"backend": _Shapes(), "scratch": Scratch(**kind)}
+    return tensors | how | {"steps": _Shapes(), "scratch": Scratch(**kind)}
 
 
 @pytest.mark.parametrize(("n", "kind"), [(24, "cpu"), (23, "cpu"), (10_000, "meta"), (9_997, "meta")])

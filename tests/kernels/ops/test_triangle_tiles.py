@@ -15,13 +15,13 @@ from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.common.backend import interpreted
 from fastfold.kernels.ops.triangle_multiplication import triton_tiles
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.kernels.ops.triangle_multiplication.params import (
     EPS,
     FactorParams,
     TriangleParams,
     UpdateParams,
 )
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from tests.helpers.compiler import run_program
 from tests.helpers.kernel_checks import DEVICE, relative_error
 

@@ -15,7 +15,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding import network
 from fastfold.inference.folding.network import NetworkPasses, run_network
 from fastfold.inference.planning.planner import Planner
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory import HostBuffers, disk_buffers
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.mesh import ParallelMesh

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.kernels.common.layout import padded_width
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory import HostBuffers
 from fastfold.parallel.alphafold.axial_layers import AxialTriangleMultiplication
 from fastfold.parallel.alphafold.convert import convert_modules

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
-from fastfold.kernels.common.layout import MAX_CHANNELS
+from fastfold.kernels.common.layout import MAX_CHANNELS, SMALL_PRODUCT
 from fastfold.kernels.common.operator import BackwardPass, define_operator, kept_memory
 from fastfold.kernels.common.parameters import needed_names
 from fastfold.kernels.common.scratch import (
@@ -26,9 +26,9 @@ from fastfold.kernels.common.scratch import (
 from fastfold.kernels.cpu.linear import can_keep
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
-from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT, ContractionPlan
 from fastfold.kernels.ops.triangle_multiplication.eager import keeps_projections
 from fastfold.kernels.ops.triangle_multiplication.params import FACTOR_LAYERS, UPDATE_LAYERS, TriangleParams
+from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 
 
 def triangle_multiplication_definition(
@@ -174,7 +174,7 @@ def triangle_multiplication(
 
     - Forward, Triton: 2 (the product, and the factors of half its channels), or 1.5 from N² c = 2²⁷ on (of a quarter).
     - Forward, PyTorch: 1.5, or as given by a plan
-      (:func:`~fastfold.kernels.ops.triangle_multiplication.contraction.contraction_bytes`).
+      (:func:`~fastfold.kernels.ops.triangle_multiplication.passes.contraction_bytes`).
     - Backward, Triton: 3 and an eighth, in the dtype of ``z``.
     - Backward, PyTorch: 3, or 7 up to N² c = 2²³, in float32 or in the dtype of the CPU's units, as is the gradient
       of ``z``.

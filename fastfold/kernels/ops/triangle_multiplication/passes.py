@@ -3,11 +3,17 @@
 This module decides which tensors exist at a time; a backend, ``eager`` or ``triton_launch``, computes the parts before
 and after the contraction. Between them the channels come first, ``[c, N, N]``, so that the contraction is a batch of
 plain matrix products; the projections write and read this layout.
+
+All of a pair tensor takes part in each element of the product, so old and new exist together. The product is computed
+for a group of channels at a time, so that only the group's factors exist. With :class:`HostBuffers` finished
+parts of the product, except for some of its rows, go to the host. They return in blocks of rows when all are complete.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,19 +22,15 @@ from torch import Tensor
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.cpu.linear import batched_product
 from fastfold.kernels.ops.triangle_multiplication import eager
-from fastfold.kernels.ops.triangle_multiplication.contraction import (
-    ContractionPlan,
-    contract,
-    contract_backward,
-    multiply,
-    narrow_group,
-)
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
+from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 if TYPE_CHECKING:
     from fastfold.kernels.ops.triangle_multiplication import triton_launch
 
+    ForwardSteps = eager.TriangleForward | triton_launch.TritonTriangleForward
     GradientSteps = eager.TriangleGradients | triton_launch.TritonTriangleGradients
 
 
@@ -38,7 +40,7 @@ class _TriangleBackend(Protocol):
     def channel_group(self, c: int, positions: int) -> int: ...
     def forward_steps(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
-    ) -> eager.TriangleForward | triton_launch.TritonTriangleForward: ...
+    ) -> ForwardSteps: ...
     def gradient_steps(
         self,
         factors: FactorParams | None,
@@ -55,6 +57,51 @@ def _backend(backend: str) -> _TriangleBackend:
 
         return triton_launch
     return eager
+
+
+@dataclass(frozen=True)
+class ContractionPlan:
+    """Plan of a contraction."""
+
+    #: Channels whose factors exist at a time; None leaves the number to the backend
+    channels: int | None = None
+    host: HostBuffers | None = None  #: Host memory for the product; None keeps it on the device
+    kept: float = 0.0  #: With ``host``: share of the product's rows that stay on the device, from 0 to 1
+
+
+def contraction_bytes(
+    n: int,
+    c: int,
+    element_size: int,
+    *,
+    channels: int,
+    streamed: bool,
+    kept: float = 0.0,
+    width: int | None = None,
+) -> int:
+    """Return the device memory of :func:`multiply`, in bytes, without its arguments and its backend's memory.
+
+    The target has ``n`` residues and ``c`` hidden channels; ``channels`` of them exist at a time. A ``streamed``
+    product is on the host, but for the share ``kept`` of its rows. ``width`` is that of
+    :meth:`~.eager.TriangleForward.width`, by default ``n``.
+    """
+    w = width or n
+    factors = 2 * channels * w * w
+    first = kept_rows(n, kept) if streamed else n
+    if first == n:
+        return element_size * (factors + c * w * w)
+    rows = min(n - first, block_rows(n, c, channels))
+    return element_size * (c * first * w + max(factors, 2 * c * rows * w) + 2 * channels * rows * w)
+
+
+def block_rows(n: int, c: int, channels: int) -> int:
+    """Return the rows of a block from the host; two blocks fit into the factors' memory."""
+    return max(1, channels * n // c)
+
+
+def narrow_group(channels: int, c: int) -> int:
+    """Return the channels that fit the memory of float32 if factors and product have half its bytes."""
+    return min(c, 2 * channels + c // 2)
 
 
 def forward(
@@ -98,6 +145,101 @@ def forward(
         scratch=scratch,
     )
     return out
+
+
+def multiply(
+    out: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    steps: ForwardSteps,
+    plan: ContractionPlan,
+    *,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    outgoing: bool,
+    c: int,
+    scratch: Scratch,
+) -> None:
+    """Fill ``out [*, N, N, c_z]``, which may be ``z`` or ``residual``.
+
+    The mask is ``[*, N, N]``; residual and dropout have the shape of ``z`` or are None. ``c`` is the number of hidden
+    channels. The buffers are on the device of ``z``.
+    """
+    if z.dim() > 3:
+        for i in batch_elements(z):
+            multiply(
+                *(out[i], z[i], mask[i], steps, plan),
+                residual=part(residual, i),
+                dropout=part(dropout, i),
+                outgoing=outgoing,
+                c=c,
+                scratch=scratch,
+            )
+        return
+    if not z.numel():
+        return
+    n, channels, scratch = z.shape[-2], plan.channels or c, scratch.of(z, steps.dtype)
+    w = steps.width(n)
+    first_away = n if plan.host is None else kept_rows(n, plan.kept)
+    here = slice(0, w if first_away == n else first_away)
+    product = scratch("product", c, here.stop, w) if first_away else None
+    streamed, divided, blocks = None, None, list[slice]()
+    if plan.host is not None and first_away < n:
+        size = block_rows(n, c, channels)
+        blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
+        staging = scratch("staging", 2, min(c, channels) * min(size, n - first_away) * w)
+        streamed = StreamedRows(plan.host, c, blocks, w, (staging[0], staging[1]), staging)
+    for first in range(0, c, channels):
+        count = min(channels, c - first)
+        factors = scratch("factors", 2 * count, w, w)
+        steps.project(factors, z, mask, first, count)
+        if factors is not divided:  # every view costs host time
+            left, right = factors.chunk(2)
+            divided = factors
+        if product is not None:
+            group = product if count == c else product[first : first + count]
+            contract(left, right, here, outgoing, group, steps.share)
+        if streamed is not None:
+            for index, rows in enumerate(blocks):
+                waiting = streamed.part(count, index)
+                contract(left, right, rows, outgoing, waiting, steps.share)
+                streamed.send(waiting, first, index)
+    if streamed is None:
+        assert product is not None  # all rows are on the device
+        steps.write(out, product, z, residual, dropout)
+        return
+    # Factors are no longer needed: blocks from the host take their memory.
+    back = scratch("factors", 2, c * (blocks[0].stop - first_away) * w)
+    on_device = [] if product is None else [(slice(0, first_away), product)]
+    for rows, b_product in itertools.chain(on_device, streamed.read((back[0], back[1]))):
+        steps.write(out[rows], b_product, z[rows], part(residual, (rows,)), part(dropout, (rows,)))
+
+
+def contract(
+    left: Tensor, right: Tensor, rows: slice, outgoing: bool, out: Tensor, share: float = 1.0
+) -> None:
+    """Fill rows ``out [g, rows, N]`` of the sums over all triangles times a share, from factors ``[g, N, N]``."""
+    whole = rows == slice(0, left.shape[-1])
+    if outgoing:
+        a, b = left if whole else left[:, rows], right.mT
+    else:
+        a, b = (right if whole else right[:, :, rows]).mT, left
+    if share == 1.0:
+        batched_product(a, b, out)
+    else:
+        # The unscaled sums never exist in the dtype of the result.
+        torch.baddbmm(out, a, b, beta=0, alpha=share, out=out)
+
+
+def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
+    """Replace factors ``[g, N, N]`` by their gradients, from that of their product; ``buffer [g, N, N]`` is memory."""
+    if outgoing:
+        batched_product(grad, right, buffer)
+        batched_product(grad.mT, left, right)
+    else:
+        batched_product(right, grad, buffer)
+        batched_product(left, grad.mT, right)
+    left.copy_(buffer)
 
 
 def backward(

@@ -13,12 +13,11 @@ import torch
 import triton
 from torch import Tensor
 
-from fastfold.kernels.common.layout import padded_width
+from fastfold.kernels.common.layout import SMALL_PRODUCT, padded_width
 from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import Scratch, share_of
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
 from fastfold.kernels.ops.triangle_multiplication import triton_tiles
-from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT
 from fastfold.kernels.ops.triangle_multiplication.params import (
     EPS,
     FACTOR_LAYERS,
