@@ -23,15 +23,15 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
-from fastfold.kernels.cpu.folding import (
-    FoldedRows,
-    folding_pays,
-    folding_pays_backward,
-    side_gradients,
-)
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.chunk_choice import OuterProductSizes, buffers_of
-from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
+from fastfold.kernels.ops.outer_product_mean.eager import (
+    OuterProductParams,
+    PremultipliedRows,
+    premultiplying_pays,
+    premultiplying_pays_backward,
+    side_gradients,
+)
 
 EPS = 1e-3  #: Added to the number of sequences
 
@@ -113,7 +113,7 @@ class OuterProductRows:
             like = first.new_empty(0)
             del first
             right_mask = right_mask.to(accumulation_dtype(like))
-            kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.ProductRows
+            kind = PremultipliedRows if premultiplying_pays(like, right_mask, weight) else eager.ProductRows
             self._write = kind(like, parts, right_mask, weight, bias, eps)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -184,7 +184,7 @@ def _compute_gradients(
         in_chunks = chunk_choice.choose_backward(group.left, group.right.shape[-2], len(group.bias))
         compute = chunks.backward if in_chunks else triton_bwd.backward
         grads = compute(grad, group, eps, needed)
-    elif folding_pays_backward(group, needed):
+    elif premultiplying_pays_backward(group, needed):
         grads = [*side_gradients(grad, group, eps), None, None]
     else:
         grads = eager.backward(grad, group, eps, needed)
@@ -276,9 +276,9 @@ def outer_product_mean(
     buffers of about 50 MiB, and more for gradients of deep alignments.
 
     The PyTorch path multiplies ``left`` by the weight first if there are few sequences, which is less work
-    (:mod:`~fastfold.kernels.cpu.folding`). So does its backward pass if parameters need no gradients; otherwise it
-    computes the products again, tile by tile. On a Hopper GPU, data in bfloat16 takes products of PyTorch in chunks
-    of rows where they are predicted faster than Triton's kernels
+    (:class:`~fastfold.kernels.ops.outer_product_mean.eager.PremultipliedRows`). So does its backward pass if parameters
+    need no gradients; otherwise it computes the products again, tile by tile. On a Hopper GPU, data in bfloat16 takes
+    products of PyTorch in chunks of rows where they are predicted faster than Triton's kernels
     (:mod:`~fastfold.kernels.ops.outer_product_mean.chunk_choice`).
 
     Args:

@@ -11,16 +11,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
 from fastfold.kernels import reference
-from fastfold.kernels.cpu import folding, linear
-from fastfold.kernels.cpu.folding import (
-    FoldedRows,
-    folding_pays,
-    folding_pays_backward,
-    side_gradients,
-)
+from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu.linear import Products, reduced_products
 from fastfold.kernels.ops.outer_product_mean import eager
-from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
+from fastfold.kernels.ops.outer_product_mean.eager import (
+    OuterProductParams,
+    PremultipliedRows,
+    premultiplying_pays,
+    premultiplying_pays_backward,
+    side_gradients,
+)
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from tests.helpers.kernel_checks import DTYPES, check_against_definition, relative_error
 
@@ -48,7 +48,7 @@ def _inputs(
 
 
 def _pays(inputs: dict[str, Any], dtype: torch.dtype = torch.float32) -> bool:
-    return folding_pays(inputs["right"].to(dtype), inputs["right_mask"], inputs["weight"])
+    return premultiplying_pays(inputs["right"].to(dtype), inputs["right_mask"], inputs["weight"])
 
 
 def _operator(**inputs: Tensor) -> Tensor:
@@ -75,25 +75,25 @@ def test_the_crossover_is_where_the_multiply_adds_are_as_many() -> None:
     """With those of the norm, which are the same in both."""
     for sequences, columns in ((19, 37), (20, 37), (41, 2000), (42, 2000)):
         inputs = _inputs(sequences, rows=1, columns=columns)
-        fewer = _multiply_adds(FoldedRows, inputs) < _multiply_adds(eager.ProductRows, inputs)
+        fewer = _multiply_adds(PremultipliedRows, inputs) < _multiply_adds(eager.ProductRows, inputs)
         assert _pays(inputs) == fewer == (sequences in (19, 41)), sequences
     single = _inputs(1, rows=1, columns=2000)
-    assert _multiply_adds(FoldedRows, single) * 30 < _multiply_adds(eager.ProductRows, single)
+    assert _multiply_adds(PremultipliedRows, single) * 30 < _multiply_adds(eager.ProductRows, single)
 
 
 def test_an_operator_takes_the_one_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[type] = []
-    for module, kind in ((eager, eager.ProductRows), (folding, FoldedRows)):
+    for kind in (eager.ProductRows, PremultipliedRows):
         create = kind.__init__
 
         def counted(self: Any, *arguments: Any, create: Any = create) -> None:
             made.append(type(self))
             create(self, *arguments)
 
-        monkeypatch.setattr(getattr(module, kind.__name__), "__init__", counted)
+        monkeypatch.setattr(kind, "__init__", counted)
     for sequences in (19, 20):
         _operator(**{k: x.float() for k, x in _inputs(sequences).items()})
-    assert made == [FoldedRows, eager.ProductRows]
+    assert made == [PremultipliedRows, eager.ProductRows]
 
 
 @pytest.mark.parametrize("block", [1, 700, 5000])
@@ -103,9 +103,11 @@ def test_blocks_batches_strides_and_parts(block: int, monkeypatch: pytest.Monkey
     assert _pays(inputs)
     pair = torch.randn(2, 1, 33, 7, 24).transpose(2, 3)
     expected = pair + reference.outer_product_mean(**inputs)
-    monkeypatch.setattr(folding, "BLOCK", block)
+    monkeypatch.setattr(eager, "BLOCK", block)
     parts = iter(inputs["right"].split(2, -3))
-    rows = FoldedRows(inputs["left"], parts, inputs["right_mask"], inputs["weight"], inputs["bias"], EPS)
+    rows = PremultipliedRows(
+        inputs["left"], parts, inputs["right_mask"], inputs["weight"], inputs["bias"], EPS
+    )
     for part in (slice(0, 3), slice(3, 7)):
         out = pair[:, :, part]
         rows(out, inputs["left"][..., part, :], inputs["left_mask"][..., part], out)
@@ -147,7 +149,7 @@ def test_products_in_less_than_float32(
     assert relative_error(found, reference.outer_product_mean(**few)) < 2e-6
 
 
-def test_folding_has_to_beat_the_products_of_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_premultiplying_has_to_beat_the_products_of_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "onednn_multiplies", lambda: True)
     few = _inputs(10)
     assert _pays(few)
@@ -181,25 +183,25 @@ def test_gradients_in_blocks_of_a_batch(block: int, monkeypatch: pytest.MonkeyPa
     expected = torch.autograd.grad(
         reference.outer_product_mean(**inputs), [inputs["left"], inputs["right"]], grad
     )
-    monkeypatch.setattr(folding, "BLOCK", block)
+    monkeypatch.setattr(eager, "BLOCK", block)
     found = side_gradients(grad, OuterProductParams(**{k: x.detach() for k, x in inputs.items()}), EPS)
     for one, wanted in zip(found, expected, strict=True):
         assert relative_error(one, wanted) < 1e-12
 
 
-def test_gradients_are_folded_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_premultiplied_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     def pays(sequences: int, needed: frozenset[str] = SIDES, dtype: torch.dtype = torch.float32) -> bool:
         inputs = {k: x.to(dtype) for k, x in _inputs(sequences, rows=37).items()}
-        return folding_pays_backward(OuterProductParams(**inputs), needed)
+        return premultiplying_pays_backward(OuterProductParams(**inputs), needed)
 
     assert pays(1)
     assert not pays(1, SIDES | {"weight"})
     assert not pays(1, SIDES | {"bias"})
     for sequences in range(1, 40):
         # Multiply-adds of all 37 rows and columns: two products of pairs, and two of columns with the weight.
-        folded = 2 * sequences * (37 * 37 * 32 * 128 + 37 * 32 * 32 * 128)
+        premultiplied = 2 * sequences * (37 * 37 * 32 * 128 + 37 * 32 * 32 * 128)
         products = 37 * 37 * 32 * 32 * (2 * sequences + 128)
-        assert pays(sequences) == (folded < products), sequences
+        assert pays(sequences) == (premultiplied < products), sequences
     called: list[int] = []
     monkeypatch.setattr(
         "fastfold.kernels.ops.outer_product_mean.op.side_gradients",
