@@ -35,7 +35,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import parameters_to, set_precision
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.inference.planning.planner import FOLDING_POLICY, Planner
-from fastfold.kernels.common import operator
+from fastfold.kernels.common import backend
 from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.units import GIB
 
@@ -118,7 +118,7 @@ def count(run: Callable[[], object]) -> tuple[Counter[str], int]:
     counting = _Counting()
     with (
         mock.patch.dict("os.environ", {VARIABLE: "triton"}),
-        mock.patch.object(operator, "runs_directly", _runs_directly),
+        mock.patch.object(backend, "runs_directly", _runs_directly),
         launches_replaced(launcher),
         counting.bodies_of_operators(),
         counting,

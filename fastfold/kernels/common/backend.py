@@ -1,19 +1,21 @@
-"""Choice of an operator's implementation: Triton on GPUs, PyTorch on all other devices."""
+"""Choice of an operator's implementation: Triton on GPUs or PyTorch, with PyTorch's dispatcher or without."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import contains
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fastfold.errors import ConfigError
+from fastfold.kernels.common.scratch import autocast_is_enabled, without_autocast
 
 Backend = Literal["auto", "triton", "torch", "cueq"]
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch", "cueq")
@@ -100,6 +102,22 @@ def runs_directly(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return (x.is_cpu or x.is_cuda) and type(x) is Tensor and torch.is_inference_mode_enabled()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Operator that runs without PyTorch's dispatcher where :func:`runs_directly` allows it."""
+
+    forward: Callable[..., Any]
+    registered: Any
+
+    def __call__(self, first: Tensor | Sequence[Tensor], /, *arguments: Any, **options: Any) -> Any:
+        """Compute the result, with the arguments of ``forward``."""
+        x = first if isinstance(first, Tensor) else first[0]
+        if not runs_directly(x):
+            return self.registered(first, *arguments, **options)
+        compute = without_autocast(self.forward) if autocast_is_enabled() else self.forward
+        return compute(first, *arguments, **options)
 
 
 _refused: dict[torch.device, str] = {}

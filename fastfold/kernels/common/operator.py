@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.backend import runs_directly
+from fastfold.kernels.common.backend import Operator
 from fastfold.kernels.common.cost import OPERATOR_COSTS, Arguments, CostOf, no_products
 from fastfold.kernels.common.parameters import empty_grads, grads_or_none
-from fastfold.kernels.common.scratch import autocast_is_enabled, without_autocast
+from fastfold.kernels.common.scratch import without_autocast
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,6 @@ def define_operator(
         gradient = _Gradient(compute, backward, inputs, kept)
         operator.register_autograd(gradient.compute, setup_context=gradient.save)
     return Operator(forward, operator)
-
-
-@dataclass(frozen=True)
-class Operator:
-    """Operator that runs without PyTorch's dispatcher where :func:`runs_directly` allows it."""
-
-    forward: Callable[..., Any]
-    registered: Any
-
-    def __call__(self, first: Tensor | Sequence[Tensor], /, *arguments: Any, **options: Any) -> Any:
-        """Compute the result, with the arguments of ``forward``."""
-        x = first if isinstance(first, Tensor) else first[0]
-        if not runs_directly(x):
-            return self.registered(first, *arguments, **options)
-        compute = without_autocast(self.forward) if autocast_is_enabled() else self.forward
-        return compute(first, *arguments, **options)
 
 
 @dataclass(frozen=True)
