@@ -5,11 +5,10 @@ the public function that networks call; the fast implementations are modules nex
 """
 
 from fastfold.kernels import reference
-from fastfold.kernels.cpu.projection import keeps_bfloat16, normalized_linear
 from fastfold.kernels.ops.attention.op import attention
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.gated_attention.op import attention_bias, gated_attention
-from fastfold.kernels.ops.layer_norm.op import layer_norm
+from fastfold.kernels.ops.layer_norm.op import keeps_bfloat16, layer_norm, normalized_linear
 from fastfold.kernels.ops.outer_product_mean.op import OuterProductRows, outer_product_mean
 from fastfold.kernels.ops.pair_bias.op import pair_bias
 from fastfold.kernels.ops.residual_update.op import residual_update

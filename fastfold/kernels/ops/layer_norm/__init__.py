@@ -1,1 +1,1 @@
-"""Layer normalisation."""
+"""Layer normalisation, and a linear layer after it."""

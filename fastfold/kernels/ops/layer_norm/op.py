@@ -1,4 +1,4 @@
-"""Layer normalisation over the last axis, with statistics in float32 or better."""
+"""Layer normalisation over the last axis, with statistics in float32 or better, and a linear layer after it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments
@@ -20,16 +21,25 @@ from fastfold.kernels.common.scratch import (
     normalize_backward,
     normalize_to,
     position_blocks,
+    without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
-from fastfold.kernels.cpu.linear import gradient_dtype
+from fastfold.kernels.cpu.block_threads import for_blocks, for_positions, forward_positions, sum_blocks
+from fastfold.kernels.cpu.linear import (
+    PreparedLinear,
+    centered,
+    gradient_dtype,
+    product_dtype,
+    requested_products,
+)
+
+EPS = 1e-5
 
 
-def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = EPS) -> Tensor:
     """Compute :func:`layer_norm` by its specification, step by step."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    centered = x.to(exact) - x.to(exact).mean(-1, keepdim=True)
-    out = centered * (centered.square().mean(-1, keepdim=True) + eps).rsqrt()
+    deviation = x.to(exact) - x.to(exact).mean(-1, keepdim=True)
+    out = deviation * (deviation.square().mean(-1, keepdim=True) + eps).rsqrt()
     if weight is not None:
         out = out * weight.to(exact)
     if bias is not None:
@@ -117,7 +127,7 @@ _layer_norm = define_operator(
 
 
 def layer_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5, *, backend: str | None = None
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = EPS, *, backend: str | None = None
 ) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
@@ -146,3 +156,58 @@ def layer_norm(
     """
     chosen = choose_backend(x, backend, fits=x.shape[-1] <= MAX_ROW_LENGTH)
     return _layer_norm(x, weight, bias, eps, chosen)
+
+
+def normalized_linear(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """Compute ``LN(x) Wᵀ + b``; without gradients on a CPU in the precision of the operators' products.
+
+    Args:
+        x: ``[*, K]``, any strides.
+        norm_weight: ``[K]``, scale of the normalisation.
+        norm_bias: ``[K]``, its shift.
+        weight: W ``[N, K]``.
+        bias: b ``[N]``.
+
+    Returns:
+        ``[*, N]`` in the dtype of ``x``; in bfloat16 if products of float32 data are.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import normalized_linear
+        >>> normalized_linear(torch.randn(5, 8), torch.ones(8), torch.zeros(8), torch.randn(3, 8), torch.zeros(3)).shape
+        torch.Size([5, 3])
+    """
+    if torch.is_grad_enabled() or not keeps_bfloat16(x):
+        return linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
+    return _reduced_linear(x, norm_weight, norm_bias, weight, bias)
+
+
+def keeps_bfloat16(x: Tensor) -> bool:
+    """Return True if operators without gradients compute on ``x [*]`` in bfloat16 on a CPU.
+
+    Example:
+        >>> import torch
+        >>> from fastfold.kernels import keeps_bfloat16
+        >>> keeps_bfloat16(torch.zeros(3))
+        False
+    """
+    dtype = x.dtype if requested_products() is None else product_dtype(x)
+    return x.device.type == "cpu" and dtype == torch.bfloat16
+
+
+@without_autocast
+def _reduced_linear(
+    x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)  # under autocast, parameters are in float32
+    norm, moved = centered(x, (norm_weight.float(), norm_bias.float()), EPS, weight, bias)
+    product = PreparedLinear(weight, moved, positions=x.shape[:-1].numel())
+    out = x.new_empty(*x.shape[:-1], len(weight), dtype=product_dtype(x))
+
+    def block(scratch: Scratch, _: slice, b_x: Tensor, b_out: Tensor) -> None:
+        b_out.copy_(product(normalize_to(scratch.dtype, b_x, norm, EPS), "product", scratch))
+
+    for_positions(block, x.shape[-1], Scratch().of(out), x, out)
+    return out

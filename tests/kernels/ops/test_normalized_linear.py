@@ -9,7 +9,7 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu.linear import Products, reduced_products
-from fastfold.kernels.cpu.projection import keeps_bfloat16, normalized_linear
+from fastfold.kernels.ops.layer_norm.op import keeps_bfloat16, normalized_linear
 
 
 def _layer() -> tuple[Tensor, ...]:
