@@ -37,6 +37,7 @@ from fastfold.evoformer.structure.distogram_potential import (
 )
 from fastfold.evoformer.structure.restraint_springs import RestraintSprings
 from fastfold.evoformer.structure.rigid_points import arms, placed, rotations, torques
+from fastfold.kernels.cpu.block_threads import on_one_core
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import update_quaternion
 
@@ -47,6 +48,8 @@ _POINTS_WITH_HAND = 3  #: Residues up to which a fold equals its mirror image
 _STARTS = 3  #: Number of starts: the structure module's fold, and two mirror images
 _TOGETHER = 256
 """Residues up to which all starts descend together; those of longer chains would need more memory."""
+_PAIRS_OF_CORE = 100_000
+"""Pairs of all structures that descend together up to which operators on a CPU are quickest on one core."""
 _TURN = 0.2
 """Rate of rotations over that of moves, in 1/Å²: atoms are about 1.5 Å from the origin of their frame."""
 
@@ -123,32 +126,36 @@ def descend(
             restraints=restraints,
         )
         together = len(starts) if len(affines) <= _TOGETHER else 1
-        group = fall.repeated(together)
-        ends: list[Tensor] = []
-        for begin in range(0, len(starts), together):
-            some = torch.cat(starts[begin : begin + together])
-            ends += group.descend(some, config.steps, config.local_start).chunk(together)
 
         def energy(end: Tensor) -> float:
             twist = strand_twist(end[present, 4:], residue_index[present])
             return float(fall.energy(end) - config.twist * twist)
 
-        best = min(ends, key=energy)
-        distances.add_expected_scores(config.share, config.lddt, config.agreement)
-        end = fall.stiffer(config.stiffness).descend(best, config.last_steps, 1.0)
-        if not config.backbone_steps:
-            return end
-        return build_backbone(
-            end,
-            distances,
-            aatype=aatype,
-            residue_index=residue_index,
-            present=present,
-            predicted=predicted,
-            steps=config.backbone_steps,
-            sum_over_ranks=sum_over_ranks,
-            restraints=restraints,
-        )
+        def settle() -> Tensor:
+            group = fall.repeated(together)
+            ends: list[Tensor] = []
+            for begin in range(0, len(starts), together):
+                some = torch.cat(starts[begin : begin + together])
+                ends += group.descend(some, config.steps, config.local_start).chunk(together)
+            best = min(ends, key=energy)
+            distances.add_expected_scores(config.share, config.lddt, config.agreement)
+            end = fall.stiffer(config.stiffness).descend(best, config.last_steps, 1.0)
+            if not config.backbone_steps:
+                return end
+            return build_backbone(
+                end,
+                distances,
+                aatype=aatype,
+                residue_index=residue_index,
+                present=present,
+                predicted=predicted,
+                steps=config.backbone_steps,
+                sum_over_ranks=sum_over_ranks,
+                restraints=restraints,
+            )
+
+        is_small = together * len(distances.separation) <= _PAIRS_OF_CORE
+        return on_one_core(settle) if is_small and affines.device.type == "cpu" else settle()
 
 
 def descent_bytes(rows: int, residues: int, bins: int) -> int:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from fastfold.kernels.common.scratch import (
     block_positions,
     position_blocks,
 )
+
+T = TypeVar("T")
 
 MAX_LANES = 8
 """Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
@@ -136,6 +138,23 @@ def sum_blocks(
                 total += part
 
 
+def on_one_core(work: Callable[[], T]) -> T:
+    """Return ``work()``, whose operators on the CPU use one core each, without recording gradients.
+
+    Cores that share an operator of a few thousand numbers wait for each other longer than it takes.
+    """
+    if torch.get_num_threads() == 1 or is_traced() or _thread.is_lane:
+        return work()
+    inference = torch.is_inference_mode_enabled()
+
+    def alone() -> T:
+        with torch.inference_mode(inference), torch.no_grad():
+            return work()
+
+    with _started_pool(1, 1) as pool:  # not a shared pool, because works may wait for each other
+        return pool.submit(copy_context().run, alone).result()
+
+
 def _lanes(scratch: Scratch, most: int) -> int:
     """Return the number of blocks to compute at once."""
     threads = min(most, torch.get_num_threads())
@@ -208,20 +227,25 @@ class _Pools:
         """Return a pool whose threads each have an equal part of ``threads`` cores for PyTorch's operators."""
         with self._lock:
             if (lanes, threads) not in self._pools:
-                started = threading.Barrier(lanes)
-
-                def start() -> None:
-                    _thread.is_lane = True
-                    # A thread takes the process's number when it first asks. A number set after that is its own, but
-                    # also the process's for later threads, so it is restored below.
-                    torch.get_num_threads()
-                    torch.set_num_threads(threads // lanes)
-
-                pool = ThreadPoolExecutor(lanes, thread_name_prefix="fastfold-block", initializer=start)
-                wait([pool.submit(started.wait) for _ in range(lanes)])
-                torch.set_num_threads(threads)
-                self._pools[lanes, threads] = pool
+                self._pools[lanes, threads] = _started_pool(lanes, threads // lanes)
             return self._pools[lanes, threads]
+
+
+def _started_pool(threads: int, cores: int) -> ThreadPoolExecutor:
+    """Return a pool of threads, each with a number of cores for PyTorch's operators."""
+    own, started = torch.get_num_threads(), threading.Barrier(threads)
+
+    def start() -> None:
+        _thread.is_lane = True
+        # A thread takes the process's number when it first asks. A number set after that is its own, but also the
+        # process's for later threads, so it is restored below.
+        torch.get_num_threads()
+        torch.set_num_threads(cores)
+
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="fastfold-block", initializer=start)
+    wait([pool.submit(started.wait) for _ in range(threads)])
+    torch.set_num_threads(own)
+    return pool
 
 
 class _Thread(threading.local):

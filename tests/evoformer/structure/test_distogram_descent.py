@@ -278,6 +278,29 @@ def test_starts_descend_together_as_each_does_alone(monkeypatch: pytest.MonkeyPa
     assert torch.equal(together, run(start, logits, config=config))
 
 
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_few_pairs_descend_on_one_core_to_the_same_frames(monkeypatch: pytest.MonkeyPatch, limit: int):
+    native = helix(12)
+    start, logits = bent(native, 6), certain(beta(native))
+    before, numbers = torch.get_num_threads(), set()
+
+    def build(end: Tensor, *_: object, **__: object) -> Tensor:
+        numbers.add(torch.get_num_threads())
+        return end
+
+    monkeypatch.setattr(distogram_descent, "build_backbone", build)
+    expected = run(start, logits)
+    monkeypatch.setattr(distogram_descent, "_PAIRS_OF_CORE", limit)
+    numbers.clear()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(run(start, logits), expected)
+        assert numbers == {1 if limit else 3}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_structures_with_gradients_are_those_of_the_structure_module():
     config = model_config("mini")
     model = AlphaFold(config).eval()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from fastfold.kernels.cpu.block_threads import (
     for_positions,
     forward_positions,
     lanes_of,
+    on_one_core,
     sum_blocks,
 )
 from fastfold.kernels.cpu.linear import reduced_products
@@ -85,6 +87,37 @@ def test_a_block_s_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.get_num_threads() == 5
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_work_on_one_core_leaves_the_caller_s_number_of_cores(threads: int, inference: bool) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def work() -> tuple[Tensor, int]:
+        assert on_one_core(torch.get_num_threads) == 1
+        return 2 * weight, torch.get_num_threads()
+
+    with torch.inference_mode(inference):
+        doubled, number = on_one_core(work)
+    assert number == 1
+    assert torch.get_num_threads() == threads
+    assert doubled.tolist() == [2.0] * 3
+    assert not doubled.requires_grad
+    assert doubled.is_inference() is inference
+
+
+def test_works_on_one_core_may_wait_for_each_other_and_raise_their_errors(threads: int) -> None:
+    together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        met = list(pool.map(lambda _: on_one_core(lambda: together.wait(10)), range(2)))
+    assert sorted(met) == [0, 1]
+
+    def fail() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        on_one_core(fail)
+    assert torch.get_num_threads() == threads
 
 
 def test_lanes_have_buffers_of_their_own_and_keep_them(threads: int) -> None:
