@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PLOTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "fastfold.inference.output.plots")
 """Modules that plots need."""
+VIEWER = ("fastfold.inference.report.server_viewer",)
+"""Module that compresses the page's viewer."""
 RELAXATION = ("fastfold.inference.relax.files",)  #: Modules that a relaxation needs
 MAX_PROCESSES = 4  #: Largest number of processes that relax
 PROCESS_BYTES = 512 << 20  #: Memory of a process: Python, OpenMM, and the structure that it relaxes
@@ -49,10 +51,14 @@ def count_processes(targets: int, cores: int, memory: int) -> int:
 
 
 def start_ahead(config: InferConfig) -> None:
-    """Import background modules while this process imports PyTorch; a program that has it starts no server."""
+    """Import background modules, and compress the page's viewer, while this process imports PyTorch.
+
+    A program that has imported it starts no server.
+    """
     modules = _needed_modules(config)
+    viewer = VIEWER if config.embed is None else ()
     if modules and "torch" not in sys.modules:
-        start_server([*modules, __name__])
+        start_server([*modules, *viewer, __name__])
 
 
 @contextlib.contextmanager

@@ -56,16 +56,28 @@ _packed: dict[str, str] = {}
 _pending: list[Future[dict[str, str]]] = []
 
 
+def _is_packed() -> bool:
+    return all(key in _packed for key in SHA256.values())
+
+
 def _pack_viewer() -> dict[str, str]:
+    if _is_packed():  # in the process that forked this one
+        return _packed
     if (viewer := load_molstar()) is None:
         return {}
     texts = (viewer.script, viewer.style)
     return {key: pack(text.encode("utf-8")) for key, text in zip(SHA256.values(), texts, strict=True)}
 
 
+def pack_for_forks() -> None:
+    """Compress the viewer's files here, so that forks of this process have them; an invalid file is left to pages."""
+    with suppress(ValueError):
+        _packed.update(_pack_viewer())
+
+
 def pack_ahead(submit: Callable[[Callable[[], Any]], Future[Any]]) -> None:
     """Have the viewer's files compressed by ``submit`` in another process, unless this one has them."""
-    if not _pending and any(key not in _packed for key in SHA256.values()):
+    if not _pending and not _is_packed():
         _pending.append(submit(_pack_viewer))
 
 
@@ -74,6 +86,6 @@ def packed_viewer() -> tuple[str, str]:
     while _pending:
         with suppress(Exception):  # packed here instead
             _packed.update(_pending.pop().result())
-    if any(key not in _packed for key in SHA256.values()):
+    if not _is_packed():
         _packed.update(_pack_viewer())
     return _packed[SHA256["molstar.js"]], _packed[SHA256["molstar.css"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -72,6 +73,24 @@ def test_another_process_packs_the_viewer_once(package: Path, monkeypatch: pytes
         assert molstar.packed_viewer() == (pack(SCRIPT.encode()), pack(STYLE.encode()))
         molstar.pack_ahead(submit)
     assert len(calls) == 1
+
+
+def test_forks_of_a_process_that_packed_the_viewer_do_not_pack_it(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "fastfold.inference.report.server_viewer", raising=False)
+    importlib.import_module("fastfold.inference.report.server_viewer")
+    monkeypatch.setattr(molstar, "load_molstar", lambda: pytest.fail("packed again"))
+    assert molstar._pack_viewer() == {
+        hashlib.sha256(text.encode()).hexdigest(): pack(text.encode()) for text in (SCRIPT, STYLE)
+    }
+
+
+def test_a_changed_file_does_not_end_the_server(package: Path) -> None:
+    (package / "molstar.js").write_bytes(b"changed")
+    molstar.pack_for_forks()
+    with pytest.raises(ValueError, match="unknown SHA-256"):
+        molstar._pack_viewer()
 
 
 def test_the_viewer_is_packed_here_if_another_process_cannot(package: Path) -> None:

@@ -90,13 +90,14 @@ def test_the_server_of_a_fold_has_one_thread_and_its_modules() -> None:
     """A fork copies one thread, so locks that other threads hold would never be released."""
     code = """
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.background import Background, BackgroundWork, start_ahead
+from fastfold.inference.folding.background import VIEWER, Background, BackgroundWork, start_ahead
 from tests.inference.folding.functions import server_of
 
 start_ahead(InferConfig(relax="best"))
 background = Background()
-call = BackgroundWork(server_of, (["torch", "matplotlib.figure", "fastfold.inference.relax.files", "openmm"],), {})
+modules = ["torch", "matplotlib.figure", "fastfold.inference.relax.files", *VIEWER, "openmm"]
+call = BackgroundWork(server_of, (modules,), {})
 print(*background.submit(call).result()[1:])
 background.close()
 """
-    assert python(code) == "1 [True, True, True, False]"
+    assert python(code) == "1 [True, True, True, True, False]"
