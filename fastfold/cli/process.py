@@ -13,10 +13,10 @@ from typing import NoReturn
 
 
 def prepare_environment() -> None:
-    """Set environment variables that make PyTorch fast; call it before PyTorch is imported.
+    """Set environment variables that make PyTorch fast; call it before PyTorch and NumPy are imported.
 
-    Waiting threads sleep soon. By default, GNU OpenMP spins for milliseconds at the end of every operation, which is
-    slow on a shared machine.
+    Waiting threads sleep soon. By default, GNU OpenMP spins for milliseconds at the end of every operation, and NumPy's
+    OpenBLAS for tens of them, which is slow on a shared machine.
 
     Large tensors use huge pages (Linux): the first touch of memory costs a fault for 2 MiB instead of 4 KiB.
 
@@ -29,6 +29,7 @@ def prepare_environment() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "17")  # a power of two, in cycles
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     if "PYTORCH_ALLOC_CONF" not in os.environ:

@@ -97,18 +97,25 @@ exit_with(run)
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    [
+        ({}, "10000 17"),
+        ({"GOMP_SPINCOUNT": "7", "OPENBLAS_THREAD_TIMEOUT": "20"}, "7 20"),
+        ({"OMP_WAIT_POLICY": "active"}, "None 17"),
+    ],
 )
 def test_waits_of_threads_are_shortened_before_pytorch_is_loaded_unless_the_user_decides(given, expected):
     code = (
         "import os, sys\n"
         "from fastfold.cli import main\n"
         "from fastfold.cli.commands import infer\n"
-        "def run(options): print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT')); return 0\n"
+        "names = 'GOMP_SPINCOUNT', 'OPENBLAS_THREAD_TIMEOUT'\n"
+        "def run(options):\n"
+        "    print({'torch', 'numpy'} & set(sys.modules), *map(os.environ.get, names))\n"
+        "    return 0\n"
         "infer.run_infer = run\n"
         "main(['infer', 'a.fasta', '--out', 'x'])"
     )
-    assert python(code, **given).strip() == f"False {expected}"
+    assert python(code, **given).strip() == f"set() {expected}"
 
 
 @pytest.mark.slow
