@@ -165,7 +165,8 @@ class AlphaFold(PolicyModule):
             recycle_tolerance: Recycling stops one pass after the mean change of CA distances is at most this, in Å.
                 0 to run all passes; by default the configuration's.
             on_cycle: Called after each pass with its number and ``mean_plddt``, a number from 0 to 100, ``plddt [N]``,
-                ``atom_positions [N, 37, 3]`` (Å) and ``atom_mask [N, 37]``.
+                ``atom_positions [N, 37, 3]`` (Å) and ``atom_mask [N, 37]``. Before a descent on the distogram, the last
+                pass also has ``result``, the result tree with the structure module's own structure.
             state: Store of the recycling state, to resume from and to save to after each pass; None for no store. The
                 result equals that of an uninterrupted fold if the store also restores PyTorch's generators for
                 dropout.
@@ -211,24 +212,45 @@ class AlphaFold(PolicyModule):
             representations = self._average(members, previous, stop_after_block)
             return {"representations": representations, "num_recycles": cycle}
         representations, structure = iterate(members, previous)
-        self.report_pass(on_cycle, cycle, representations, structure)
-        return self.result_tree(representations, structure, members[0], cycle)
+        return self.result_tree(representations, structure, members[0], cycle, on_cycle=on_cycle)
 
     def result_tree(
-        self, representations: Features, structure: dict[str, Any], features: Features, cycle: int
+        self,
+        representations: Features,
+        structure: dict[str, Any],
+        features: Features,
+        cycle: int,
+        *,
+        on_cycle: OnCycle | None = None,
     ) -> dict[str, Any]:
         """Run the heads on the results of the last pass; return what :meth:`forward` returns."""
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
         }
-        structure = self._descended(structure, representations, result.get("distogram"), features)
         if "asym_id" in features and "predicted_aligned_error" in result:
             result["predicted_aligned_error"]["asym_id"] = features["asym_id"]
-        return result | {
+        result |= {
             "structure_module": structure,
             "representations": representations,
             "num_recycles": cycle,
         }
+        config = self._descent(features)
+        self.report_pass(
+            on_cycle, cycle, representations, structure, result=None if config is None else result
+        )
+        if config is None:
+            return result
+        moved = self._descended(structure, representations, result.get("distogram"), features, config)
+        return result | {"structure_module": moved}
+
+    def _descent(self, features: Features) -> ConfigDict | None:
+        """Return the settings of the descent on the distogram; None without one.
+
+        Structures that gradients are recorded for, and those of runs without heads, are the structure module's own.
+        """
+        if torch.is_grad_enabled() or self.policy.heads == ():
+            return None
+        return descent_settings(self.config, is_needed=RESTRAINT_FEATURES[0] in features)
 
     def _descended(
         self,
@@ -236,14 +258,9 @@ class AlphaFold(PolicyModule):
         representations: Features,
         distogram: dict[str, Any] | None,
         features: Features,
+        config: ConfigDict,
     ) -> dict[str, Any]:
-        """Return the structure after the descent on the distogram, if the configuration or a restraint needs one.
-
-        Structures that gradients are recorded for, and those of runs without heads, are the structure module's own.
-        """
-        config = descent_settings(self.config, is_needed=RESTRAINT_FEATURES[0] in features)
-        if config is None or torch.is_grad_enabled() or self.policy.heads == ():
-            return structure
+        """Return the structure after the descent on the distogram."""
         head = self.heads["distogram"](representations) if distogram is None else distogram
         found, aatype = structure["final_affines"], features["aatype"]
         phi_and_psi = structure["sidechains"]["angles_sin_cos"][-1][..., 1:3, :]
@@ -415,15 +432,22 @@ class AlphaFold(PolicyModule):
         return pair
 
     def report_pass(
-        self, on_cycle: OnCycle | None, cycle: int, representations: Features, structure: dict[str, Any]
+        self,
+        on_cycle: OnCycle | None,
+        cycle: int,
+        representations: Features,
+        structure: dict[str, Any],
+        *,
+        result: dict[str, Any] | None = None,
     ) -> None:
-        """Call ``on_cycle`` with the scores and the structure of a pass; see :meth:`forward`."""
+        """Call ``on_cycle`` with the scores and the structure of a pass, and with ``result``; see :meth:`forward`."""
         if on_cycle is None:
             return
         with torch.no_grad():
             found = plddt(self.heads["predicted_lddt"](representations)["logits"])
             atoms = {key: structure[f"final_{key}"] for key in ("atom_positions", "atom_mask")}
-            on_cycle(cycle, {"mean_plddt": float(found.mean()), "plddt": found, **atoms})
+            more = {} if result is None else {"result": result}
+            on_cycle(cycle, {"mean_plddt": float(found.mean()), "plddt": found, **atoms, **more})
 
 
 def recycled(representations: Features, structure: dict[str, Any]) -> Features:

@@ -314,7 +314,16 @@ class TargetRunner:
         num_recycles = prepared.predictor.num_recycles(model)
         with peak_memory(self.device) as peak, self.progress.passes(work, num_recycles, cost) as on_cycle:
             state = self._state(results, job, prepared.label)
-            request = Request(prepared.predictor, model, job.seed, on_cycle, state, sample=job.sample)
+            pictures: list[Future[bytes]] = []
+            # Ranks compute the scores of a draft together, so one alone cannot.
+            background = None if self.distributed is not None else self.background
+
+            def watch(cycle: int, pass_results: dict[str, Any]) -> None:
+                on_cycle(cycle, pass_results)
+                if self.config.plots and background is not None and "draft" in pass_results:
+                    pictures.append(background.submit(_plot(pass_results["draft"]())))
+
+            request = Request(prepared.predictor, model, job.seed, watch, state, sample=job.sample)
             answer: Answer = yield request
             most = peak()
         result = answer.result
@@ -323,13 +332,12 @@ class TargetRunner:
         files = {} if job.sample is None else job.sample.files()
         if isinstance(result, Prediction):
             self._say_restraints(work, result)
-            picture: Future[bytes] | None = None
-            if self.config.plots:
-                picture = yield Start(BackgroundWork(confidence_png, (), result.plot_arguments()))
+            if self.config.plots and not pictures:
+                pictures.append((yield Start(_plot(result))))
             yield from self._write_coverage(prepared, results)
             files = {**result.files(plots=False, output_format=results.parent.style), **files}
-            if picture is not None:
-                files[".png"] = yield picture
+            if pictures:
+                files[".png"] = yield pictures[-1]
         made = job.record | ({"batch": answer.shared} if answer.shared > 1 else {})
         record = write_result(results, made, result, took, self.config, files=files)
         state.remove()
@@ -405,6 +413,10 @@ class TargetRunner:
         for key, outcome, is_relaxed in relaxed:
             self.progress.line(f"{label} {key}: {outcome}", important=not is_relaxed)
         return bool(relaxed)
+
+
+def _plot(prediction: Prediction) -> BackgroundWork:
+    return BackgroundWork(confidence_png, (), prediction.plot_arguments())
 
 
 def fold_together(group: Sequence[tuple[TargetRunner, TargetWork]]) -> Generator[Ended, None, None]:

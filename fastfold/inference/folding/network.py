@@ -92,9 +92,13 @@ def run_network(
 def network_results(
     result: dict[str, Any], passes: NetworkPasses
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a network's result tree, and the scores that :func:`run_network` returns."""
-    results = _confidences(result, passes.is_complex, passes.pae)
-    return result, results | (_distogram(result["distogram"]) if passes.distogram else {})
+    """Return a network's result tree, and the scores that :func:`run_network` returns.
+
+    The tree keeps the confidences, so that those of a draft are not computed again for the prediction.
+    """
+    if "confidences" not in result:
+        result["confidences"] = _confidences(result, passes.is_complex, passes.pae)
+    return result, result["confidences"] | (_distogram(result["distogram"]) if passes.distogram else {})
 
 
 def represent(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from fastfold.errors import ConfigError, InputError, OutputError
 from fastfold.evoformer.config import ensemble_size, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.folding.network import NetworkPasses, OnCycle, RunNetwork, run_network
+from fastfold.inference.folding.network import (
+    NetworkPasses,
+    OnCycle,
+    RunNetwork,
+    network_results,
+    run_network,
+)
 from fastfold.inference.network_settings import apply_settings, recycle_tolerance
 from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.output.recycle_state import RecycleState
@@ -203,14 +210,23 @@ class TargetFold:
         return {key: torch.from_numpy(np.asarray(v)) for key, v in self.sampler.sample(cycle, member).items()}
 
     def watch(self, cycle: int, results: dict[str, Any]) -> None:
-        """Keep the structure of a pass if the settings say so, and report it."""
+        """Keep the structure of a pass if the settings say so, and report it.
+
+        Before a descent on the distogram, the report has ``draft``, a function that returns the prediction so far.
+        """
         if cycle == 0:
             self.recycles.clear()  # of a run that ran out of memory
         if self.config.save_recycles:
             arrays = (results[key].detach().float().cpu().numpy() for key in ("atom_positions", "plddt"))
             self.recycles.append(Recycle(*(array[self._order] for array in arrays)))
         if self.on_cycle is not None:
+            if "result" in results:
+                results = results | {"draft": partial(self._draft, results["result"])}
             self.on_cycle(cycle, results)
+
+    def _draft(self, result: dict[str, Any]) -> Prediction:
+        """Return the prediction before the descent on the distogram, which only moves atoms."""
+        return self.prediction(*network_results(result, replace(self.passes, distogram=False)))
 
     def prediction(self, result: dict[str, Any], arrays: dict[str, Tensor]) -> Prediction:
         """Return the prediction from the results of :func:`.run_network`; errors are those of :meth:`run`."""

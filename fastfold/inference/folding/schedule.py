@@ -51,9 +51,9 @@ class Schedule(Generic[K, Result]):
             for work in together:
                 del self._requests[work]
             answers = self._batches.predict(list(together.values()))
+            yield from self._take_finished()  # these began earlier
             for work, answer in zip(together, answers, strict=True):
                 yield from self._advance(work, answer)
-            yield from self._take_finished()
 
     def wait(self, limit: int) -> Iterator[tuple[K, Result | Exception]]:
         """Wait until fewer than ``limit`` targets are in the background; yields as :meth:`fold` does."""

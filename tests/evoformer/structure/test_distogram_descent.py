@@ -315,17 +315,19 @@ def test_structures_with_gradients_are_those_of_the_structure_module():
         structure = model.structure_module(
             torch.randn(length, 128), pair, features["aatype"], torch.ones(length)
         )
-        moved = model._descended(structure, {"pair": pair}, None, features)
+        settings = model._descent(features)
+        assert settings is not None
+        moved = model._descended(structure, {"pair": pair}, None, features, settings)
         batch = {key: torch.stack([value] * 2) for key, value in features.items()}
         doubled = {"final_affines": torch.stack([structure["final_affines"]] * 2)}
         doubled["sidechains"] = {
             "angles_sin_cos": torch.stack([structure["sidechains"]["angles_sin_cos"]] * 2, 1)
         }
-        both = model._descended(doubled, {"pair": torch.stack([pair] * 2)}, None, batch)
+        both = model._descended(doubled, {"pair": torch.stack([pair] * 2)}, None, batch, settings)
         model.policy = replace(model.policy, heads=())
-        assert model._descended(structure, {"pair": pair}, None, features) is structure
+        assert model._descent(features) is None
     model.policy = ExecutionPolicy()
-    assert model._descended(structure, {"pair": pair}, None, features) is structure
+    assert model._descent(features) is None
     ca = rc.atom_order["CA"]
     assert not torch.equal(moved["final_atom_positions"], structure["final_atom_positions"])
     torch.testing.assert_close(moved["final_atom_positions"][:, ca], moved["final_affines"][:, 4:])

@@ -9,13 +9,16 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 from fastfold.errors import FastFoldError, InputError
+from fastfold.evoformer import model
+from fastfold.inference import target_runner
 from fastfold.inference.config import InferConfig
 from fastfold.inference.embedding.config import EmbedConfig
-from fastfold.inference.folding import background
+from fastfold.inference.folding import background, network
 from fastfold.inference.folding.background import (
     MAX_PROCESSES,
     PLOTS,
@@ -206,6 +209,64 @@ def test_targets_of_several_groups_never_share_passes() -> None:
         future.set_result("drawn")
     assert dict([*schedule.wait(9), *schedule.fold([])]) == dict.fromkeys("abc", "folded")
     assert Batches.sizes == [2, 1]
+
+
+def test_a_target_that_waited_ends_before_those_folded_meanwhile() -> None:
+    drawn: Future[str] = Future()
+
+    class Batches:
+        def predict(self, requests: Any) -> list[str]:
+            drawn.set_result("drawn")
+            return ["folded"] * len(requests)
+
+    def steps(awaited: Any) -> Any:
+        found = yield awaited
+        return found
+
+    schedule: Schedule[str, str] = Schedule(Batches(), None)  # type: ignore[arg-type]
+    group = [("a", steps(drawn)), ("b", steps(Request(None, None, 0)))]  # type: ignore[arg-type]
+    assert [*schedule.fold(group)] == [("a", "drawn"), ("b", "folded")]
+
+
+def test_a_descent_waits_for_no_plot_and_moves_nothing_in_it(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    plotted: list[dict[str, Any]] = []
+    compute = network.predicted_aligned_error
+    submit, descend, write = Background.submit, model.descend, target_runner.write_result
+
+    def submitted(self: Background, call: BackgroundWork) -> Future[Any]:
+        if call.function is target_runner.confidence_png:
+            events.append("plot")
+            plotted.append(call.options)
+        return submit(self, call)
+
+    def descended(*arguments: Any, **options: Any) -> torch.Tensor:
+        events.append("descent")
+        return descend(*arguments, **options)
+
+    def written(results: Any, record: Any, prediction: Any, *arguments: Any, **options: Any) -> Any:
+        plotted.append(prediction.plot_arguments())
+        return write(results, record, prediction, *arguments, **options)
+
+    def computed(*arguments: Any) -> Any:
+        events.append("confidences")
+        return compute(*arguments)
+
+    monkeypatch.setattr(Background, "_start", lambda self: None)
+    monkeypatch.setattr(Background, "submit", submitted)
+    monkeypatch.setattr(network, "predicted_aligned_error", computed)
+    monkeypatch.setattr(model, "descend", descended)
+    monkeypatch.setattr(target_runner, "write_result", written)
+    fasta = cli.fasta({"a": "MKTAYIAKQRQISFVK"})
+    assert cli.infer(fasta, weights=[], settings=("--num-recycles", "1")).code == 0
+    assert events == ["confidences", "plot", "descent"]
+    draft, final = plotted
+    assert draft.keys() == final.keys()
+    for key, value in final.items():
+        np.testing.assert_array_equal(draft[key], value, err_msg=key)
+    assert any(name.endswith(".png") for name in cli.names())
 
 
 @pytest.mark.long
