@@ -129,16 +129,10 @@ class Setup:
 
     def _function(self, device: str, threads: int, sharers: int, *, leaves_rest: bool) -> FoldWorker:
         """Return the function of a worker that folds; paths are absolute for other machines."""
-        config = self.request.config
         return FoldWorker(
             self.request.output.resolve(),
             tuple(network.path.resolve() for network in self.networks) if self.request.weights else (),
-            replace(
-                config,
-                device=device,
-                initial_guess=_absolute(config.initial_guess),
-                restraints=_absolute(config.restraints),
-            ),
+            _absolute(replace(self.request.config, device=device)),
             # Results of searches are published before the fold.
             _absolute(replace(self.request.options, sources=SearchSources())),
             threads=threads,

@@ -96,6 +96,24 @@ def test_workers_of_a_cluster_are_on_its_gpus_or_its_cpus(
     assert made[0].cpus == (1 if gpus and kinds == "cuda" else 8)
 
 
+def test_paths_of_a_worker_are_absolute_for_machines_with_other_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[ray_cluster.WorkerGroup] = []
+    monkeypatch.setattr(ray_cluster, "connect", lambda address: ray_cluster.Resources(1, 8, 8, 0))
+    monkeypatch.setattr(ray_cluster, "RayExecutor", lambda groups, where, say: made.extend(groups))
+    paths = {"offload_dir": Path("disk"), "initial_guess": Path("guess.pdb"), "restraints": Path("links.csv")}
+    config = InferConfig(device="cpu", **paths)  # type: ignore[arg-type]
+    screened = _setup(ray="auto")
+    replace(screened, request=replace(screened.request, config=config)).start()
+    function = made[0].function
+    assert isinstance(function, FoldWorker)
+    assert {name: getattr(function.config, name) for name in paths} == {
+        name: tmp_path.resolve() / path for name, path in paths.items()
+    }
+
+
 def test_targets_of_similar_length_that_wait_for_the_same_searches_share_a_job() -> None:
     targets = [
         Target(name, (Chain("A", "M" * length),), "", name, ())
