@@ -18,12 +18,13 @@ from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
+from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.weights.checkpoint import read_weights
 from fastfold.evoformer.weights.published import one_weights_file
 from fastfold.memory import Gemini, GeminiConfig, parse_bytes
 from fastfold.parallel import DistributedContext, Parallel, ParallelOptimizer, alphafold, parallelize
 from fastfold.parallel.alphafold.convert import silent_parts
-from fastfold.training.config import MemoryConfig, TrainConfig
+from fastfold.training.config import FinetuneConfig, MemoryConfig, TrainConfig
 from fastfold.training.lora import add_lora, freeze
 
 
@@ -39,11 +40,33 @@ def plain_network(config: TrainConfig, tree: ConfigDict) -> AlphaFold:
     if config.model.weights is not None:
         _, state = read_weights(one_weights_file(config.model.weights), config=tree)
         model.load_state_dict(state)
-    if config.finetune.freeze:
-        freeze(model, config.finetune.freeze)
-    if config.finetune.lora_rank:
-        add_lora(model, rank=config.finetune.lora_rank, alpha=config.finetune.lora_alpha)
+    _choose_trained(model, config.finetune)
     return model
+
+
+def check_network(config: TrainConfig, tree: ConfigDict) -> None:
+    """Check that the network to train can be built, without memory for its parameters.
+
+    Raises:
+        ConfigError: The channels of an attention are not divisible by its heads, or a pattern of parameters to freeze
+            matches none.
+    """
+    with torch.device("meta"):
+        model = AlphaFold(tree)
+        for name, layer in model.named_modules():
+            if isinstance(layer, Linear) and layer.out_features % layer.heads:
+                raise ConfigError(
+                    f"{name.rpartition('.')[0]} has {layer.out_features} channels, which its {layer.heads} heads do "
+                    "not divide: change num_head or the channels in model.overrides"
+                )
+        _choose_trained(model, config.finetune)
+
+
+def _choose_trained(model: AlphaFold, finetune: FinetuneConfig) -> None:
+    if finetune.freeze:
+        freeze(model, finetune.freeze)
+    if finetune.lora_rank:
+        add_lora(model, rank=finetune.lora_rank, alpha=finetune.lora_alpha)
 
 
 def build_network(config: TrainConfig, tree: ConfigDict, context: DistributedContext) -> Parallel:

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fastfold.errors import ConfigError, suggest
 from fastfold.evoformer.config import is_multimer, model_config
-from fastfold.training.bounds import check_bounds
+from fastfold.training.bounds import Bounds, check_bounds
 from fastfold.training.config import ModelConfig, TrainConfig
 from fastfold.training.parallel_config import ParallelConfig, axes_of
 
@@ -30,6 +30,25 @@ _SIZE = re.compile(
     r"(channels?|dim|bins|heads?|layers?|factor|_qk|_v|size|clusters|extra_msa|in_transition)$"
 )
 """Keys of the network's configuration that hold sizes; numbers of blocks and of templates may be 0."""
+_BOUNDS = (
+    (re.compile(r"num_bins$"), Bounds(least=2)),
+    (re.compile(r"dropout(_rate)?$"), Bounds(least=0, below=1)),
+    (re.compile(r"(_prob|_frac|fraction|share)$"), Bounds(least=0, most=1)),
+    (re.compile(r"(scale|unit_distance)$"), Bounds(above=0)),
+)
+"""Bounds of other numbers of the network's configuration by their keys; the rest is at least 0."""
+_FIXED = (
+    "clamp_type",
+    "equation",
+    "msa_cluster_features",
+    "multimer_mode",
+    "num_output",
+    "orientation",
+    "shared_dropout",
+    "subsample_templates",
+    "use_chain_relative",
+)
+"""Keys of the network's configuration with the same meaning for every run."""
 _NAMES_ELSEWHERE = {
     "data.alignments": ("alignment_dir", "alignment_index_path"),
     "data.directory": ("data_dir", "data_path", "dataset", "root"),
@@ -144,13 +163,22 @@ def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:
         if isinstance(value, Mapping):
             _update(tree[key], value, path)
             continue
+        if key in _FIXED and value != tree[key]:
+            raise ConfigError(f"{path} cannot change: expected {tree[key]!r}, found {value!r}")
         try:
+            if value is None:
+                raise TypeError(key)
             tree[key] = value
         except TypeError as error:
             kind = type(tree[key]).__name__
             raise ConfigError(f"{path} must be of type {kind}, got {value!r}") from error
-        if _SIZE.search(key) and isinstance(value, int) and value < 1:
-            raise ConfigError(f"{path} must be at least 1, got {value}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _bounds_of(key, value).check(path, value)
+
+
+def _bounds_of(key: str, value: float) -> Bounds:
+    other = Bounds(least=1 if isinstance(value, int) and _SIZE.search(key) else 0)
+    return next((bounds for pattern, bounds in _BOUNDS if pattern.search(key)), other)
 
 
 def _check_names(overrides: Sequence[str]) -> list[Override]:
@@ -259,6 +287,12 @@ def check_settings(config: TrainConfig, tree: ConfigDict) -> None:
     if "data" not in tree:  # a multimer network, whose templates take no rows of the clustered MSA
         return
     data = tree.data
+    has_templates = tree.model.embeddings_and_evoformer.template.enabled
+    if data.common.use_templates != has_templates:
+        raise ConfigError(
+            f"expected data.common.use_templates={str(has_templates).lower()} in model.overrides, because the network "
+            f"{'has' if has_templates else 'lacks'} layers for templates (template.enabled), found the opposite"
+        )
     templates, rows = data.eval.max_templates, data.eval.max_msa_clusters
     if data.common.reduce_msa_clusters_by_max_templates and rows <= templates:
         raise ConfigError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from fastfold.data.training.dataset import check_directory
 from fastfold.evoformer.config import is_multimer
 from fastfold.parallel import init_distributed, started_processes
+from fastfold.training.build import check_network
 from fastfold.training.compose import check_settings, network_config
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import check_templates
@@ -52,6 +53,7 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
     """Train as :func:`train`; return the signal that ended the run before its last step, or None."""
     tree = network_config(config.model)
     check_settings(config, tree)
+    check_network(config, tree)
     check_directory(config.data.directory)
     check_tracking([name for name in ("wandb", "mlflow") if getattr(config.logger, name)])
     chosen = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.parallel import DistributedContext
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.compose import network_config
+from fastfold.training.run import train
 from tests.helpers.compositions import compose_run
 from tests.training.conftest import TINY
 
@@ -22,6 +24,30 @@ def test_the_seed_decides_the_parameters() -> None:
     first, again, other = (network(f"trainer.seed={seed}").state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("heads", [3, 16])
+@pytest.mark.parametrize("step", ["msa_row_attention_with_pair_bias", "msa_column_attention"])
+def test_heads_that_do_not_divide_their_channels_are_refused_before_data_are_read(
+    step: str, heads: int
+) -> None:
+    setting = f"model.overrides.model.embeddings_and_evoformer.evoformer.{step}.num_head"
+    places = ("data.directory=missing", "trainer.out=y")
+    message = rf"extra_msa_stack.blocks.0.*attention has 8 channels, which its {heads} heads do not divide"
+    with pytest.raises(ConfigError, match=message):
+        train(compose_run(TINY, f"{setting}={heads}", *places))
+    with pytest.raises(ConfigError, match="the data folder 'missing' does not exist"):
+        train(compose_run(TINY, f"{setting}=8", *places))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("evofomer.*", "no parameter's name matches 'evofomer"), ("'*'", "nothing is left to train")],
+)
+def test_parameters_to_freeze_are_looked_up_before_data_are_read(pattern: str, message: str) -> None:
+    config = compose_run(TINY, "data.directory=missing", "trainer.out=y", f"finetune.freeze=[{pattern}]")
+    with pytest.raises(ConfigError, match=message):
+        train(config)
 
 
 def test_adapters_alone_are_trained_where_they_are_asked_for() -> None:

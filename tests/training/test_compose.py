@@ -15,6 +15,10 @@ from fastfold.training.compose import compose_config, compose_tree, network_conf
 from fastfold.training.config import TrainConfig
 from tests.helpers.compositions import compose_run
 
+KEY = "model.overrides.model.embeddings_and_evoformer"
+TRIANGLE = f"{KEY}.evoformer.triangle_attention_starting_node"
+HEADS = "model.overrides.model.heads"
+MASKED = "model.overrides.data.common.masked_msa"
 PLACES = ["data.directory=structures", "trainer.out=run"]
 
 
@@ -111,9 +115,6 @@ def test_the_printed_configuration_is_the_whole_one_and_composes_again(capsys: p
     assert OmegaConf.create(to_yaml(config)).optim.lr == config.optim.lr
 
 
-KEY = "model.overrides.model.embeddings_and_evoformer"
-
-
 def test_runs_of_tests_have_the_configuration_that_they_ask_for():
     base = ["+preset=overfit", "data.directory=x", "optim.batch_size=1"]
     changes = [
@@ -160,7 +161,23 @@ def test_runs_of_tests_have_the_configuration_that_they_ask_for():
         (["data.directory"], "overrides look like"),
         ([*PLACES, f"{KEY}.pair_chanel=3"], r"pair_chanel does not exist; did you mean .*pair_channel\?"),
         ([*PLACES, f"{KEY}.pair_channel=wide"], "pair_channel must be of type int, got 'wide'"),
+        ([*PLACES, f"{KEY}.pair_channel=null"], "pair_channel must be of type int, got None"),
         ([*PLACES, f"{KEY}=3"], "embeddings_and_evoformer is a group of keys"),
+        ([*PLACES, f"{KEY}.max_relative_feature=-1"], "max_relative_feature must be at least 0, got -1"),
+        ([*PLACES, f"{TRIANGLE}.dropout_rate=1.0"], "dropout_rate must be at least 0 and below 1, got 1.0"),
+        ([*PLACES, f"{TRIANGLE}.dropout_rate=-0.1"], "dropout_rate must be at least 0 and below 1, got -0.1"),
+        (
+            [*PLACES, f"{HEADS}.distogram.weight=nan"],
+            "distogram.weight must be finite and at least 0, got nan",
+        ),
+        (
+            [*PLACES, f"{HEADS}.structure_module.position_scale=0.0"],
+            "position_scale must be above 0, got 0.0",
+        ),
+        ([*PLACES, f"{MASKED}.same_prob=1.5"], "same_prob must be at least 0 and at most 1, got 1.5"),
+        ([*PLACES, f"{TRIANGLE}.orientation=rows"], "orientation cannot change: .*'per_row', found 'rows'"),
+        ([*PLACES, "model.overrides.model.global_config.multimer_mode=true"], "multimer_mode cannot change"),
+        ([*PLACES, f"{TRIANGLE}.shared_dropout=false"], "shared_dropout cannot change: expected True"),
         ([*PLACES, "model.preset=model_9"], "did you mean"),
         ([*PLACES, "model.name=runs/first"], "without folders, not 'runs/first'; trainer.out is"),
         ([*PLACES, "model.name=''"], "model.name is empty; give a value, or leave the setting out"),

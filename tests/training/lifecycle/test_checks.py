@@ -9,6 +9,8 @@ from fastfold.training.compose import check_settings, compose_config, network_co
 from tests.helpers.compositions import compose_run
 
 GIVEN = ("data.directory=x", "trainer.out=y")
+TEMPLATES = "model.overrides.data.common.use_templates"
+LAYERS = "model.overrides.model.embeddings_and_evoformer.template.enabled"
 CLUSTERS = "model.overrides.data.eval.max_msa_clusters"
 
 
@@ -28,6 +30,13 @@ def check(*overrides: str) -> None:
             ["+preset=mini", "finetune=lora", "model.weights=w.npz"],
             "muon does not step: set optim=finetune",
             "optim=finetune",
+        ),
+        ([f"{TEMPLATES}=false"], "has layers for templates", f"{TEMPLATES}=true"),
+        (["model=model_3_ptm", f"{TEMPLATES}=true"], "lacks layers for templates", f"{TEMPLATES}=false"),
+        (
+            ["model=model_3_ptm", f"{LAYERS}=true"],
+            "expected data.common.use_templates=true in model.overrides",
+            f"{TEMPLATES}=true",
         ),
         ([f"{CLUSTERS}=4"], f"found 4: set {CLUSTERS}=5 or more", f"{CLUSTERS}=5"),
     ],
