@@ -157,9 +157,16 @@ class _Scaled(nn.Module):
         self.layer, self.scale = nn.Linear(2, 2), nn.Parameter(torch.tensor(1.0))
 
 
+def _with_hook() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.weight.register_hook(lambda x: 2 * x)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (_with_hook(), "weight has a hook, which zero=3 would not call: use zero=0, 1 or 2"),
         (_Scaled(), "scale is a parameter without a dimension .* use zero=2"),
         (
             nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last),

@@ -148,7 +148,65 @@ def _bounded_weights() -> None:
     parallelize(_Bounded("never"), {"dp": 2, "zero": 3}).module(X).sum().backward()
 
 
+class _Optional(nn.Module):
+    """One unit, of which a call uses one or both layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.double()
+
+    def forward(self, x: Tensor, has_both: bool) -> Tensor:
+        x = self.first(x)
+        return self.second(x) if has_both else x
+
+
+def _optional_layers() -> None:
+    for is_listed in (False, True):
+        part = _Optional()
+        parallel = parallelize(
+            nn.Sequential(nn.ModuleList([part])) if is_listed else part, {"dp": 2, "zero": 3}
+        )
+        for has_both in (True, False):
+            part(X, has_both).sum().backward()
+        message = (
+            f"one has gradients of (42|84) elements of {'0.0' if is_listed else 'the module'} while another"
+        )
+        with pytest.raises(ConfigError, match=message):
+            part(X, dist.get_rank() == 0).sum().backward()
+        del parallel
+
+
+def _hooks() -> None:
+    parallel = parallelize(nn.Linear(6, 6).double(), {"dp": 2, "zero": 3})
+    optimizer, seen = parallel.optimizer(_sgd), []
+    parallel.module.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))  # type: ignore[union-attr]
+    parallel(X).sum().backward()
+    optimizer.step()
+    assert len(seen) == 1
+    optimizer.zero_grad()
+    parallel.module.weight.register_hook(lambda x: 2 * x)  # type: ignore[union-attr]
+    parallel(X).sum().backward()
+    with pytest.raises(
+        ConfigError, match=r"weight has a hook of register_hook\(\), which zero=3 does not call"
+    ):
+        optimizer.step()
+
+
+def _inference_mode() -> None:
+    plain = _Perceptrons()
+    parallel = parallelize(copy.deepcopy(plain), {"dp": 2, "zero": 3})
+    with torch.inference_mode():
+        assert torch.allclose(parallel(X), plain(X), atol=1e-12)
+        with pytest.raises(ConfigError, match=r"cannot train after .*use torch.no_grad\(\)"):
+            parallel.module(X)
+    parallel(X).sum().backward()
+
+
 def _two_ranks() -> None:
+    _inference_mode()
+    _hooks()
+    _optional_layers()
     _bounded_weights()
     _nested()
     _experts()
