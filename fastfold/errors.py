@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 Spelling = Callable[[str, str | None], str]
 """Function from the name of a setting, and its value if there is one, to how a reader writes them."""
@@ -187,6 +188,13 @@ class PlaceError(WriteError):
 def first_line(error: BaseException) -> str:
     """Return the first line of a foreign error's message, or its type: at most 200 letters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def is_raised_in(error: BaseException, package: str) -> bool:
+    """Return True if a function of a package raised an error or was on the way to it."""
+    return any(
+        str(frame.f_globals.get("__name__")).startswith(package) for frame, _ in walk_tb(error.__traceback__)
+    )
 
 
 def suggest(

@@ -8,7 +8,6 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fastfold.errors import ConfigError, first_line
+from fastfold.errors import ConfigError, first_line, is_raised_in
 from fastfold.parallel.checks.stages import StageComparison
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group, nested_shard
@@ -129,7 +128,7 @@ class Parallel(nn.Module):
             output = self.module(*args, **kwargs)
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
             known = async_ops.is_lost(error) or isinstance(error, torch.OutOfMemoryError)
-            if self.plan.zero == 3 and not known and _is_raised_in(error, "torch.distributed.fsdp"):
+            if self.plan.zero == 3 and not known and is_raised_in(error, "torch.distributed.fsdp"):
                 rank = self.mesh.group("replicas").rank
                 raise ConfigError(
                     f"zero=3 fails in forward on rank {rank} ({type(error).__name__}: {first_line(error)}): use zero=2"
@@ -416,13 +415,6 @@ class Parallel(nn.Module):
                 own = self.gradients.part(own)
             shards |= own
         return shards
-
-
-def _is_raised_in(error: BaseException, package: str) -> bool:
-    """Return True if a function of a package raised an error; hooks are not around the forward pass."""
-    return any(
-        str(frame.f_globals.get("__name__")).startswith(package) for frame, _ in walk_tb(error.__traceback__)
-    )
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, first_line, is_raised_in
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialize_state
@@ -113,7 +113,8 @@ class ParallelOptimizer(Optimizer):
 
         Raises:
             ConfigError: The gradients are not those that were summed over the ranks, a parameter trains that did
-                not when the plan was applied, or a parameter was replaced.
+                not when the plan was applied, or a parameter was replaced. Or the optimizer uses an operator that
+                DTensors lack.
         """
         loss = None
         if closure is not None:
@@ -149,6 +150,13 @@ class ParallelOptimizer(Optimizer):
         token = _stepping.set(frozenset(map(id, self._stage.optimized.values())))
         try:
             yield
+        except (NotImplementedError, RuntimeError) as error:
+            if self._stage.stage < 3 or not is_raised_in(error, "torch.distributed.tensor"):
+                raise
+            raise ConfigError(
+                f"{type(self.inner).__name__} cannot step parameters that zero=3 shards ({first_line(error)}): use "
+                "zero=2, zero=0, or another optimizer"
+            ) from error
         finally:
             _stepping.reset(token)
 

@@ -203,7 +203,16 @@ def _inference_mode() -> None:
     parallel(X).sum().backward()
 
 
+def _optimizers() -> None:
+    parallel = parallelize(nn.Linear(6, 6).double(), {"dp": 2, "zero": 3})
+    optimizer = parallel.optimizer(lambda named: torch.optim.Rprop(named.values(), foreach=False))
+    parallel(X).sum().backward()
+    with pytest.raises(ConfigError, match=r"Rprop cannot step parameters that zero=3 shards .*use zero=2"):
+        optimizer.step()
+
+
 def _two_ranks() -> None:
+    _optimizers()
     _inference_mode()
     _hooks()
     _optional_layers()
