@@ -37,9 +37,14 @@ def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
 
     Raises:
         ConfigError: A parameter is managed already or has a hook that would see an incomplete gradient; a module has
-            sparse gradients; the optimizer has other parameters, or does not treat each parameter alone.
+            sparse gradients or is compiled; the optimizer has other parameters, or does not treat each parameter alone.
     """
     for name, module in model.named_modules():
+        if module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule):
+            raise ConfigError(
+                f"{name or 'the model'} is compiled, and a compiled module would keep references to parameters that "
+                "have left the device; leave torch.compile out"
+            )
         if getattr(module, "sparse", False) is True:
             raise ConfigError(
                 f"{name or type(module).__name__} has sparse gradients, which cannot be managed; make it with "

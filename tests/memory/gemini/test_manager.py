@@ -337,6 +337,12 @@ def test_wrong_use_is_named():
         Gemini(build(), config=GeminiConfig(policy="gpu"))
     with pytest.raises(ConfigError, match="parameters that the model does not have"):
         Gemini(build(), adam(build()))
+    compiled = nn.Sequential(nn.Linear(2, 2))
+    compiled[0].compile(backend="eager")
+    with pytest.raises(ConfigError, match=r"0 is compiled, .*; leave torch.compile out"):
+        Gemini(compiled)
+    with pytest.raises(ConfigError, match="the model is compiled"):
+        Gemini(torch.compile(build(), backend="eager"))
     model = build()
     optimizer = adam(model)
     manager = Gemini(model, optimizer, GeminiConfig(budget=TIGHT))
