@@ -184,17 +184,21 @@ class _MemoryMeter(TorchDispatchMode):
         self._simulated = device
         #: Height of the stack of modes with this one at its top; 0 while it is left
         self.depth = 0
-        self._below = _height()
+        self._below, self._is_inference = _height(), torch.is_inference_mode_enabled()
+
+    def _is_outermost(self) -> bool:
+        """Return False in an inference mode that was entered since: its end restores the modes of its beginning."""
+        return torch.is_inference_mode_enabled() == self._is_inference
 
     def enter(self) -> None:
         """Enter the mode, unless another one was entered since and would be left in its place."""
-        if not self.depth and _height() == self._below:
+        if not self.depth and _height() == self._below and self._is_outermost():
             self.__enter__()
             self.depth = _height()
 
     def leave(self) -> None:
         """Leave the mode, if it is the innermost one."""
-        if self.depth and _height() == self.depth:
+        if self.depth and _height() == self.depth and self._is_outermost():
             self.__exit__(None, None, None)
             self.depth = 0
 

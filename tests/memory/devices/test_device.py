@@ -330,3 +330,20 @@ def test_counting_can_be_interrupted_but_not_from_within_another_mode() -> None:
         four = torch.zeros(100)
     assert device.used == 3 * four.nbytes == 3 * two.nbytes
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_counting_is_not_interrupted_within_an_inference_mode() -> None:
+    """The end of an inference mode restores the modes of its beginning, also one that has been left inside."""
+    device = SimulatedDevice(1000)
+    for inside in (True, False):
+        with device.running():
+            if not inside:
+                device.count(False)
+            with torch.inference_mode():
+                assert device.count(inside) is inside
+                assert device.count(not inside) is inside
+            kept = torch.ones(10)
+            assert device.used == (40 if inside else 0)
+            assert device.count(True)
+        del kept
+    assert device.used == 0
