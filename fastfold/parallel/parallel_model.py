@@ -26,13 +26,14 @@ from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, Re
 from fastfold.parallel.data_parallel.optimizer import (
     Factory,
     ParallelOptimizer,
+    check_cut,
     clip_norm,
     is_stepping,
     on_pieces,
 )
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.tensor_parallel.layout import layouts
+from fastfold.parallel.tensor_parallel.layout import layouts, parameter_shard_specs
 from fastfold.parallel.turns import take_turn
 
 
@@ -270,10 +271,13 @@ class Parallel(nn.Module):
 
         Raises:
             ConfigError: The optimizer looks at whole parameters, as Adafactor and Muon do, and under ZeRO 1 and 2
-                ranks step flat pieces of them. Or it calls a closure several times in a step, as LBFGS does.
+                ranks step flat pieces of them, or under ``tp`` the parts of cut layers. Or it calls a closure several
+                times in a step, as LBFGS does.
         """
         pieces, parameters = self.gradients.optimized, self.gradients.parameters
         inner = factory(parameters) if pieces is parameters else on_pieces(factory, parameters, pieces)
+        cut = [name for name, specs in parameter_shard_specs(self.module).items() if specs]
+        check_cut(inner, factory, parameters, cut)
         closure = inspect.signature(type(inner).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ConfigError(

@@ -6,7 +6,7 @@ ZeRO 1 and 2 leave flat pieces on a rank, to which :func:`on_pieces` applies opt
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypedDict
@@ -374,10 +374,39 @@ def on_pieces(
         ConfigError: The optimizer's update of an element depends on other elements of the parameter.
     """
     optimizer = factory(parameters)
-    if not isinstance(optimizer, LayerwiseOptimizer):
-        _try(factory, parameters, type(optimizer).__name__)
+    if not isinstance(optimizer, LayerwiseOptimizer) and not _steps_parts(
+        factory, parameters, lambda _, x: x.flatten()[: x.numel() // 2]
+    ):
+        raise ConfigError(
+            f"{type(optimizer).__name__} needs whole parameters, and zero=1 and zero=2 leave each rank flat pieces of "
+            "them; use zero=0"
+        )
     _replace(optimizer, {p: pieces[name] for name, p in parameters.items()})
     return optimizer
+
+
+def check_cut(
+    optimizer: Optimizer, factory: Factory, parameters: Mapping[str, nn.Parameter], cut: Collection[str]
+) -> None:
+    """Refuse an optimizer of whole parameters where tensor parallelism cuts the parameters of some names.
+
+    Raises:
+        ConfigError: The optimizer's update of an element depends on other elements of the parameter.
+    """
+
+    def part(name: str, x: Tensor) -> Tensor:
+        return x[tuple(slice((length + 1) // 2) for length in x.shape)] if name in cut else x
+
+    trained = [name for name in parameters if name in cut]
+    if (
+        trained
+        and not isinstance(optimizer, LayerwiseOptimizer)
+        and not _steps_parts(factory, parameters, part)
+    ):
+        raise ConfigError(
+            f"{type(optimizer).__name__} needs whole parameters, and tp cuts some of them ({trained[0]}) over the "
+            "ranks; leave their layers out of layers=, or use another optimizer"
+        )
 
 
 def _replace(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
@@ -387,11 +416,14 @@ def _replace(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]
         optimizer.names = {replaced[parameter]: name for parameter, name in optimizer.names.items()}
 
 
-def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) -> None:
-    """Check by a trial that the optimizer steps halves of parameters as it steps whole ones.
+def _steps_parts(
+    factory: Factory, parameters: Mapping[str, nn.Parameter], part: Callable[[str, Tensor], Tensor]
+) -> bool:
+    """Return True if a trial of the optimizer steps parts of parameters as it steps whole ones.
 
-    Factored moments begin at a size, and global scales begin after a warm-up. So the trial takes several steps, and one
-    stand-in of each shape is as large as its parameter, up to a limit.
+    ``part`` returns the part of a tensor by its name. Factored moments begin at a size, and global scales begin after a
+    warm-up. So the trial takes several steps, and one stand-in of each shape is as large as its parameter, up to a
+    limit.
     """
     generator = torch.Generator().manual_seed(0)
     seen: set[tuple[int, ...]] = set()
@@ -407,25 +439,19 @@ def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) ->
 
     whole = {name: trial(name) for name in parameters}
     same = {name: nn.Parameter(x.detach().clone()) for name, x in whole.items()}
-    halves = {name: nn.Parameter(x.detach().flatten()[: x.numel() // 2].clone()) for name, x in whole.items()}
+    parts = {name: nn.Parameter(part(name, x.detach()).clone()) for name, x in whole.items()}
     stepped = factory(whole)
-    in_halves = factory(same)
-    _replace(in_halves, {x: halves[name] for name, x in same.items()})
+    in_parts = factory(same)
+    _replace(in_parts, {x: parts[name] for name, x in same.items()})
     try:
         for _ in range(_STEPS):
             for name, x in whole.items():
                 x.grad = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-                halves[name].grad = x.grad.flatten()[: len(halves[name])].clone()
+                parts[name].grad = part(name, x.grad).clone()
             stepped.step()
-            in_halves.step()
-            alike = all(
-                torch.allclose(x.flatten()[: len(halves[name])], halves[name]) for name, x in whole.items()
-            )
-            if not alike:
-                break
+            in_parts.step()
+            if not all(torch.allclose(part(name, x), parts[name]) for name, x in whole.items()):
+                return False
     except Exception:  # any error would otherwise end the run on one rank only
-        alike = False
-    if not alike:
-        raise ConfigError(
-            f"{kind} needs whole parameters, and zero=1 and zero=2 leave each rank flat pieces of them; use zero=0"
-        )
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
+from fastfold.parallel import ParallelPlan, parallelize
 from fastfold.parallel.data_parallel.large_batch import Lamb
 from fastfold.parallel.data_parallel.optimizer import on_pieces
+from fastfold.parallel.planner.fake_run import fake_mesh
+from fastfold.parallel.tensor_parallel import ParallelLinear
 
 Named = Mapping[str, nn.Parameter]
 
@@ -73,8 +77,35 @@ def test_layerwise_optimizers_know_the_pieces_by_their_names() -> None:
 )
 def test_optimizers_that_look_at_whole_parameters_are_refused(name: str, factory) -> None:
     parameters = _parameters()
-    with pytest.raises(ConfigError, match=f"{name} needs whole parameters"):
+    with pytest.raises(ConfigError, match=rf"{name} needs whole parameters"):
         on_pieces(factory, parameters, _first_pieces(parameters))
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "is_refused"),
+    [
+        ("Adafactor", lambda named: torch.optim.Adafactor(named.values(), lr=0.1), True),
+        ("Muon", lambda named: torch.optim.Muon([p for p in named.values() if p.dim() == 2], lr=0.1), True),
+        ("AdamW", _by_dimension, False),
+        ("Lamb", lambda named: Lamb(named, lr=0.1), False),
+    ],
+)
+def test_optimizers_of_whole_parameters_are_refused_where_layers_are_cut(
+    name: str, factory, is_refused: bool
+) -> None:
+    layers = {
+        str(place): partial(ParallelLinear.from_plain, role=role)
+        for place, role in ((0, "first"), (2, "second"))
+    }
+    with fake_mesh(ParallelPlan(tp=2)) as mesh:
+        parallel = parallelize(
+            nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), mesh, layers=layers
+        )
+        if not is_refused:
+            parallel.optimizer(factory)
+            return
+        with pytest.raises(ConfigError, match=rf"{name} needs whole parameters, and tp cuts .* \(0.weight\)"):
+            parallel.optimizer(factory)
 
 
 class _Factored(Optimizer):
