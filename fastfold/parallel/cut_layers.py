@@ -10,7 +10,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.checks.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.data_parallel.full_state import ShardFn
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.utils.module_structure import tie, without_data
+from fastfold.utils.module_structure import is_inside, tie, without_data
 
 
 def cut_layers(
@@ -22,7 +22,8 @@ def cut_layers(
     stays one.
 
     Raises:
-        ConfigError: A layer cannot be cut with the same result; the message names it.
+        ConfigError: A layer cannot be cut with the same result, or layers with one parameter are cut differently; the
+            message names them.
     """
     plain = {path: without_data(model.get_submodule(path)) for path in cuts}
     for path, shard_fn in cuts.items():
@@ -35,5 +36,13 @@ def cut_layers(
         except ConfigError as error:
             raise ConfigError(f"layers= cuts {path}: {error}") from error
         model.set_submodule(path, cut)
+    shapes = {name: list(x.shape) for name, x in model.named_parameters(remove_duplicate=False)}
+    for names in tied:
+        of_rank = {n: shapes[n] for n in names if n in shapes and any(is_inside(n, path) for path in cuts)}
+        if len({tuple(shape) for shape in of_rank.values()}) > 1:
+            raise ConfigError(
+                f"{' and '.join(of_rank)} are one parameter, but layers= cuts them differently (shapes "
+                f"{' and '.join(map(str, of_rank.values()))} on a rank); cut them alike, or leave these layers out"
+            )
     tie(model, tied)
     return plain

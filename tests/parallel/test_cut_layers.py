@@ -63,3 +63,16 @@ def test_tied_parameters_stay_tied() -> None:
         cut_layers(whole, {"0.0": half}, mesh, tied_names(whole))
     assert whole[1].weight is whole[0][0].weight  # type: ignore[index,union-attr]
     assert whole[1].weight.shape == (2, 4)  # type: ignore[union-attr]
+
+
+def test_tied_parameters_that_are_cut_differently_are_refused() -> None:
+    def other_half(layer: nn.Module, mesh: ParallelMesh) -> nn.Module:
+        part = half(layer, mesh)
+        part.weight = nn.Parameter(part.weight.T.contiguous())  # type: ignore[union-attr,operator]
+        return part
+
+    whole = model()
+    whole[1].weight = whole[0][0].weight  # type: ignore[index,union-attr]
+    message = r"0\.0\.weight and 1\.weight are one parameter, .* differently \(shapes \[2, 4\] and \[4, 2\]"
+    with fake_mesh(ParallelPlan(tp=2)) as mesh, pytest.raises(ConfigError, match=message):
+        cut_layers(whole, {"0.0": half, "1": other_half}, mesh, tied_names(whole))

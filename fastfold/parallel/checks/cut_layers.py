@@ -130,7 +130,7 @@ class _Comparison:
             saved_tensors_hooks(lambda x: x, lambda x: x),
             torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []),
         ):
-            plain = self._filled(device, next((p.dtype for p in module.parameters()), None))
+            plain = self._filled(device, module)
             cut = copy.deepcopy(plain)
             for name, shard in self._cuts.items():
                 layer = shard(cut.get_submodule(name), self._mesh)
@@ -160,15 +160,17 @@ class _Comparison:
                     f"parameters that act on cut features have to be cut with them {_REMEDY}"
                 )
 
-    def _filled(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
-        """Return the plain module with random weights in the dtype of this call, the same on all ranks, none tied."""
+    def _filled(self, device: torch.device | None, called: nn.Module) -> nn.Module:
+        """Return the plain module with random weights in the dtypes of this call, the same on all ranks, none tied."""
+        dtypes = {name: p.dtype for name, p in called.named_parameters(remove_duplicate=False)}
         generator = torch.Generator().manual_seed(0)
         plain = detached_copy(self._plain).eval()
-        for module in plain.modules():
+        for path, module in plain.named_modules():
             for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 values = torch.randn(p.shape, generator=generator)
                 values = 1 + values / 4 if p.dim() < 2 else values / p.shape[-1] ** 0.5
-                setattr(module, name, nn.Parameter(values.to(device=device, dtype=dtype or p.dtype)))
+                dtype = dtypes.get(joined(path, name), p.dtype)
+                setattr(module, name, nn.Parameter(values.to(device=device, dtype=dtype)))
         return plain
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor | None]:
@@ -178,9 +180,12 @@ class _Comparison:
         inputs = [x for x, is_wanted in zip(tree_leaves((args, kwargs)), wanted, strict=True) if is_wanted]
         for x in inputs:
             x.requires_grad_()
-        results = list(tensors_in(module(*args, **kwargs)))
-        values: dict[str, Tensor | None] = {f"result {i}": x.detach() for i, x in enumerate(results)}
-        roots = [x for x in results if x.requires_grad]
+        before = self._loss_terms(module)
+        results = {f"result {i}": x for i, x in enumerate(tensors_in(module(*args, **kwargs)))}
+        terms = self._loss_terms(module).items()
+        results |= {f"result {name}": x for name, x in terms if x is not before.get(name)}
+        values: dict[str, Tensor | None] = {name: x.detach() for name, x in results.items()}
+        roots = [x for x in results.values() if x.requires_grad]
         generator = torch.Generator().manual_seed(1)
         weights = [torch.randn(x.shape, generator=generator).to(x) for x in roots]
         named = dict(module.named_parameters())
@@ -189,6 +194,16 @@ class _Comparison:
         )
         names = [f"the gradient of input {i}" for i in range(len(inputs))] + list(named)
         return values | dict(zip(names, gradients, strict=True))
+
+    def _loss_terms(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return differentiable numbers that are attributes of modules outside of cut layers, by name."""
+        return {
+            joined(path, name): x
+            for path, part in module.named_modules()
+            if not any(is_inside(path, cut) for cut in self._cuts)
+            for name, x in vars(part).items()
+            if isinstance(x, Tensor) and x.numel() == 1 and x.requires_grad
+        }
 
     def _cut_gradients(self, path: str, layer: nn.Module, values: dict[str, Tensor | None]) -> None:
         """Replace gradients of a plain layer by those of this rank's part."""

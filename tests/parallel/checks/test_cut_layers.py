@@ -97,6 +97,25 @@ class _Scaled(_Separate):
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+class _Balanced(_Separate):
+    """Leaves a term of the loss as an attribute, of which a rank has the part of its heads."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        self.penalty = self.q(x).square().mean()
+        return super().forward(x)
+
+
+class _Twisted(_Separate):
+    """Has parameters of two dtypes, the first of which is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twist = nn.Parameter(torch.ones(8, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x * self.twist.abs())
+
+
 class _FixedHeads(_Separate):
     """Tells the number of heads, of which a rank has half."""
 
@@ -120,6 +139,7 @@ def _on_two_ranks() -> None:
     for block, message in (
         (_Fused, r"0 with cut layers gives another result .*result 0: off by .*Partition\.heads"),
         (_Scaled, "0 with cut layers gives another result .*scale: off by"),
+        (_Balanced, "0 with cut layers gives another result .*result penalty: off by"),
         (_FixedHeads, "0 with cut layers raises RuntimeError: unflatten"),
     ):
         model = _model(block())
@@ -130,7 +150,7 @@ def _on_two_ranks() -> None:
     parallel = parallelize(model, {"tp": 2}, layers=_layers(model), compare_first=False)
     parallel.module(x)
 
-    for block in (_Separate, _Given, _Recomputed):
+    for block in (_Separate, _Given, _Recomputed, _Twisted):
         plain = _model(block())
         model = copy.deepcopy(plain)
         parallel = parallelize(model, {"tp": 2}, layers=_layers(model))
