@@ -23,7 +23,7 @@ from fastfold.parallel.meta_start import Initialize, start_alike
 from fastfold.parallel.own_stages import take_own_stages
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.utils.lazy import old_keywords
-from fastfold.utils.module_structure import module_structure, tied_names
+from fastfold.utils.module_structure import check_shapes, module_structure, tied_names
 
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
 
@@ -100,6 +100,7 @@ def parallelize(
         >>> torch.allclose(parallel.state_dict()["weight"], plain.weight)
         True
     """
+    check_shapes(model)
     policy = mp_policy or MixedPrecisionPolicy()
     structure, tied = module_structure(model), tied_names(model)
     asked = resolve(

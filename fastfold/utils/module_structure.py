@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+
+from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -58,6 +61,19 @@ def tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
         present = [name for name in names if name in parameters]
         for name in present[1:]:
             replace_at(model, name, parameters[present[0]])
+
+
+def check_shapes(module: nn.Module) -> None:
+    """Refuse a module with parameters or buffers that get their shape in the first forward pass.
+
+    Raises:
+        ConfigError: A layer is lazy and has not run yet.
+    """
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(x):
+            raise ConfigError(
+                f"{name} has no shape yet, because its layer is lazy: run the model once with an example input before"
+            )
 
 
 def module_structure(module: nn.Module) -> dict[str, str]:

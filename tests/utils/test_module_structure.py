@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 import torch
 from torch import nn
 
+from fastfold.errors import ConfigError
+from fastfold.memory import Gemini
+from fastfold.parallel import parallelize
 from fastfold.utils.module_structure import (
+    check_shapes,
     detached_copy,
     differences,
     digest,
@@ -71,3 +78,18 @@ def test_tied_parameters_are_named_and_tied_again() -> None:
     tie(model, [*tied, ["gone.weight", "table.weight"]])
     assert model.head.weight is model.table.weight
     assert bool(model.head.weight.any())
+
+
+def test_lazy_layers_are_refused_until_they_have_a_shape() -> None:
+    for start in (
+        check_shapes,
+        partial(parallelize, plan={"dp": 1}),
+        partial(Gemini, budget=1000, device="cpu"),
+    ):
+        model = nn.Sequential(nn.LazyLinear(2))
+        with pytest.raises(
+            ConfigError, match=r"0\.weight has no shape yet, because its layer is lazy: run the"
+        ):
+            start(model)
+        model(torch.ones(1, 3))
+        start(model)

@@ -17,6 +17,7 @@ from fastfold.memory.gemini.managed_parameter import ManagedParameter, untouched
 from fastfold.memory.gemini.optimizer.probe import check_steps_alone, state_bytes, state_count
 from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.machine import host_available_bytes
+from fastfold.utils.module_structure import check_shapes
 
 
 class NotCopied:
@@ -37,8 +38,10 @@ def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
 
     Raises:
         ConfigError: A parameter is managed already or has a hook that would see an incomplete gradient; a module has
-            sparse gradients or is compiled; the optimizer has other parameters, or does not treat each parameter alone.
+            sparse gradients, is compiled or lazy; the optimizer has other parameters, or does not treat each parameter
+            alone.
     """
+    check_shapes(model)
     for name, module in model.named_modules():
         if module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule):
             raise ConfigError(
