@@ -122,7 +122,7 @@ def _numbers(ensemble: Ensemble, analysis: Analysis) -> dict[str, Any]:
 def _models_pdb(ensemble: Ensemble, analysis: Analysis) -> str:
     lines = []
     for number, member in enumerate(analysis.representatives[:MAX_MODELS], 1):
-        text = to_pdb(superposed_protein(ensemble, analysis, member), title="")
+        text = to_pdb(superposed_protein(ensemble, analysis, member), title="", names=ensemble.names)
         lines.append(f"REMARK   1 MODEL {number}: {ensemble.members[member].name}"[:80])
         lines.append(f"MODEL     {number:4d}")
         lines += [line for line in text.splitlines() if line.startswith(("ATOM", "TER"))]
