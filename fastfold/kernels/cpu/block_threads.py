@@ -42,12 +42,12 @@ def forward_positions(channels: int, positions: int, dtype: torch.dtype = torch.
 
     Narrow channels get blocks of up to 4,096 positions, so that fewer operators are started, and at least four blocks
     for each thread. ``channels`` are those of the widest buffer, ``positions`` those of all blocks. Fast products of
-    ``dtype`` bfloat16 get one block if it is small, and blocks of 2,048 positions at least.
+    ``dtype`` bfloat16 get one block of up to 4 ``BLOCK_ELEMENTS``, or blocks of 2,048 positions at least.
     """
     lanes = min(MAX_LANES, torch.get_num_threads())
     largest = min(4096, BLOCK_ELEMENTS // 4 // channels)
     if dtype == torch.bfloat16:
-        if positions <= ONE_BLOCK:
+        if positions * channels <= 4 * BLOCK_ELEMENTS:
             return positions
         largest = max(2048, largest)
     return max(block_positions(channels), min(largest, positions // (4 * lanes)))

@@ -19,6 +19,7 @@ from fastfold.evoformer.quantization.least_work import (
     least_work,
     work_of,
 )
+from fastfold.inference.planning.planner import folding_policy
 from fastfold.utils.machine import user_cache
 
 CONFIG = model_config("mini").model.embeddings_and_evoformer
@@ -124,3 +125,8 @@ def test_the_second_of_two_lengths_that_are_faster_counts(monkeypatch: pytest.Mo
 def test_times_are_those_of_a_block() -> None:
     """A real measurement ends, with a length or with none."""
     assert 1e6 < module.measure_least_work(CONFIG, "bf16") <= CERTAIN_WORK
+
+
+def test_measured_calls_have_the_policy_of_folds() -> None:
+    policy, fold = module.MEASURED_POLICY, folding_policy("cpu")
+    assert (policy.block_elements, policy.inplace) == (fold.block_elements, fold.inplace)

@@ -341,7 +341,7 @@ def test_an_operator_gives_the_same_bits_in_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (block_threads, attention_rows):  # so that few positions in bfloat16 are several blocks
-        monkeypatch.setattr(module, "ONE_BLOCK", 0)
+        monkeypatch.setattr(module, "BLOCK_ELEMENTS", 1)
     case = case_of(name, LARGE[name])
     inputs = {
         k: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in case.inputs.items()
@@ -446,7 +446,14 @@ def test_positions_are_numbered_in_row_major_order(rows: int, transposed: bool) 
 
 @pytest.mark.parametrize(
     ("channels", "positions", "size"),
-    [(512, 100_000, 2048), (512, 5_000, 1250), (16, 100_000, 4096), (512, 4096, 4096), (512, 100, 100)],
+    [
+        (512, 100_000, 2048),
+        (512, 8_192, 8_192),
+        (512, 8_193, 2048),
+        (16, 1_000_000, 4096),
+        (1024, 4_096, 4_096),
+        (1024, 4_097, 1024),
+    ],
 )
 def test_fast_products_get_larger_blocks(
     channels: int, positions: int, size: int, monkeypatch: pytest.MonkeyPatch

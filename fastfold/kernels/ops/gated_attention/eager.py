@@ -12,7 +12,7 @@ from torch import Tensor
 from fastfold.kernels.common.layout import part
 from fastfold.kernels.common.parameters import with_exact_norms
 from fastfold.kernels.common.scratch import (
-    ONE_BLOCK,
+    BLOCK_ELEMENTS,
     Scratch,
     accumulation_dtype,
     normalize,
@@ -145,7 +145,9 @@ def row_step(x: Tensor) -> int:
     rows, length, _ = x.shape
     positions = POSITIONS
     if rows * length > POSITIONS and product_dtype(x) == torch.bfloat16:
-        positions = ONE_BLOCK if rows * length <= ONE_BLOCK else 2 * POSITIONS
+        if x.numel() <= BLOCK_ELEMENTS:
+            return rows
+        positions = 2 * POSITIONS
     return max(1, positions // max(1, length))
 
 
