@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -38,7 +39,10 @@ class LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the adapted weight ``[c_out, c_in]``, in the precision of ``weight`` also under autocast."""
-        with torch.autocast(weight.device.type, enabled=False):
+        device = weight.device.type
+        with (
+            nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+        ):  # meta has no autocast
             return weight + self.scale * (self.b @ self.a)
 
 

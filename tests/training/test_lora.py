@@ -72,6 +72,14 @@ def test_new_adapters_change_nothing():
     assert all(torch.equal(expected[key], got[key]) for key in expected)
 
 
+def test_a_network_without_memory_has_the_same_adapters():
+    """As the check of a run's settings builds it before the data are read."""
+    with torch.device("meta"):
+        model = AlphaFold(oracle_config())
+        names = add_lora(model, rank=2)
+    assert names == add_lora(copy.deepcopy(base()), rank=2)
+
+
 def test_gradient_reaches_every_adapter_and_nothing_else():
     """Through the fused operators, which read the layers' weights instead of calling the layers."""
     model = copy.deepcopy(trained())
