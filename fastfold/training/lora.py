@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fastfold.errors import ConfigError, suggest
 from fastfold.evoformer.weights.adapters import LowRankUpdate
+from fastfold.kernels.common.scratch import without_autocast
 from fastfold.utils.module_structure import exchange_modules, move_into
 
 
@@ -37,13 +36,10 @@ class LowRank(nn.Module):
         bound = 1 / math.sqrt(columns)
         nn.init.uniform_(self.a, -bound, bound)
 
+    @without_autocast
     def forward(self, weight: Tensor) -> Tensor:
         """Return the adapted weight ``[c_out, c_in]``, in the precision of ``weight`` also under autocast."""
-        device = weight.device.type
-        with (
-            nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
-        ):  # meta has no autocast
-            return weight + self.scale * (self.b @ self.a)
+        return weight + self.scale * (self.b @ self.a)
 
 
 def add_lora(

@@ -23,7 +23,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, for_positions, forward_positions, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
     centered,
@@ -55,20 +55,17 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
     bias = None if bias is None else bias.to(exact)
-    step, count = block_positions(x.shape[-1]), x.shape[:-1].numel()
-    if count > step:
-        step = forward_positions(x.shape[-1], count, x.dtype)
-    if weight is not None and bias is not None and count <= step:
+    if weight is not None and bias is not None and x.numel() <= block_positions(x.shape[-1]) * x.shape[-1]:
         return normalize_to(x.dtype, x, (weight, bias), eps)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
+    def block(scratch: Scratch, _: slice, b_x: Tensor, b_out: Tensor) -> None:
         if weight is None or bias is None:
             b_out.copy_(normalize(b_x.to(exact), weight, bias, eps)[0])
         else:
             b_out.copy_(normalize_to(x.dtype, b_x, (weight, bias), eps))
 
-    for_blocks(block, position_blocks(step, x, out), Scratch().of(x))
+    for_positions(block, x.shape[-1], Scratch().of(x), x, out)
     return out
 
 

@@ -25,7 +25,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, forward_positions, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import add_product, gradient_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
@@ -54,19 +54,18 @@ def _forward(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
         return _by_triton(z, group)
     norm_weight, norm_bias, weight = with_exact_norms(group, z.dtype)
     norm = norm_weight, norm_bias
-    size, count = block_positions(z.shape[-1]), z.shape[-3:-1].numel()
-    if count > size:
-        size = forward_positions(z.shape[-1], count, z.dtype)
-    if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= size * z.shape[-1]:
+    if z.dim() == 3 and z.is_contiguous() and 0 < z.numel() <= block_positions(z.shape[-1]) * z.shape[-1]:
         normed = normalize_to(z.dtype, z, norm, EPS).flatten(0, 1)
         return torch.mm(weight, normed.t()).view(weight.shape[0], *z.shape[:2])
     out = _fake(z, parameters, backend)
 
-    def block(scratch: Scratch, b_out: Tensor, b_z: Tensor) -> None:
-        b_out.copy_(weight @ normalize_to(z.dtype, b_z, norm, EPS).t())
-
     for i in itertools.product(*map(range, z.shape[:-3])):
-        for_blocks(block, _blocks(size, out[i], z[i]), Scratch().of(z))
+        columns = out[i].flatten(1)
+
+        def block(scratch: Scratch, positions: slice, b_z: Tensor, columns: Tensor = columns) -> None:
+            columns[:, positions] = weight @ normalize_to(z.dtype, b_z, norm, EPS).t()
+
+        for_positions(block, z.shape[-1], Scratch().of(z), z[i])
     return out
 
 
