@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from fastfold.parallel.arguments import Plan, Sequencing, Stages, resolve
+from fastfold.errors import ConfigError
 from fastfold.parallel.checks.cut_layers import watch_first_calls
 from fastfold.parallel.checks.plan import check_arguments
 from fastfold.parallel.checks.stages import compare_stages
-from fastfold.parallel.comm.groups import agree_over_store
+from fastfold.parallel.comm.groups import Group, agree_over_store
 from fastfold.parallel.cut_layers import cut_layers
 from fastfold.parallel.data_parallel.by_stage import reduce_gradients
 from fastfold.parallel.data_parallel.full_state import FullStateDict
-from fastfold.parallel.data_parallel.units import checkpoint_blocks
-from fastfold.parallel.families.tensor_layers import Layers
+from fastfold.parallel.data_parallel.units import checkpoint_blocks, checkpointable_blocks
+from fastfold.parallel.families.attention_calls import spread_attention
+from fastfold.parallel.families.block_stages import block_stages
+from fastfold.parallel.families.tensor_layers import Layers, find_cuts
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.meta_start import Initialize, start_alike
-from fastfold.parallel.own_stages import take_own_stages
+from fastfold.parallel.own_stages import Split, take_own_stages
 from fastfold.parallel.parallel_model import Parallel
+from fastfold.parallel.plan import ParallelPlan
 from fastfold.utils.lazy import old_keywords
 from fastfold.utils.module_structure import check_shapes, module_structure, tied_names
 
+Plan = ParallelPlan | ParallelMesh | Mapping[str, Any] | str
+Stages = Split | Literal["auto"] | None
+Sequencing = Callable[[nn.Module, Group], Any]
 AxialSharding = Callable[[nn.Module, ParallelMesh], nn.Module]
+
+_LOG = logging.getLogger(__name__)
 
 
 @old_keywords({"initialise": "initialize"})
@@ -100,44 +110,81 @@ def parallelize(
         >>> torch.allclose(parallel.state_dict()["weight"], plain.weight)
         True
     """
+    # Read the model, and replace each "auto" by a value.
     check_shapes(model)
-    policy = mp_policy or MixedPrecisionPolicy()
     structure, tied = module_structure(model), tied_names(model)
-    asked = resolve(
-        model, plan, tied, example=example, gpu=gpu, layers=layers, stages=stages, sequence=sequence
-    )
-    check_arguments(model, asked, dap, policy)
+    axes = ParallelPlan(tp=2 if layers else 1) if plan == "auto" else _axes(plan)
+    if plan != "auto" and axes.pp == 1:
+        stages = None
+    if axes.sp == 1:
+        sequence = None
+    split = block_stages(model) if isinstance(stages, str) else stages
+    spread = spread_attention(model) if isinstance(sequence, str) else sequence
+    cuts = find_cuts(model, axes, layers, tied)
+    recomputed, passes, explanation = list[str](), 1, ""
+    if plan == "auto":
+        if example is None:
+            raise ConfigError(
+                'parallelize(model, "auto") needs example=, the inputs of a step of all ranks together'
+            )
+        from fastfold.parallel.planner.auto import choose_plan  # imports tracing, which most runs do not need
 
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        blocks = checkpointable_blocks(model)
+        choice = choose_plan(model, example, ranks, cuts=list(cuts), blocks=blocks, stages=split, gpu=gpu)
+        axes, passes, explanation = choice.plan, choice.passes, choice.explanation
+        recomputed = blocks if choice.checkpointing else []
+        cuts = cuts if axes.tp > 1 else {}
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            _LOG.info("%s", explanation)
+
+    # Refuse what cannot work before any rank sends anything.
+    policy = mp_policy or MixedPrecisionPolicy()
+    check_arguments(model, axes, tied, cuts, split=split, spread=spread, dap=dap, policy=policy)
+
+    # Meet the other ranks, and start from the same weights.
     devices = (p.device.type for p in model.parameters() if p.device.type != "meta")
     device = device_type or next(devices, "cpu")
-    mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(asked.plan, device)
+    mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(axes, device)
     agree_over_store("model", structure, "the models of the ranks differ")
     start = start_alike(model, mesh, initialize)
 
+    # Note what later checks and checkpoints need of the plain model.
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
-    comparison = compare_stages(model, asked.split, asked.plan) if compare_first else None
+    comparison = compare_stages(model, split, axes) if compare_first else None
 
-    if dap is not None and asked.plan.dap > 1:
+    # Keep this rank's part of the model, one axis after the other.
+    if dap is not None and axes.dap > 1:
         model = dap(model, mesh)
-    plain = cut_layers(model, asked.cuts, mesh, asked.tied)
-    over_sequence = None if asked.spread is None else asked.spread(model, mesh.group("sp"))
+    plain = cut_layers(model, cuts, mesh, tied)
+    over_sequence = None if spread is None else spread(model, mesh.group("sp"))
     model = getattr(over_sequence, "module", model)  # a model that is an attention layer itself is replaced
-    if asked.recomputed:
-        checkpoint_blocks(model, asked.recomputed)
-    own = take_own_stages(model, asked.split, mesh)
-    cuts = own.moved(asked.cuts)
-    watch_first_calls(own, own.moved(plain), cuts, mesh, is_compared=compare_first)
+    if recomputed:
+        checkpoint_blocks(model, recomputed)
+    own = take_own_stages(model, split, mesh)
+    own_cuts = own.moved(cuts)
+    watch_first_calls(own, own.moved(plain), own_cuts, mesh, is_compared=compare_first)
 
+    # Sum its gradients over the ranks, and save and load it by the plain model's names.
+    gradients = reduce_gradients(own, mesh, policy, is_filled_later=start is not None)
     parallel = Parallel(
         own.module,
         mesh,
-        reduce_gradients(own, mesh, policy, is_filled_later=start is not None),
-        FullStateDict(own.module, mesh, cuts, shapes, own.renamed),
+        gradients,
+        FullStateDict(own.module, mesh, own_cuts, shapes, own.renamed),
         sequence=over_sequence,
-        explanation=asked.explanation,
-        passes=asked.passes,
+        explanation=explanation,
+        passes=passes,
         stage_comparison=comparison,
     )
     if start is not None:
         start.fill(parallel)
     return parallel
+
+
+def _axes(plan: Plan) -> ParallelPlan:
+    if isinstance(plan, str):
+        raise ConfigError(f'a plan: expected "auto" or axes such as {{"dp": 2}}, found {plan!r}')
+    if isinstance(plan, ParallelMesh):
+        return plan.plan
+    return plan if isinstance(plan, ParallelPlan) else ParallelPlan.from_dict(plan)

@@ -11,32 +11,40 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.arguments import Arguments
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.utils.module_structure import is_inside
 
 
 def check_arguments(
-    model: nn.Module, asked: Arguments, dap: object | None, policy: MixedPrecisionPolicy
+    model: nn.Module,
+    plan: ParallelPlan,
+    tied: Sequence[Sequence[str]],
+    cuts: Iterable[str],
+    *,
+    split: object | None,
+    spread: object | None,
+    dap: object | None,
+    policy: MixedPrecisionPolicy,
 ) -> None:
     """Refuse a plan that does not match a model.
 
-    The model is not parallel yet; ``dap`` and the policy are arguments of :func:`fastfold.parallel.parallelize`.
+    The model is not parallel yet. ``tied`` has the names of each parameter that has several, ``cuts`` the paths of the
+    layers that are cut. ``split``, ``spread`` and ``dap`` divide stages, sequence and samples, or are None.
 
     Raises:
         ConfigError: An argument is missing, or the model does not support an axis; the message names it.
     """
-    plan, kind, tied = asked.plan, type(model).__name__, asked.tied
+    kind = type(model).__name__
     if plan.dap > 1 and dap is None:
         raise ConfigError(
             f"dap={plan.dap} needs to know how {kind} is sharded: give dap=, for an AlphaFold network "
             "fastfold.parallel.alphafold.shard; for other models use sp or tp"
         )
-    if plan.sp > 1 and asked.spread is None:
+    if plan.sp > 1 and spread is None:
         raise ConfigError(
             f"sp={plan.sp} needs to know where {kind} combines positions of the sequence: give sequence="
         )
-    if plan.pp > 1 and asked.split is None:
+    if plan.pp > 1 and split is None:
         raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
     if plan.pp > 1 and plan.zero > 1:
         raise ConfigError(
@@ -47,7 +55,7 @@ def check_arguments(
         raise ConfigError(
             f"tp={plan.tp_mode} cuts {' and '.join(tied[0])} differently, so they cannot be one parameter"
         )
-    check_tied_layers(tied, asked.cuts)
+    check_tied_layers(tied, cuts)
     _check_batch_norm(model, plan)
     check_precision(model, policy)
 
