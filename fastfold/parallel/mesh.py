@@ -13,11 +13,6 @@ from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter, agr
 from fastfold.parallel.plan import ParallelPlan
 
 
-def _flat(mesh: DeviceMesh, dimensions: tuple[str, ...], name: str) -> DeviceMesh:
-    part = mesh[dimensions]
-    return part if len(dimensions) == 1 else part._flatten(name)
-
-
 class ParallelMesh:
     """Groups of ranks by name, on a :class:`DeviceMesh` whose shape is the plan's.
 
@@ -72,7 +67,8 @@ class ParallelMesh:
         for name, every in plan.groups.items():
             dimensions, process_group = tuple(dimension for dimension in every if dimension in shape), None
             if self.device_mesh is not None and dimensions:
-                process_group = _flat(self.device_mesh, dimensions, name).get_group()
+                part = self.device_mesh[dimensions]
+                process_group = (part if len(dimensions) == 1 else part._flatten(name)).get_group()
             self._groups[name] = Group(process_group, name, self.reporter)
 
     def leave(self) -> None:
@@ -107,7 +103,8 @@ class ParallelMesh:
         if self._stage is None and self.device_mesh is not None:
             dimensions = tuple(name for name in self.device_mesh.mesh_dim_names or () if name != "pp")
             if dimensions:
-                self._stage = _flat(self.device_mesh, dimensions, "stage")
+                part = self.device_mesh[dimensions]
+                self._stage = part if len(dimensions) == 1 else part._flatten("stage")
         return self._stage
 
     def record(self) -> AbstractContextManager[CommunicationLog]:

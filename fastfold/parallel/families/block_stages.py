@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.families.call_trace import CallTrace, trace_call
+from fastfold.parallel.families.call_trace import trace_call
 from fastfold.parallel.pipeline import split_blocks
 from fastfold.utils.module_structure import copy_level, is_inside, joined, without_data
 
@@ -30,22 +30,36 @@ def block_stages(model: nn.Module) -> Callable[[nn.Module, int], list[nn.Module]
         ConfigError: The model has no list of blocks, or its other modules cannot be put before or after them.
     """
     blocks = _find_blocks(model)
+    paths = [joined(blocks, str(i)) for i in range(len(_members(model, blocks)))]
+    outer = _outer_modules(model, blocks)
     trace = trace_call(model, "stages")
-    _check_blocks(model, blocks, trace)
-    count = len(_members(model, blocks))
-    first, last = (trace.called.index(joined(blocks, str(i))) for i in (0, count - 1))
+    if [path for path in trace.called if path in paths] != paths:
+        raise ConfigError(f'stages="auto": {blocks} are not called once each, in their order; {_REMEDY}')
+    outputs = [trace.outputs[path] for path in paths]
+    for path, output in zip(paths, outputs, strict=True):
+        first = output[0] if isinstance(output, tuple) and output else output
+        if not isinstance(first, Tensor) or trace.sizes[path] != 1:
+            raise ConfigError(f'stages="auto": {path} returns other than one tensor; {_REMEDY}')
+    owner = blocks
+    while owner:
+        owner = owner.rpartition(".")[0]
+        held = [*model.get_submodule(owner)._parameters, *model.get_submodule(owner)._buffers]
+        if held:
+            raise ConfigError(
+                f'stages="auto": {joined(owner, held[0])} is outside of the modules around {blocks}; {_REMEDY}'
+            )
+    begin, end = trace.called.index(paths[0]), trace.called.index(paths[-1])
     before, everywhere = list[str](), list[str]()
-    for path in _outer_modules(model, blocks):
+    for path in outer:
         called = [i for i, name in enumerate(trace.called) if name == path]
         if not model.get_submodule(path).state_dict():
             everywhere.append(path)
-        elif called and called[0] < first:
+        elif called and called[0] < begin:
             before.append(path)
-            if called[-1] > last:
+            if called[-1] > end:
                 raise ConfigError(
                     f'stages="auto": {path} runs before the blocks {blocks} and after them; {_REMEDY}'
                 )
-    outputs = [trace.outputs[joined(blocks, str(i))] for i in range(count)]
     return _BlockStages(blocks, before, everywhere, outputs)
 
 
@@ -87,25 +101,6 @@ def _find_blocks(model: nn.Module) -> str:
 
 def _members(model: nn.Module, blocks: str) -> list[nn.Module]:
     return list(model.get_submodule(blocks).children())
-
-
-def _check_blocks(model: nn.Module, blocks: str, trace: CallTrace) -> None:
-    paths = [joined(blocks, str(i)) for i in range(len(_members(model, blocks)))]
-    if [path for path in trace.called if path in paths] != paths:
-        raise ConfigError(f'stages="auto": {blocks} are not called once each, in their order; {_REMEDY}')
-    for path in paths:
-        output = trace.outputs[path]
-        first = output[0] if isinstance(output, tuple) and output else output
-        if not isinstance(first, Tensor) or trace.sizes[path] != 1:
-            raise ConfigError(f'stages="auto": {path} returns other than one tensor; {_REMEDY}')
-    owner = blocks
-    while owner:
-        owner = owner.rpartition(".")[0]
-        held = [*model.get_submodule(owner)._parameters, *model.get_submodule(owner)._buffers]
-        if held:
-            raise ConfigError(
-                f'stages="auto": {joined(owner, held[0])} is outside of the modules around {blocks}; {_REMEDY}'
-            )
 
 
 def _outer_modules(model: nn.Module, blocks: str) -> list[str]:
