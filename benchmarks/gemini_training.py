@@ -28,7 +28,7 @@ from benchmarks.train_step import write_chains  # noqa: E402
 from fastfold.memory import Gemini  # noqa: E402
 from fastfold.parallel import DistributedContext, ParallelPlan, init_distributed  # noqa: E402
 from fastfold.training import Trainer  # noqa: E402
-from fastfold.training.build import build_network  # noqa: E402
+from fastfold.training.build import parallel_network, plain_network  # noqa: E402
 from fastfold.training.checkpoint.checkpoints import Checkpoints  # noqa: E402
 from fastfold.training.compose import compose_config, network_config  # noqa: E402
 from fastfold.training.data import entry_reader, make_loader  # noqa: E402
@@ -74,7 +74,7 @@ class Run:
             lambda step: None,
             print,
         )
-        parallel = build_network(config, tree, context)
+        parallel = parallel_network(plain_network(config, tree), config, context)
         source, reader = open_source(config.data, 0, complexes=False), entry_reader(config.data)
         loader = stack.enter_context(make_loader(source, reader, config.data, tree, 0, context, []))
         self.trainer = Trainer(

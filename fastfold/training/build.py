@@ -24,7 +24,7 @@ from fastfold.evoformer.weights.published import one_weights_file
 from fastfold.memory import Gemini, GeminiConfig, parse_bytes
 from fastfold.parallel import DistributedContext, Parallel, ParallelOptimizer, alphafold, parallelize
 from fastfold.parallel.alphafold.convert import silent_parts
-from fastfold.training.config import FinetuneConfig, MemoryConfig, TrainConfig
+from fastfold.training.config import MemoryConfig, TrainConfig
 from fastfold.training.lora import add_lora, freeze
 
 
@@ -33,52 +33,37 @@ def plain_network(config: TrainConfig, tree: ConfigDict) -> AlphaFold:
 
     Raises:
         WeightsError: The initial weights cannot be read or belong to another network.
-        ConfigError: A pattern of parameters to freeze matches none.
-    """
-    torch.manual_seed(config.trainer.seed)
-    model = AlphaFold(tree, name=config.model.name)
-    if config.model.weights is not None:
-        _, state = read_weights(one_weights_file(config.model.weights), config=tree)
-        model.load_state_dict(state)
-    _choose_trained(model, config.finetune)
-    return model
-
-
-def check_network(config: TrainConfig, tree: ConfigDict) -> None:
-    """Check that the network to train can be built, without memory for its parameters.
-
-    Raises:
         ConfigError: The channels of an attention are not divisible by its heads, or a pattern of parameters to freeze
             matches none.
     """
-    with torch.device("meta"):
-        model = AlphaFold(tree)
-        for name, layer in model.named_modules():
-            if isinstance(layer, Linear) and layer.out_features % layer.heads:
-                raise ConfigError(
-                    f"{name.rpartition('.')[0]} has {layer.out_features} channels, which its {layer.heads} heads do "
-                    "not divide: change num_head or the channels in model.overrides"
-                )
-        _choose_trained(model, config.finetune)
+    torch.manual_seed(config.trainer.seed)
+    model = AlphaFold(tree, name=config.model.name)
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and layer.out_features % layer.heads:
+            raise ConfigError(
+                f"{name.rpartition('.')[0]} has {layer.out_features} channels, which its {layer.heads} heads do not "
+                "divide: change num_head or the channels in model.overrides"
+            )
+    if config.model.weights is not None:
+        _, state = read_weights(one_weights_file(config.model.weights), config=tree)
+        model.load_state_dict(state)
+    if config.finetune.freeze:
+        freeze(model, config.finetune.freeze)
+    if config.finetune.lora_rank:
+        add_lora(model, rank=config.finetune.lora_rank, alpha=config.finetune.lora_alpha)
+    return model
 
 
-def _choose_trained(model: AlphaFold, finetune: FinetuneConfig) -> None:
-    if finetune.freeze:
-        freeze(model, finetune.freeze)
-    if finetune.lora_rank:
-        add_lora(model, rank=finetune.lora_rank, alpha=finetune.lora_alpha)
+def parallel_network(model: AlphaFold, config: TrainConfig, context: DistributedContext) -> Parallel:
+    """Move a network to the run's device, under its plan and in training mode.
 
-
-def build_network(config: TrainConfig, tree: ConfigDict, context: DistributedContext) -> Parallel:
-    """Build the network to train under the run's plan, on its device and in training mode.
+    The model is that of :func:`plain_network`, and is changed in place.
 
     Raises:
-        WeightsError: The initial weights cannot be read or belong to another network.
-        ConfigError: A pattern of parameters to freeze matches none, or the plan does not fit the network.
+        ConfigError: The plan does not fit the network, or a setting does not go with memory management.
     """
     check_memory(config, context)
     managed = config.memory.policy is not None
-    model = plain_network(config, tree)
     # A memory manager keeps parameters on the host and moves them to the device in chunks.
     if not managed:
         model.to(context.device)

@@ -77,7 +77,7 @@ class Trainer:
         >>> import torch
         >>> from fastfold.parallel import ParallelPlan, init_distributed
         >>> from fastfold.training import Trainer
-        >>> from fastfold.training.build import build_network
+        >>> from fastfold.training.build import parallel_network, plain_network
         >>> from fastfold.training.checkpoint.checkpoints import Checkpoints
         >>> from fastfold.training.compose import compose_config, network_config
         >>> from fastfold.training.data import entry_reader, make_loader
@@ -90,7 +90,7 @@ class Trainer:
         >>> tree, steps = network_config(config.model), []
         >>> hooks = Hooks(lambda step, numbers: steps.append(step), lambda *_: None, lambda step: None, print)
         >>> with init_distributed(ParallelPlan(), torch.device("cpu")) as context:
-        ...     parallel = build_network(config, tree, context)
+        ...     parallel = parallel_network(plain_network(config, tree), config, context)
         ...     source, reader = open_source(config.data, 0, complexes=False), entry_reader(config.data)
         ...     with make_loader(source, reader, config.data, tree, 0, context, []) as loader:
         ...         checkpoints = Checkpoints("run/checkpoints", context, keep_last=1, report=print)

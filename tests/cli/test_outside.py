@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import fastfold.training.rank_run
+import fastfold.training.run
 from fastfold.inference.relax import files
 from fastfold.training.trainer import Trainer
 from tests.cli.commands.test_relax import QUICK, structure
@@ -182,7 +182,7 @@ def test_training_goes_on_without_a_sample_that_cannot_be_read(
     out.mkdir()
     out.chmod(0o777)
     sample = data / "train" / "helix1.pdb.gz"
-    monkeypatch.setattr(fastfold.training.rank_run, "write_report", lambda folder: folder / "report")
+    monkeypatch.setattr(fastfold.training.run, "write_report", lambda folder: folder / "report")
     settings = [
         *TINY,
         f"data.directory={data}",

@@ -14,7 +14,7 @@ import torch
 
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
-from fastfold.training import rank_run, trainer
+from fastfold.training import run, trainer
 from fastfold.training.logging.profiling import FlopCounter
 from fastfold.training.report.report import write_report
 from tests.helpers.networks import oracle_arrays
@@ -128,7 +128,7 @@ def data_folder(tmp_path: Path) -> Path:
 def without_report() -> Iterator[None]:
     """Runs inside neither write a report nor count operations, which take longer than their steps."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rank_run, "write_report", lambda out: out / "report" / "report.md")
+        patched.setattr(run, "write_report", lambda out: out / "report" / "report.md")
         patched.setattr(trainer, "FlopCounter", lambda *, enabled: FlopCounter(enabled=False))
         yield
 
@@ -143,7 +143,7 @@ def no_report() -> Iterator[None]:
 @pytest.fixture
 def with_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that looks at the report or the speed of a run in this process."""
-    monkeypatch.setattr(rank_run, "write_report", write_report)
+    monkeypatch.setattr(run, "write_report", write_report)
     monkeypatch.setattr(trainer, "FlopCounter", FlopCounter)
 
 

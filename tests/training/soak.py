@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import fastfold.training.rank_run
+import fastfold.training.run
 from fastfold.cli import main
 from fastfold.training.logging.loggers import read_json_lines
 from tests.helpers.forked import Forked, rank_environments
@@ -39,7 +39,7 @@ def train(arguments: Sequence[str], longest_file: int | None) -> int:
     """One process of the run, without the report that takes longer than all of it."""
     if longest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (longest_file, longest_file))
-    fastfold.training.rank_run.write_report = lambda out: out / "report"
+    fastfold.training.run.write_report = lambda out: out / "report"
     return main(list(arguments))
 
 

@@ -8,7 +8,7 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.parallel import DistributedContext
-from fastfold.training.build import build_network, plain_network
+from fastfold.training.build import parallel_network, plain_network
 from fastfold.training.compose import network_config
 from fastfold.training.run import train
 from tests.helpers.compositions import compose_run
@@ -64,6 +64,7 @@ def test_recomputed_blocks_keep_projections_on_a_cpu(checkpointing: bool) -> Non
         TINY, "data.directory=x", "trainer.out=y", f"memory.checkpointing={str(checkpointing).lower()}"
     )
     context = DistributedContext(0, 1, torch.device("cpu"))
-    model = build_network(config, network_config(config.model), context).module
+    plain = plain_network(config, network_config(config.model))
+    model = parallel_network(plain, config, context).module
     policies = {m.policy.keep_projections for m in model.modules() if isinstance(m, PolicyModule)}
     assert policies == {checkpointing}

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import fastfold
-import fastfold.training.rank_run
+import fastfold.training.run
 from fastfold.cli import main
 from fastfold.training.build import plain_network
 from fastfold.training.checkpoint.contents import read_shards
@@ -81,6 +81,16 @@ def test_a_missing_data_folder_leaves_no_run_folder(
     out = tmp_path / "run"
     assert main(command(tmp_path / "none", out)[3:]) == 2
     assert f"the data folder '{tmp_path / 'none'}' does not exist" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_missing_weights_leave_no_run_folder(
+    data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    weights = tmp_path / "none.npz"
+    assert main(command(data_folder, out, f"model.weights={weights}")[3:]) == 1
+    assert f"{weights}: no such file" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -244,7 +254,7 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
     monkeypatch.setattr(module, "alphafold_loss", spoilt)
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(fastfold.training.rank_run, "write_report", lambda out: out)
+        patched.setattr(fastfold.training.run, "write_report", lambda out: out)
         assert here(data_folder, out, "trainer.steps=4", *BARE)
     assert "helix3" in capsys.readouterr().err
     assert metrics(out)[-1]["skipped"] >= 1
