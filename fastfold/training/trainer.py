@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,6 @@ class Trainer:
         self.placement = Placement(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.params_on_host
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
-        # A manager moves gradients to the host while the backward pass runs.
-        self._overlapped = self._gradients.overlapped if config.memory.policy is None else nullcontext
         self._busy = BusyTimer(context.device)
         self._flops = FlopCounter(enabled=not config.trainer.compile)
         self._profiler = StepProfiler(
@@ -191,7 +189,7 @@ class Trainer:
         """Run one optimisation step over this process's samples; :meth:`_finish_pending` reads its outcome."""
         take_turn("a training step")
         progress, batch = self.progress, self.config.optim.batch_size
-        step, trainer = progress.step, self.config.trainer
+        step, trainer, device = progress.step, self.config.trainer, self.context.device
         recycles = num_recycles(trainer.seed, step, self.config.data.max_recycles)
         tree = self.tree if step >= trainer.aligned_error_after else self._early_tree
         samples = StepSamples(batch, signal=self._interrupts.received or 0)
@@ -203,7 +201,9 @@ class Trainer:
             torch.manual_seed(sample_seed(trainer.seed, draw.number))
             residues = len(draw.sample[f"{LABELS}aatype"])
             flops = self._flops.sample(draw.sample, residues, recycles)
-            with self.placement.running(), flops, self._fastest_products():
+            # The faster exact library on a CPU; a GPU keeps the process's setting.
+            products = exact_products(device) if device.type == "cpu" else nullcontext()
+            with self.placement.running(), flops, products:
                 numbers = self._sample(draw.sample, recycles, tree)
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
@@ -272,11 +272,6 @@ class Trainer:
             rest = {"samples": pending.samples, "skipped": progress.skipped, "seconds": progress.seconds}
             self.hooks.log(pending.step, numbers | {key: float(value) for key, value in rest.items()})
 
-    def _fastest_products(self) -> AbstractContextManager[None]:
-        """Return the context of the faster exact library on a CPU; a GPU keeps the process's setting."""
-        device = self.context.device
-        return exact_products(device) if device.type == "cpu" else nullcontext()
-
     def _sample(self, sample: Mapping[str, np.ndarray], recycles: int, tree: ConfigDict) -> dict[str, Tensor]:
         """Run forward and backward of one sample; return scalars on the device, and leave gradients in ``grad``.
 
@@ -293,9 +288,11 @@ class Trainer:
         ca = result["structure_module"]["final_atom_positions"][..., rc.atom_order["CA"], :]
         batch = exchange_chains(ca, batch, copies)
         loss, parts = alphafold_loss(result, batch, tree)
+        # A manager moves gradients to the host while the backward pass runs.
+        reduction = self._gradients.overlapped() if self.config.memory.policy is None else nullcontext()
         # Longer crops weigh more (supplement, section 1.9). Gradients are summed over all processes, and the dap
         # processes of a sample each have its loss.
-        with self._overlapped():
+        with reduction:
             (loss * math.sqrt(len(batch["aatype"])) / self.context.mesh.plan.dap).backward()
         structure = parts["structure_module"]
         numbers = {"loss": loss} | {name: part["loss"] for name, part in parts.items()}
@@ -344,7 +341,7 @@ class Trainer:
         with self.placement.params_on_host():
             tensors = self._tensors()
             state = self.checkpoints.load(path, tensors)
-            self._take(tensors)
+            self._load_tensors(tensors)
         progress = state["progress"]
         progress["bad_samples"] = [(int(step), name) for step, name in progress["bad_samples"]]
         self.progress = RunProgress(**progress)
@@ -365,7 +362,7 @@ class Trainer:
             tensors |= {f"{self.config.optim.name}.{name}.{key}": x for key, x in state.items()}
         return tensors
 
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+    def _load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         def below(kind: str) -> dict[str, Tensor]:
             return {name[len(kind) + 1 :]: x for name, x in tensors.items() if name.startswith(f"{kind}.")}
 

@@ -183,7 +183,11 @@ def test_the_labels_of_the_alignment_are_those_of_the_last_iteration(monkeypatch
 
     monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", recorded)
     context = SimpleNamespace(device=torch.device("cpu"), mesh=ParallelMesh(ParallelPlan()))
-    trainer: Any = SimpleNamespace(context=context, model=random_model(tree), _overlapped=nullcontext)
+    settings = SimpleNamespace(memory=SimpleNamespace(policy=None))
+    gradients = SimpleNamespace(overlapped=nullcontext)
+    trainer: Any = SimpleNamespace(
+        context=context, model=random_model(tree), config=settings, _gradients=gradients
+    )
     Trainer._sample(trainer, found, 3, tree)
     true = found[f"{FEATURES}true_msa"]
     assert not np.array_equal(true[1], true[3])
