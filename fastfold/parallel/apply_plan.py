@@ -147,7 +147,7 @@ def parallelize(
     device = device_type or next(devices, "cpu")
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(axes, device)
     agree_over_store("model", structure, "the models of the ranks differ")
-    start = start_alike(model, mesh, initialize)
+    meta_start = start_alike(model, mesh, initialize)
 
     # Note what later checks and checkpoints need of the plain model.
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
@@ -156,17 +156,17 @@ def parallelize(
     # Keep this rank's part of the model, one axis after the other.
     if dap is not None and axes.dap > 1:
         model = dap(model, mesh)
-    plain = cut_layers(model, cuts, mesh, tied)
+    plain_layers = cut_layers(model, cuts, mesh, tied)
     over_sequence = None if spread is None else spread(model, mesh.group("sp"))
     model = getattr(over_sequence, "module", model)  # a model that is an attention layer itself is replaced
     if recomputed:
         checkpoint_blocks(model, recomputed)
     own = take_own_stages(model, split, mesh)
     own_cuts = own.moved(cuts)
-    watch_first_calls(own, own.moved(plain), own_cuts, mesh, is_compared=compare_first)
+    watch_first_calls(own, own.moved(plain_layers), own_cuts, mesh, is_compared=compare_first)
 
     # Sum its gradients over the ranks, and save and load it by the plain model's names.
-    gradients = reduce_gradients(own, mesh, policy, is_filled_later=start is not None)
+    gradients = reduce_gradients(own, mesh, policy, is_filled_later=meta_start is not None)
     parallel = Parallel(
         own.module,
         mesh,
@@ -177,8 +177,8 @@ def parallelize(
         passes=passes,
         stage_comparison=comparison,
     )
-    if start is not None:
-        start.fill(parallel)
+    if meta_start is not None:
+        meta_start.fill(parallel)
     return parallel
 
 
