@@ -16,7 +16,7 @@ from fastfold.parallel.checks.plan import check_arguments
 from fastfold.parallel.checks.stages import compare_stages
 from fastfold.parallel.comm.groups import Group, agree_over_store
 from fastfold.parallel.cut_layers import cut_layers
-from fastfold.parallel.data_parallel.by_stage import reduce_gradients
+from fastfold.parallel.data_parallel.by_stage import make_gradients
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.units import checkpoint_blocks, checkpointable_blocks
 from fastfold.parallel.families.attention_calls import spread_attention
@@ -166,7 +166,7 @@ def parallelize(
     watch_first_calls(own, own.moved(plain_layers), own_cuts, mesh, is_compared=compare_first)
 
     # Sum its gradients over the ranks, and save and load it by the plain model's names.
-    gradients = reduce_gradients(own, mesh, policy, is_filled_later=meta_start is not None)
+    gradients = make_gradients(own, mesh, policy, is_filled_later=meta_start is not None)
     parallel = Parallel(
         own.module,
         mesh,

@@ -16,7 +16,7 @@ from fastfold.parallel.own_stages import OwnStages
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 
 
-def reduce_gradients(
+def make_gradients(
     own: OwnStages, mesh: ParallelMesh, policy: MixedPrecisionPolicy, *, is_filled_later: bool = False
 ) -> ReducedGradients:
     """Return the gradients of this rank's module by ZeRO stage; the module computes by the policy.

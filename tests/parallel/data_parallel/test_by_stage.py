@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from fastfold.parallel import ParallelMesh, ParallelPlan
-from fastfold.parallel.data_parallel.by_stage import reduce_gradients
+from fastfold.parallel.data_parallel.by_stage import make_gradients
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.own_stages import OwnStages
 
@@ -17,7 +17,7 @@ from fastfold.parallel.own_stages import OwnStages
 def test_one_process_keeps_its_gradients(zero: int) -> None:
     module = nn.Linear(3, 2)
     mesh = ParallelMesh(ParallelPlan(zero=zero))
-    gradients = reduce_gradients(OwnStages(module, {}, []), mesh, MixedPrecisionPolicy())
+    gradients = make_gradients(OwnStages(module, {}, []), mesh, MixedPrecisionPolicy())
     assert isinstance(gradients, Replicated)
     module(torch.ones(1, 3)).sum().backward()
     assert torch.equal(module.weight.grad, torch.ones(2, 3))  # type: ignore[arg-type]
@@ -26,6 +26,6 @@ def test_one_process_keeps_its_gradients(zero: int) -> None:
 def test_a_policy_computes_in_its_dtype() -> None:
     module = nn.Linear(3, 2)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    reduce_gradients(OwnStages(module, {}, []), ParallelMesh(ParallelPlan()), policy)
+    make_gradients(OwnStages(module, {}, []), ParallelMesh(ParallelPlan()), policy)
     assert module(torch.ones(1, 3)).dtype == torch.bfloat16
     assert module.weight.dtype == torch.float32
