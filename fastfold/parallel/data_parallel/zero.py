@@ -65,18 +65,17 @@ class Replicated(ReducedGradients):
         self._over_data = False  # True if take_sample() sums over ranks with other samples too
         self._pieces = self.parameters
         if stage:
-            self._cut()
-
-    def _cut(self) -> None:
-        """Cut the parameters into pieces of the ranks."""
-        self._spans = [self.buckets.spans(bucket, self.every.own(bucket.length)) for bucket in self.buckets]
-        self._own_elements = {
-            self.names[number]: own for spans in self._spans for number, (own, _) in spans.items()
-        }
-        self._pieces = {}
-        for name, parameter in self.parameters.items():
-            parameter.data = parameter.data.contiguous()
-            self._pieces[name] = nn.Parameter(parameter.data.view(-1)[self._own_elements[name]])
+            # Cut the parameters into pieces of the ranks.
+            self._spans = [
+                self.buckets.spans(bucket, self.every.own(bucket.length)) for bucket in self.buckets
+            ]
+            self._own_elements = {
+                self.names[number]: own for spans in self._spans for number, (own, _) in spans.items()
+            }
+            self._pieces = {}
+            for name, parameter in self.parameters.items():
+                parameter.data = parameter.data.contiguous()
+                self._pieces[name] = nn.Parameter(parameter.data.view(-1)[self._own_elements[name]])
 
     # ---- parameters of the optimizer -----------------------------------------------------------------
 
