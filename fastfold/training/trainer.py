@@ -225,7 +225,9 @@ class Trainer:
         if self._overlaps_steps:
             pending.revert_counters = self._update(outcome, outcome.ok)
             outcome.start_copy()
-        elif outcome.read()[2]:
+            return
+        _, _, finite = outcome.read()
+        if finite:
             self._update(outcome, None)
         else:
             with self.placement.params_on_host():
