@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from fastfold import kernels
@@ -267,3 +268,47 @@ def test_operators_work_under_activation_checkpointing(name: str, reentrant: boo
     assert found.keys() == plain.keys()
     for key, value in found.items():
         torch.testing.assert_close(value, plain[key], msg=key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_of_forward_mode_are_refused_for_each_input(name: str) -> None:
+    """PyTorch would return zeros for a custom operator."""
+    case = case_of(name, 5)
+    for key, value in case.inputs.items():
+        if not isinstance(value, Tensor):
+            continue
+
+        def of_input(x: Tensor, key: str = key) -> Tensor:
+            return case.operator(**case.inputs | {key: x})
+
+        with pytest.raises(RuntimeError, match=r"forward mode.*fastfold\.kernels\.reference"):
+            torch.func.jvp(of_input, (value,), (torch.ones_like(value),))
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward mode"):
+            of_input(forward_ad.make_dual(value, torch.ones_like(value)))
+
+
+def test_operators_on_constants_run_within_a_derivative_of_forward_mode() -> None:
+    case = case_of("layer_norm", 5)
+    constant = case.operator(**case.inputs)
+    _, tangent = torch.func.jvp(
+        lambda t: t * case.operator(**case.inputs), (torch.ones(()),), (torch.ones(()),)
+    )
+    torch.testing.assert_close(tangent, constant)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_are_refused_and_the_definition_has_them(name: str) -> None:
+    case = case_of(name, 3)
+    key = next(k for k, v in case.inputs.items() if isinstance(v, Tensor) and k not in case.constants)
+    x = case.inputs[key].clone().requires_grad_()
+    for function in (case.operator, case.definition):
+        (gradient,) = torch.autograd.grad(
+            function(**case.inputs | {key: x}).square().sum(), x, create_graph=True
+        )
+        if function is case.operator:
+            with pytest.raises(RuntimeError, match=r"second derivatives.*fastfold\.kernels\.reference"):
+                gradient.square().sum().backward()
+        else:
+            gradient.square().sum().backward()
+            assert x.grad is not None
+            assert bool(x.grad.isfinite().all())

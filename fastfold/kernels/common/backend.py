@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.scratch import autocast_is_enabled, without_autocast
@@ -112,12 +114,29 @@ class Operator:
     registered: Any
 
     def __call__(self, first: Tensor | Sequence[Tensor], /, *arguments: Any, **options: Any) -> Any:
-        """Compute the result, with the arguments of ``forward``."""
+        """Compute the result, with the arguments of ``forward``.
+
+        Raises:
+            RuntimeError: An argument carries a derivative of forward mode.
+        """
         x = first if isinstance(first, Tensor) else first[0]
         if not runs_directly(x):
+            if forward_ad._current_level >= 0:
+                _refuse_tangents((first, arguments, options))
             return self.registered(first, *arguments, **options)
         compute = without_autocast(self.forward) if autocast_is_enabled() else self.forward
         return compute(first, *arguments, **options)
+
+
+def _refuse_tangents(arguments: Any) -> None:
+    # PyTorch would leave out the derivatives of a custom operator without a word.
+    for x in tree_leaves(arguments):
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(
+                "FastFold's operators lack derivatives of forward mode (torch.func.jvp, jacfwd and hessian, "
+                "torch.autograd.forward_ad): use reverse mode (backward, torch.autograd.grad), or the definitions in "
+                "fastfold.kernels.reference"
+            )
 
 
 _refused: dict[torch.device, str] = {}

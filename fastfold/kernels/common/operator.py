@@ -72,12 +72,20 @@ def define_operator(
         compute = define_operator(
             f"{name}_backward", backward.compute, fake=fake_gradients, cost=backward.cost
         )
+        compute.registered.register_autograd(_refuse_second_derivative)
         parameters = inspect.signature(forward).parameters.values()
         inputs = [x.name for x in parameters if x.kind is not x.KEYWORD_ONLY]
         kept = [x for x in (*(p.name for p in parameters), "out") if x in signature.parameters]
         gradient = _Gradient(compute, backward, inputs, kept)
         operator.register_autograd(gradient.compute, setup_context=gradient.save)
     return Operator(forward, operator)
+
+
+def _refuse_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        "FastFold's operators lack second derivatives: compute values to differentiate twice by the definitions in "
+        "fastfold.kernels.reference"
+    )
 
 
 @dataclass(frozen=True)
