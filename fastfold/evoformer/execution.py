@@ -17,9 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from fastfold.errors import ConfigError
 from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 from fastfold.memory.offload import HostBuffers, OffloadedRows
 
@@ -352,11 +354,60 @@ class _Again:
 
 
 class _Registered(NamedTuple):
-    """Layers and parameters below a module, as it registers them."""
+    """Layers and parameters below a module, as it registers them, and forward functions of single layers."""
 
     tables: tuple[dict[str, Any], ...]  #: Tables of the entries, first of all the module's own
     names: tuple[str, ...]
     values: tuple[Any, ...]
+    hooks: tuple[dict[int, Any], ...]  #: Tables of the hooks of its layers
+
+
+_HOOKS = {
+    "_forward_pre_hooks": "a forward pre-hook",
+    "_forward_hooks": "a forward hook",
+    "_backward_pre_hooks": "a backward pre-hook",
+    "_backward_hooks": "a backward hook",
+}
+
+
+def check_parts(module: nn.Module) -> None:
+    """Check that an operator may compute a module from the parameters of its layers; see :func:`check_part`."""
+    for name, layer in _parts(module):
+        check_part(layer, f"{name} of {type(module).__name__}")
+
+
+def check_part(layer: nn.Module, name: str) -> None:
+    """Check that an operator may use a layer's parameters in place of a call; ``name`` is for the message.
+
+    Hooks with a true attribute ``observes`` are allowed: they measure layers that are called.
+
+    Raises:
+        ConfigError: The layer is of a class with another forward pass, or has hooks or a forward pass of its own.
+    """
+    forward, problem = type(layer).forward, None
+    if forward is not nn.Linear.forward and not forward.__module__.startswith("fastfold."):
+        problem = f"is a {type(layer).__module__}.{type(layer).__qualname__}"
+    elif "forward" in vars(layer):
+        problem = "has a forward() of its own instance"
+    for table, text in _HOOKS.items():
+        if not all(getattr(hook, "observes", False) for hook in getattr(layer, table).values()):
+            problem = f"has {text}"
+    if problem is not None:
+        raise ConfigError(
+            f"{name} {problem}, which would be ignored: an operator reads its parameters and does not call it. "
+            "Change parameters by torch.nn.utils.parametrize, as fastfold.training.lora does; put hooks on the module "
+            "around it, or replace that module"
+        )
+
+
+def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers with parameters in a module by name, without those that compute a parameter."""
+    for name, layer in module.named_children():
+        if next(layer.parameters(), None) is None:
+            continue
+        yield prefix + name, layer
+        if not layer._parameters and not is_parametrized(layer):
+            yield from _parts(layer, f"{prefix}{name}.")
 
 
 class PolicyModule(nn.Module):
@@ -366,26 +417,38 @@ class PolicyModule(nn.Module):
     _policy: ExecutionPolicy = ExecutionPolicy()
     _collected: tuple[_Registered, Any] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without collected parameters, whose tables are those of the original."""
+        return {name: value for name, value in vars(self).items() if name != "_collected"}
+
     def collected(self, collect: Callable[[], Result]) -> Result:
         """Return ``collect()``, the parameters of this module's operators, or its result of an earlier call.
 
         Parameters are collected again if one of them, or a layer, is replaced. Their values may change.
+
+        Raises:
+            ConfigError: A layer would do more than its parameters say; see :func:`check_parts`.
         """
         if torch.compiler.is_compiling():
             return collect()
         if self._collected is not None:
-            (tables, names, values), parameters = self._collected
+            (tables, names, values, hooks), parameters = self._collected
             # A replica has tables of its own and the attributes of its original. Loops of Python would be slow here.
-            if tables[0] is self._modules and all(map(is_, map(dict.get, tables, names), values)):
+            is_current = tables[0] is self._modules and all(map(is_, map(dict.get, tables, names), values))
+            if is_current and not any(hooks):
                 return parameters
+        check_parts(self)
         parameters = collect()
         own = [t for module in self.modules() for t in (module._modules, module._parameters)]
         entries = [(table, name, value) for table in own for name, value in table.items()]
         registered = {id(value) for *_, value in entries if value is not None}
         # A weight that is computed at each use is not registered, nor is a layer that is missing.
         if all(id(x) in registered for x in tree_leaves(parameters)):
+            layers = [layer for _, layer in _parts(self)]
+            entries += [(vars(layer), "forward", None) for layer in layers]
             tables, names, values = zip(*entries, strict=True)
-            self._collected = _Registered(tables, names, values), parameters
+            hooks = tuple(getattr(layer, table) for layer in layers for table in _HOOKS)
+            self._collected = _Registered(tables, names, values, hooks), parameters
         return parameters
 
     @property

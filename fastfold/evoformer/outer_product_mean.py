@@ -78,7 +78,7 @@ class OuterProductMean(PolicyModule):
         The sides are ``left [*, S, I, c]`` and ``right [*, S, J, c]``; their masks ``[*, S, I]`` and ``[*, S, J]`` are
         0 for padding.
         """
-        weight, bias = self.output.weight, self.output.bias
+        weight, bias = self.collected(self.kernel_parameters)
         return kernels.outer_product_mean(left, right, left_mask, right_mask, weight, bias, residual=pair)
 
     def in_blocks(
@@ -98,8 +98,11 @@ class OuterProductMean(PolicyModule):
 
     def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
         """Return the updates of pair rows, from right sides ``[*, s, N, c]`` of blocks of sequences."""
-        output = self.output
-        return kernels.OuterProductRows(right, right_mask, output.weight, output.bias)
+        return kernels.OuterProductRows(right, right_mask, *self.collected(self.kernel_parameters))
+
+    def kernel_parameters(self) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the output projection."""
+        return self.output.weight, self.output.bias
 
     def side(self, msa: Tensor, layer: Linear) -> Tensor:
         """Return a factor ``[*, S, N, c]`` of the products from ``msa [*, S, N, c_m]``, without gradients."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold import kernels
-from fastfold.evoformer.execution import current_call, is_training
+from fastfold.evoformer.execution import check_part, current_call, is_training
 
 Init = Literal["default", "relu", "glorot", "gating", "final"]
 
@@ -72,7 +72,11 @@ def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
     """Return a linear layer's weight times one-hot vectors, as a lookup without the bias, ``[*, c_out]``.
 
     ``index [*]`` is the int64 class of each position, and ``offset`` the input channel of class 0.
+
+    Raises:
+        ConfigError: The layer would do more than its parameters say.
     """
+    check_part(linear, "a linear layer of one-hot vectors")
     return F.embedding(index + offset, linear.weight.t())
 
 

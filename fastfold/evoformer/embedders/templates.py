@@ -11,7 +11,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders.input import distogram_bins
 from fastfold.evoformer.evoformer import TemplatePairStack
-from fastfold.evoformer.execution import Block, PairRows, PolicyModule, is_training
+from fastfold.evoformer.execution import Block, PairRows, PolicyModule, check_part, is_training
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
@@ -171,6 +171,7 @@ class TemplateEmbedder(PolicyModule):
         self, target: PairRows, template: Tensor, weights: Tensor, any_template: Tensor, bias: Tensor | None
     ) -> None:
         """Add one template's part of the attention to the pair, and the bias if given."""
+        check_part(self.attention.output, f"attention.output of {type(self).__name__}")
 
         def add_attended(block: Block) -> Tensor:
             rows = block.rows

@@ -276,6 +276,7 @@ def _watch(
         def hook(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             errors.setdefault(name, []).append(_relative(replacements[name](*inputs), output))
 
+        hook.observes = True  # type: ignore[attr-defined]
         return hook
 
     handles = [layer.register_forward_hook(compare(name)) for name, layer in layers.items()]

@@ -222,7 +222,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
         length = pair.shape[-3 if self.outgoing else -2]
         row = pair.new_empty(()).expand(*pair.shape[:-3], 1, length, pair.shape[-1])
         terms = SummedTerms(self.shards, length, self.outgoing, meanwhile)
-        parameters = self.kernel_parameters()
+        parameters = self.collected(self.kernel_parameters)
         out: Tensor = TriangleOfTerms.apply(pair, pair_mask, self.dropout(row), terms, *parameters)
         return out
 

@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.attention import Attention, kernel_parameters
+from fastfold.evoformer.execution import check_part, check_parts
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_HEAD_CHANNELS
@@ -196,13 +197,20 @@ def _options(attention: Attention, x: Tensor) -> dict[str, Any]:
     return {"heads": heads, "backend": choose_backend(x, fits=channels <= MAX_HEAD_CHANNELS)}
 
 
+def _parameters(norm: LayerNorm, attention: Attention) -> GatedAttentionParams:
+    check_part(norm, "the norm of attention on a shard")
+    check_part(attention, "attention on a shard")
+    check_parts(attention)
+    return kernel_parameters(norm, attention)
+
+
 @torch.no_grad()
 def begin_attention(norm: LayerNorm, attention: Attention, x: Tensor) -> list[Tensor]:
     """Compute the part of attention that needs ``x [*, R, N, c]`` only, while a bias is sent.
 
     Pass the result as ``begun`` to :func:`attention_regathered`.
     """
-    return gated_attention_begin(x, kernel_parameters(norm, attention), **_options(attention, x))
+    return gated_attention_begin(x, _parameters(norm, attention), **_options(attention, x))
 
 
 def attention_regathered(
@@ -222,7 +230,7 @@ def attention_regathered(
     None keeps it. ``begun`` is the result of :func:`begin_attention`, or empty.
     """
     how = again, list(begun), _options(attention, x)
-    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *kernel_parameters(norm, attention).present())
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *_parameters(norm, attention).present())
     return out
 
 

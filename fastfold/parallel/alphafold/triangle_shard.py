@@ -116,7 +116,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
 
     def _factors(self, pair: Tensor, mask: Tensor, channels: slice) -> Tensor:
         """Return the same channels of the left and the right factor, ``[*, 2 c, rows, columns]``."""
-        parameters = self.kernel_parameters().factors
+        parameters = self.collected(self.kernel_parameters).factors
         if 2 * (channels.stop - channels.start) < len(parameters.proj_weight):
             rows = {name: getattr(parameters, name).unflatten(0, (2, -1))[:, channels] for name in ROWS}
             parameters = parameters._replace(**{name: x.flatten(0, 1) for name, x in rows.items()})
@@ -129,7 +129,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             return kernels.triangle_update(
                 product,
                 block.x,
-                self.kernel_parameters().update,
+                self.collected(self.kernel_parameters).update,
                 add_z=True,
                 dropout=block.dropout,
                 out=block.out,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -103,22 +103,22 @@ class ProductRows:
             place: tuple[int | slice, ...] = (*i, slice(None), slice(None), block)
             _columns(x, right_mask[rows], self._columns[place])
 
-    def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
-        """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
-        if left.dim() == 3:
-            self._fill(out, left, left_mask, residual, self._columns, self._mask)
-            return
-        fill_each(self._fill, out, left, left_mask, residual, self._columns, self._mask)
-
-    def _fill(
+    def __call__(
         self,
         out: Tensor,
         left: Tensor,
         left_mask: Tensor,
         residual: Tensor | None,
-        columns_r: Tensor,
-        right_mask: Tensor,
+        index: tuple[int, ...] = (),
     ) -> None:
+        """Fill ``out [*, I, J, c_z]``, which may be ``residual``; ``index`` is that of an alignment in a batch."""
+        if left.dim() > 3:
+            for i in batch_indices(left):
+                self(out[i], left[i], left_mask[i], None if residual is None else residual[i], i)
+            return
+        columns_r, right_mask = (
+            (self._columns[index], self._mask[index]) if index else (self._columns, self._mask)
+        )
         sequences, rows, c = left.shape
         columns_l = _columns(left, left_mask, columns_r.new_empty(rows, c, sequences))
         factor = counts_of(left_mask, right_mask).add_(self._eps).mul_(self._share).reciprocal_()[..., None]
@@ -200,21 +200,6 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
     return [grad_left, grad_right, grad_weight, grad_bias]
-
-
-def fill_each(
-    fill: Callable[..., None],
-    out: Tensor,
-    left: Tensor,
-    left_mask: Tensor,
-    residual: Tensor | None,
-    right: Tensor,
-    right_mask: Tensor,
-) -> None:
-    """Call ``fill`` with the further arguments of each alignment in a batch; all have its axes first."""
-    for i in batch_indices(left):
-        added = None if residual is None else residual[i]
-        fill(out[i], left[i], left_mask[i], added, right[i], right_mask[i])
 
 
 def batch_indices(x: Tensor) -> Iterator[tuple[int, ...]]:
@@ -403,22 +388,20 @@ class PremultipliedRows:
                 _columns_by_sequence(x, right_mask[..., rows, :], self._right[..., rows, :])
             start = rows.stop
 
-    def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
-        """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
-        if left.dim() == 3:
-            self._fill(out, left, left_mask, residual, self._right, self._mask)
-            return
-        fill_each(self._fill, out, left, left_mask, residual, self._right, self._mask)
-
-    def _fill(
+    def __call__(
         self,
         out: Tensor,
         left: Tensor,
         left_mask: Tensor,
         residual: Tensor | None,
-        right: Tensor,
-        right_mask: Tensor,
+        index: tuple[int, ...] = (),
     ) -> None:
+        """Fill ``out [*, I, J, c_z]``, which may be ``residual``; ``index`` is that of an alignment in a batch."""
+        if left.dim() > 3:
+            for i in batch_indices(left):
+                self(out[i], left[i], left_mask[i], None if residual is None else residual[i], i)
+            return
+        right, right_mask = (self._right[index], self._mask[index]) if index else (self._right, self._mask)
         scratch, (sequences, rows, c), c_z = self._scratch, left.shape, self._bias.shape[0]
         columns_l, columns_r = (
             _columns_by_sequence(left, left_mask, left.new_empty(rows, sequences, c)),
