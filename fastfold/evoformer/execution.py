@@ -400,6 +400,11 @@ def check_part(layer: nn.Module, name: str) -> None:
         )
 
 
+@torch.compiler.assume_constant_result
+def _check_when_traced(module: nn.Module) -> None:
+    check_parts(module)
+
+
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers with parameters in a module by name, without those that compute a parameter."""
     for name, layer in module.named_children():
@@ -430,6 +435,7 @@ class PolicyModule(nn.Module):
             ConfigError: A layer would do more than its parameters say; see :func:`check_parts`.
         """
         if torch.compiler.is_compiling():
+            _check_when_traced(self)
             return collect()
         if self._collected is not None:
             (tables, names, values, hooks), parameters = self._collected

@@ -141,6 +141,16 @@ def test_backward_hooks_are_refused_and_hooks_that_observe_are_not() -> None:
         check_part(layer.norm, "norm here")
 
 
+def test_a_compiled_layer_is_checked_when_it_is_traced() -> None:
+    layer, x = _transition(), torch.randn(3, 5, 8)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), layer(x))
+    torch.compiler.reset()
+    layer.hidden.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(Exception, match="hidden of Transition has a forward hook"):
+        compiled(x)
+
+
 def test_dropout_of_another_class_is_called() -> None:
     layer = _block().triangle_attention_starting.train()
     called = []
