@@ -36,7 +36,7 @@ from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.sampling.samples import draw_samples
 from fastfold.inference.setting_values import BatchSize, check_batch, check_seeds
 from fastfold.inference.target_templates import TargetTemplates, read_templates
-from fastfold.utils.device import choose_device
+from fastfold.utils.device import choose_device, own_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -115,9 +115,10 @@ def load_model(
     target = choose_device(str(device))
     _is_path(path)
     file = one_weights_file(path)
-    model = set_precision(load_weights(file), choose_precision(precision, target)[0])
-    model.name = network_name(file)
-    return model.to(target)
+    with own_settings(target):
+        model = set_precision(load_weights(file), choose_precision(precision, target)[0])
+        model.name = network_name(file)
+        return model.to(target)
 
 
 def predict(

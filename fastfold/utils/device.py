@@ -56,6 +56,28 @@ def current_device(device: torch.device) -> contextlib.AbstractContextManager[ob
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def own_settings(device: torch.device) -> Iterator[None]:
+    """Run PyTorch on a device without the caller's autocast and default device.
+
+    Raises:
+        ConfigError: PyTorch's default dtype is not float32; it holds for all threads, so it is not changed here.
+    """
+    if torch.get_default_dtype() != torch.float32:
+        raise ConfigError(
+            f"expected PyTorch's default dtype float32, found {torch.get_default_dtype()}; call "
+            "torch.set_default_dtype(torch.float32) first, and give other dtypes by precision="
+        )
+    with contextlib.ExitStack() as settings:
+        for kind in {"cpu", device.type}:
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                settings.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            settings.enter_context(torch.device("cpu"))
+        settings.enter_context(current_device(device))
+        yield
+
+
 def has_float64(device: torch.device) -> bool:
     """Return True if a device computes in float64; Apple's GPUs do not."""
     return device.type != "mps"

@@ -308,3 +308,14 @@ def test_copies_of_a_chain_share_an_alignment_wherever_it_is_given() -> None:
         ConfigError, match="chain B has the sequence of an earlier chain, and another alignment"
     ):
         _alignments(target, [rows, other, None])
+
+
+def test_autocast_and_default_device_of_the_caller_change_no_prediction(monomer: AlphaFold) -> None:
+    plain = fastfold.predict("MKLVTAGES", monomer, num_recycles=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        in_autocast = fastfold.predict("MKLVTAGES", monomer, num_recycles=0)
+    with torch.device("meta"):
+        elsewhere = fastfold.predict("MKLVTAGES", monomer, num_recycles=0)
+        loaded = fastfold.load_model("mini", device="cpu")
+    assert in_autocast.to_pdb() == elsewhere.to_pdb() == plain.to_pdb()
+    assert next(loaded.parameters()).device.type == "cpu"

@@ -15,6 +15,7 @@ from fastfold.utils.device import (
     choose_device,
     current_device,
     has_float64,
+    own_settings,
     reads_are_free,
     to_float64,
     upload,
@@ -80,3 +81,27 @@ def test_a_gpu_becomes_the_current_device_and_a_cpu_changes_nothing(monkeypatch:
         with current_device(torch.device(name)):
             pass
     assert entered == [torch.device("cuda:1")]
+
+
+def test_own_settings_end_autocast_and_another_default_device_and_restore_them() -> None:
+    device = torch.device("cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"):
+        with own_settings(device):
+            x = torch.ones(2, 2)
+            assert (x.device, (x @ x).dtype) == (device, torch.float32)
+        x = torch.ones(2, 2)
+        assert x.is_meta
+        with torch.device("cpu"):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_another_default_dtype_is_refused() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with (
+            pytest.raises(ConfigError, match=r"default dtype float32, found torch\.float64"),
+            own_settings(torch.device("cpu")),
+        ):
+            pass
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -36,7 +36,7 @@ from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs,
 from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target
 from fastfold.inference.sampling.samples import Sample
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
-from fastfold.utils.device import current_device
+from fastfold.utils.device import own_settings
 
 if TYPE_CHECKING:
     from fastfold.inference.distributed import DistributedFolder
@@ -235,7 +235,7 @@ class TargetPredictor:
     def moved(self, model: AlphaFold) -> Iterator[None]:
         """Move a network to the device of the fold, and back afterwards unless it stays."""
         home = next(model.parameters()).device
-        with current_device(self.device):
+        with own_settings(self.device):
             try:
                 model.to(self.device)
                 yield
