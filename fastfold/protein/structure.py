@@ -46,6 +46,7 @@ class Structure:
     method: str = ""  #: Experimental method in lower case (``x-ray diffraction``), or an empty string
     release_date: str = ""  #: ``YYYY-MM-DD``, or an empty string
     warnings: tuple[str, ...] = ()  #: Decisions of the reader, one sentence each
+    left_out: tuple[str, ...] = ()  #: Names of the file's residues that are in no chain, and ``water``
 
 
 def structure_to_protein(structure: Structure) -> Protein:

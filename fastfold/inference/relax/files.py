@@ -27,18 +27,21 @@ from fastfold.inference.output.score_files import (
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.protocol import relax
 from fastfold.inference.relax.result import RelaxResult, relaxed_mmcif, relaxed_pdb
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.observed import RELAXATION, read_logged
 from fastfold.protein.io.pairwise_metric import has_pairwise_metric
 from fastfold.protein.io.pdb_writer import PdbLimitError
-from fastfold.protein.io.read import read_structure, structure_name
+from fastfold.protein.io.read import log_warnings, read_structure, structure_name
+from fastfold.protein.io.records import is_modified
 from fastfold.protein.labels import author_names
-from fastfold.protein.structure import structure_to_protein
+from fastfold.protein.structure import Structure, structure_to_protein
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
 from fastfold.utils.foreign_text import json_object_or_none
 
 _log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1  #: Version of ``_relax.json``; raised when a key is removed or changes its meaning
+_SHOWN = 10  #: Modified residues that a note names
 _SUFFIXES = {"pdb": "_relaxed.pdb", "cif": "_relaxed.cif", "record": "_relax.json"}
 
 
@@ -111,12 +114,14 @@ def relax_file(
         )
     structure = read_logged(path, RELAXATION, whole=True)
     prepare_output_directory(paths["record"].parent)
+    notes = _changes(structure)
+    log_warnings(notes, path)
     names = author_names(structure)
     result = relax(structure_to_protein(structure), config, names=names, on_progress=on_progress)
 
     # In the order of writing, so that a record without the mmCIF file tells of a run that was interrupted.
     record = {"schema_version": SCHEMA_VERSION, "file": path.name, "fastfold_version": __version__}
-    record |= {"settings": asdict(config), "notes": list(structure.warnings), **result.to_dict()}
+    record |= {"settings": asdict(config), "notes": [*structure.warnings, *notes], **result.to_dict()}
     contents: dict[str, str] = {"record": lines_json(record)}
     title = f"Structure {structure.name[:100]}"
     if result.minimized:
@@ -235,6 +240,27 @@ def relax_in_folder(
         (record.key, outcome, is_relaxed)
         for record, outcome, is_relaxed in relax_results(results, records, ranking, config)
     ]
+
+
+def _changes(structure: Structure) -> list[str]:
+    """Return a sentence for residues of the file that the relaxed structure lacks, or has as another type."""
+    changes = []
+    if structure.left_out:
+        changes.append(f"Left out, since only protein chains are relaxed: {', '.join(structure.left_out)}.")
+    modified = [
+        f"{name} {number} of chain {chain.chain_id} as {rc.restype_1to3[letter]}"
+        for chain in structure.chains
+        for letter, name, number in zip(
+            chain.sequence, chain.residue_names, chain.author_numbers, strict=False
+        )
+        if letter in rc.restype_1to3 and is_modified(name, letter)
+    ]
+    if modified:
+        more = f" and {len(modified) - _SHOWN} more" if len(modified) > _SHOWN else ""
+        changes.append(
+            f"Modified residues are relaxed as standard ones: {', '.join(modified[:_SHOWN])}{more}."
+        )
+    return changes
 
 
 def _in_words(outcome: Mapping[str, Any]) -> str:

@@ -109,6 +109,8 @@ def _read_atoms(table: CifTable, polymers: _Polymers, records: FileRecords, path
         if model != models[0]:
             records.warnings.append("The file has several models; the first one is read.")
             break
+        if group == "HETATM":
+            records.hetero.add(residue)
         if residue in WATERS:
             records.waters += 1
             continue

@@ -110,6 +110,7 @@ def read_observed(
         method=structure.method,
         release_date=structure.release_date,
         warnings=tuple(warnings),
+        left_out=structure.left_out,
     )
 
 

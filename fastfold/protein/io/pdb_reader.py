@@ -169,6 +169,8 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
         record = line[:6]
         if record in ("ATOM  ", "HETATM"):
             chain_id = chain_id_of(line, long_names)
+            if record == "HETATM":
+                records.hetero.add(line[17:20].strip())
             if line[17:20] in WATERS:
                 records.waters += 1
             elif record == "HETATM" and chain_id in behind_ter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.chains import build_chain
 from fastfold.protein.io.mmcif_reader import parse_mmcif
 from fastfold.protein.io.pdb_reader import RECORD_NAMES, parse_pdb
-from fastfold.protein.io.records import FileRecords
+from fastfold.protein.io.records import WATERS, FileRecords
 from fastfold.protein.labels import AuthorNames, author_names, default_names
 from fastfold.protein.objects.records import library_of, object_name, object_records
 from fastfold.protein.protein import Protein
@@ -111,8 +111,20 @@ def _read(source: Any) -> tuple[Structure, dict[str, list[str]]]:
         method=records.method,
         release_date=records.release_date,
         warnings=tuple(records.warnings),
+        left_out=_left_out(records, chains),
     )
     return structure, notes
+
+
+def _left_out(records: FileRecords, chains: Sequence[ChainStructure]) -> tuple[str, ...]:
+    """Return the names of residues that are in no chain, in their order; all waters have one name."""
+    read = {chain.chain_id for chain in chains}
+    names = set(records.hetero)
+    for chain_id, record in records.chains.items():
+        if chain_id not in read:
+            names.update(name for residue in record.residues.values() for name in residue.names)
+    names.difference_update(WATERS, *(chain.residue_names for chain in chains))
+    return (*sorted(names), *(["water"] if records.waters else []))
 
 
 def _names_of(source: Any, protein: Protein) -> AuthorNames:

@@ -62,6 +62,17 @@ def amino_acid(name: str, parents: Mapping[str, str], atoms: Collection[str] | N
     return stated or modified or force_field
 
 
+def is_modified(name: str, letter: str) -> bool:
+    """Return True if a residue's name is that of a modified amino acid, read as the standard one of a letter.
+
+    Names of force fields, such as HIE, are other names of standard ones.
+    """
+    return name.upper() in _parents_of_modified() and letter not in (
+        rc.restype_3to1.get(name.upper()),
+        _force_field_type(name.upper()),
+    )
+
+
 def _force_field_type(name: str) -> str | None:
     """Return the meaning of a name in Amber, CHARMM or GROMACS: HIE, NALA, NHIE, HISE."""
     if len(name) == 4:
@@ -209,6 +220,7 @@ class FileRecords:
     method: str = ""  #: Experimental method in lower case
     release_date: str = ""  #: ``YYYY-MM-DD``
     waters: int = 0  #: Number of atoms of water, which are not in ``chains``
+    hetero: set[str] = field(default_factory=set)  #: Names of residues in HETATM records, also of waters
     warnings: list[str] = field(default_factory=list)  #: Decisions made while reading
 
     def chain(self, chain_id: str) -> RecordedChain:

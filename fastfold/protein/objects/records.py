@@ -58,6 +58,8 @@ def object_records(source: Any) -> FileRecords:
     for row in _ROWS[library](source, records.warnings):
         chain_id, number, insertion, is_hetero, residue, alternate, name, occupancy, (x, y, z), b_factor = row
         residue, name, insertion = residue.strip(), name.strip(), insertion.strip()
+        if is_hetero:
+            records.hetero.add(residue)
         if residue in WATERS:
             records.waters += 1
             continue

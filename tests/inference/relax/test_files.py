@@ -153,6 +153,37 @@ def test_of_a_failed_structure_the_record_alone_is_written(tmp_path: Path) -> No
     assert (record["relaxed"], record["file"], record["schema_version"]) == (False, "bad.pdb", 1)
 
 
+def test_ligands_and_modified_residues_of_the_file_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = {"MET": "MSE", "HIS": "HIE"}
+    lines = [line for line in to_pdb(helix("AMHAG")).splitlines() if line.startswith("ATOM")]
+    lines = [line[:17] + names.get(line[17:20], line[17:20]) + line[20:] for line in lines]
+    lines = [*(line.replace(" SD  MSE", "SE   MSE") for line in lines), "TER"]
+    for record, name, residue, chain, x in (
+        ("HETATM", "ZN", "ZN", "A", 30.0),
+        ("HETATM", "O", "HOH", "A", 40.0),
+        ("ATOM", "C1'", "DA", "N", 60.0),
+        ("ATOM", "N9", "DA", "N", 61.5),
+    ):
+        number = 91 if residue != "HOH" else 92
+        lines.append(
+            f"{record:6}   90  {name:3} {residue:>3} {chain}{number:4}    {x:8.3f}{x:8.3f}{x:8.3f}  1.00 10.00"
+        )
+    source = tmp_path / "x.pdb"
+    source.write_text("\n".join([*lines, "END", ""]))
+    _, paths = relax_file(source, None, CPU)
+    notes = [
+        "Left out, since only protein chains are relaxed: DA, ZN, water.",
+        "Modified residues are relaxed as standard ones: MSE 2 of chain A as MET.",
+    ]
+    assert json.loads(paths["record"].read_text())["notes"] == notes
+    for note in notes:
+        assert f"{source}: {note}" in caplog.text
+    _, paths = relax_file(paths["pdb"], tmp_path / "again", CPU)
+    assert json.loads(paths["record"].read_text())["notes"] == []
+
+
 def test_a_file_that_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
     source = tmp_path / "x.pdb"
     source.write_text("not a structure")
