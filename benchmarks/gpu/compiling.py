@@ -27,7 +27,10 @@ OPERATORS = (
 
 
 def kernels(device: str, sizes: Sizes) -> Iterator[Line]:
-    """Yield the seconds of each job: networks with a block of each stack, and operators with their gradients."""
+    """Yield the seconds of each job: networks with a block of each stack, and operators with their gradients.
+
+    The line of a job that fails has its ``error``; the others go on.
+    """
     processes = min(PROCESSES, os.cpu_count() or 1)
     jobs = [*NETWORKS, *((name, "gradients") for name in OPERATORS)]
     if sizes is TOY:
@@ -41,11 +44,23 @@ def kernels(device: str, sizes: Sizes) -> Iterator[Line]:
         waiting = {pool.submit(compile_job, name, mode, device): (name, mode) for name, mode in jobs}
         for done in as_completed(waiting):
             name, mode = waiting[done]
-            yield {"compiled": name, "mode": mode, "processes": processes, "seconds": round(done.result(), 2)}
+            line: Line = {"compiled": name, "mode": mode, "processes": processes}
+            if (error := done.exception()) is None:
+                yield line | {"seconds": round(done.result(), 2)}
+            else:
+                yield line | {"error": _in_short(error)}
         for residues, program in programs.items():
-            answers(program)
-            seconds = time.perf_counter() - start
-            yield {"compiled": "AlphaFold", "residues": residues, "seconds": round(seconds, 2)}
+            line = {"compiled": "AlphaFold", "residues": residues}
+            try:
+                answers(program)
+            except RuntimeError as error:
+                yield line | {"error": _in_short(error)}
+            else:
+                yield line | {"seconds": round(time.perf_counter() - start, 2)}
+
+
+def _in_short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[-600:]
 
 
 def compile_job(name: str, mode: str, device: str) -> float:

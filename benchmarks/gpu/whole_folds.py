@@ -20,9 +20,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ TOY_SECONDS = 600.0
 """Slot of every part with small sizes: only what hangs exceeds it, however busy the machine is."""
 MIN_SECONDS = 5.0
 """A part with less time is skipped."""
+POLL_SECONDS = 0.1
+"""Time between two looks at a part's output."""
 TOTAL_SECONDS = 540
 LONG = 1024
 """Residues above which a target is folded once, without CUDA graphs."""
@@ -80,38 +82,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_apart(part: Part, device: str, *, toy: bool, seconds: float) -> Iterator[Line]:
-    """Yield the lines of a part in a process of its own, which ends with its limit or the given seconds."""
+    """Yield the lines of a part in a process of its own, which ends with its limit or the given seconds.
+
+    The last line has the part's time, and an ``error`` if the part failed. Text that is not a line of JSON is ignored.
+    """
     limit = min(LIMIT * part.seconds, seconds)
     if limit < MIN_SECONDS:
         yield {"skipped": "no time is left"}
         return
     command = [sys.executable, __file__, "--part", part.name, "--device", device, *(["--toy"] if toy else [])]
     start = time.monotonic()
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process,
-    ):
-        timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
-        timer.start()
-        for text in process.stdout or ():
-            if text.startswith("{"):
-                yield json.loads(text)
-        code = process.wait()
-        timer.cancel()
-        errors.seek(0)
+    # Files, because a pipe ends only when every process that a part has started is gone.
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = (Path(folder) / name for name in ("output", "errors"))
+        with output.open("wb") as first, errors.open("wb") as second:
+            process = subprocess.Popen(command, stdout=first, stderr=second, start_new_session=True)
+        is_late = False
+        try:
+            with output.open(encoding="utf-8", errors="replace") as file:
+                rest = ""
+                while True:
+                    has_ended = process.poll() is not None
+                    is_late = not has_ended and time.monotonic() - start > limit
+                    *texts, rest = (rest + file.read()).split("\n")
+                    yield from filter(None, map(_parsed, texts))
+                    if has_ended or is_late:
+                        break
+                    time.sleep(POLL_SECONDS)
+        finally:
+            _kill(process)
         line: Line = {"wall_s": round(time.monotonic() - start, 1)}
-        if code == -signal.SIGKILL:
+        if is_late:
             line["error"] = f"killed after {limit:.0f} s"
-        elif code:
-            line["error"] = " | ".join(errors.read().strip().splitlines()[-3:])[-600:]
+        elif process.returncode:
+            end = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            line["error"] = " | ".join([_reason(process.returncode), *end])[-600:]
         yield line
+
+
+def _parsed(text: str) -> Line | None:
+    """Return the object of a line of JSON, or None for other text."""
+    try:
+        line = json.loads(text) if text.startswith("{") else None
+    except ValueError:
+        return None
+    return line
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it has started, which would use the device during later parts."""
+    with suppress(ProcessLookupError, PermissionError):  # on macOS the latter, of processes that have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _reason(code: int) -> str:
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
 def run_here(name: str, device: str, sizes: Sizes) -> int:

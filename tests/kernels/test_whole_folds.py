@@ -6,8 +6,11 @@ import itertools
 import json
 import math
 import os
+import re
+import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks import against_openfold
-from benchmarks.gpu import deepmind, pack, rivals, timing, whole_folds
+from benchmarks.gpu import compiling, deepmind, pack, rivals, timing, whole_folds
 from benchmarks.gpu.attention_rows import attention, compare_rows
 from benchmarks.gpu.compiling import OPERATORS, RESIDUES, ROWS, compile_job
 from benchmarks.gpu.outer_products import compare_chunks, outer_products
@@ -47,6 +50,91 @@ def test_a_part_is_killed_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = run_apart(Part("training", 0.2, whole_folds.training), "cpu", toy=True, seconds=60)
     assert line["error"] == "killed after 0 s"
     assert line["wall_s"] < 20
+
+
+BEHAVIOURS = """
+import os, subprocess, sys, time
+
+name = sys.argv[sys.argv.index("--part") + 1]
+print('{"number": 1}', flush=True)
+print("text", '{"cut', '{"number": 2} and more', sep="\\n", flush=True)
+if name == "hangs":  # with a process that keeps the output open
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    time.sleep(60)
+if name == "leaves":
+    open(sys.argv[0] + ".left", "w").write(str(subprocess.Popen(["sleep", "60"]).pid))
+if name == "crashes":
+    os.abort()
+if name == "fails":
+    raise MemoryError("no memory")
+if name == "exits":
+    sys.exit(3)
+print('{"number": 3}')
+"""
+
+
+def _run_behaviour(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 60
+) -> list[dict[str, Any]]:
+    """Return the lines of a program that behaves by the name of its part."""
+    program = folder / "parts.py"
+    program.write_text(BEHAVIOURS)
+    monkeypatch.setattr(whole_folds, "__file__", str(program))
+    monkeypatch.setattr(whole_folds, "MIN_SECONDS", 0.0)
+    return list(run_apart(Part(name, seconds, whole_folds.ceilings), "cpu", toy=True, seconds=60))
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("crashes", "ended by SIGABRT"),
+        ("fails", "ended with status 1.*MemoryError: no memory"),
+        ("exits", "ended with status 3"),
+    ],
+)
+def test_failures_are_told_apart_after_the_numbers_until_then(
+    name: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text that is no JSON, or is cut off, is left out."""
+    number, line = _run_behaviour(name, tmp_path, monkeypatch)
+    assert number == {"number": 1}
+    assert re.match(error, line["error"])
+
+
+def test_a_hanging_part_ends_although_its_output_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, line = _run_behaviour("hangs", tmp_path, monkeypatch, seconds=1.0)
+    assert number == {"number": 1}
+    assert line["error"] == "killed after 2 s"
+    assert line["wall_s"] < 20
+
+
+def test_processes_that_a_part_leaves_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would use the device during later parts."""
+    first, last, line = _run_behaviour("leaves", tmp_path, monkeypatch)
+    assert [first, last] == [{"number": 1}, {"number": 3}]
+    assert "error" not in line
+    status = Path("/proc", (tmp_path / "parts.py.left").read_text(), "status")
+    end = time.monotonic() + 20
+    while status.exists() and "State:\tZ" not in status.read_text():  # a process that nothing waits for yet
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_job_that_does_not_compile_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does DeepMind's program; stand-ins take the place of both."""
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("does not compile")
+
+    monkeypatch.setattr(compiling, "ProcessPoolExecutor", lambda *arguments: ThreadPoolExecutor(1))
+    monkeypatch.setattr(compiling, "compile_job", lambda name, *others: 1.0 if name in OPERATORS else fail())
+    monkeypatch.setattr(compiling, "compilations", lambda *arguments: {12: None})
+    monkeypatch.setattr(compiling, "answers", fail)
+    lines = {line["compiled"]: line for line in compiling.kernels("cpu", TOY)}
+    assert lines["residual_update"]["seconds"] == 1.0
+    assert lines["model_1_ptm"]["error"] == lines["AlphaFold"]["error"] == "RuntimeError: does not compile"
 
 
 def test_small_sizes_have_all_the_time_that_a_busy_machine_takes(
