@@ -73,6 +73,15 @@ def test_output_and_gradients(
     check_against_definition(_on(backend), reference.outer_product_mean, _inputs(*shape), dtype, MASKS)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padded_columns_do_not_overflow_float16(backend: str) -> None:
+    """Pairs without common sequences add nothing to gradients, although their factor is a thousand."""
+    inputs = _inputs(5, 4, 7)
+    inputs["weight"] *= 16
+    inputs["left_mask"][:, 2:] = inputs["right_mask"][:, 5:] = 0.0
+    check_against_definition(_on(backend), reference.outer_product_mean, inputs, torch.float16, MASKS)
+
+
 @pytest.mark.parametrize("channels", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_tiles_of_channels_do_not_matter(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither if they divide the channels, nor if the last one is not full."""

@@ -60,6 +60,10 @@ def outer_product_mean_side_kernel(
     for i_j in range(0, columns, BJ):
         o_i, o_j, m_p = tile_pairs(i_i, i_j, rows, columns, BI, BJ)
         b_scale = reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS) / share
+        if right.dtype.element_ty == tl.float16:
+            # Pairs without common sequences add nothing, and their factor of one over EPS would overflow.
+            b_count = tl.load(counts + o_i * counts_strides[0] + o_j * counts_strides[1], mask=m_p, other=1.0)
+            b_scale = tl.where(b_count == 0.0, 0.0, b_scale)
         for i_e in range(0, C, BE):
             b_products = tl.zeros([BI * BJ, BA * BE], tl.float32)
             for i_z in range(0, CZ, BK):
