@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.gpu.rivals import MAX_ERROR, environment
+from benchmarks.gpu.comparing import Comparison
+from benchmarks.gpu.rivals import environment
 from benchmarks.gpu.timing import Line, Sizes
 
 TEMPLATES = 4  #: Rows of an alignment that are templates, which official networks add
@@ -39,21 +40,12 @@ def compare_rows(device: str, sizes: Sizes) -> Iterator[Line]:
     rows = sizes.block_rows[0] + TEMPLATES
     for residues in (length for length in sizes.block_lengths if length <= MAX_LENGTH):
         for name, call in _attentions(meter.device, rows, residues).items():
-            expected = None
+            comparison = Comparison(meter)
             for variant, value in VARIANTS.items():
                 line: Line = {"attention": name, "rows": rows, "residues": residues, "variant": variant}
                 with torch.no_grad(), environment(VARIABLE, value):
-                    update = call().float()
-                    expected = update if expected is None else expected
-                    line["relative_error"] = float((update - expected).norm() / expected.norm())
-                    if not line["relative_error"] < MAX_ERROR:
-                        yield line | {"error": f"differs from the other kernels by more than {MAX_ERROR}"}
-                        continue
-                    timing = meter.time(lambda inputs, call=call: call(), [{}])
-                yield line | {
-                    "device_ms": round(timing.milliseconds, 4),
-                    "host_ms": round(timing.host_milliseconds, 4),
-                }
+                    line |= comparison.measure(lambda call=call: [call()])
+                yield line
 
 
 def _attentions(device: Any, rows: int, residues: int) -> dict[str, Callable[[], Any]]:

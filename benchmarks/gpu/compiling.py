@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.gpu.deepmind import answers, compilations
-from benchmarks.gpu.timing import TOY, Line, Sizes, network_of, random_target
+from benchmarks.gpu.timing import TOY, Line, Sizes, in_short, network_of, random_target
 
 PROCESSES = 8
 RESIDUES, ROWS = 48, 32  #: Sizes of a call; kernels are compiled for all lengths
@@ -48,19 +48,15 @@ def kernels(device: str, sizes: Sizes) -> Iterator[Line]:
             if (error := done.exception()) is None:
                 yield line | {"seconds": round(done.result(), 2)}
             else:
-                yield line | {"error": _in_short(error)}
+                yield line | {"error": in_short(error)}
         for residues, program in programs.items():
             line = {"compiled": "AlphaFold", "residues": residues}
             try:
                 answers(program)
             except RuntimeError as error:
-                yield line | {"error": _in_short(error)}
+                yield line | {"error": in_short(error)}
             else:
                 yield line | {"seconds": round(time.perf_counter() - start, 2)}
-
-
-def _in_short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[-600:]
 
 
 def compile_job(name: str, mode: str, device: str) -> float:

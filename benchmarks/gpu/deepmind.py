@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import timing
-from benchmarks.gpu.timing import PASSES, SITE, Line, Sizes, random_target
+from benchmarks.gpu.timing import PASSES, SITE, Line, Sizes, random_target, reported
 
 CACHE = Path(tempfile.gettempdir()) / "fastfold_jax_cache"
 """Folder of the programs that JAX compiled, which other processes load."""
@@ -31,13 +31,17 @@ def alphafold(device: str, sizes: Sizes) -> Iterator[Line]:
     if reason := missing():
         yield {"skipped": reason}
         return
-    for residues in sizes.float32_lengths:
+
+    def timed(residues: int) -> Iterator[Line]:
         with tempfile.TemporaryDirectory() as folder:
-            program = start(residues, Path(folder), device, sizes)
-            versions, answer = answers(program)
-        line = {"program": "AlphaFold", "network": "model_3", "residues": residues, **versions}
+            versions, answer = answers(start(residues, Path(folder), device, sizes))
         for fold, seconds in (("first", answer["first"]), ("second", answer["seconds"])):
-            yield line | {"fold": fold, "passes": PASSES, "fold_s": round(seconds, 3)}
+            yield versions | {"fold": fold, "passes": PASSES, "fold_s": round(seconds, 3)}
+
+    for residues in sizes.float32_lengths:
+        yield from reported(
+            {"program": "AlphaFold", "network": "model_3", "residues": residues}, timed(residues)
+        )
 
 
 def start(

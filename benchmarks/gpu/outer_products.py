@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.gpu.rivals import MAX_ERROR, environment
+from benchmarks.gpu.comparing import Comparison
+from benchmarks.gpu.rivals import environment
 from benchmarks.gpu.timing import Line, Sizes
 
 DEPTHS = (128, 516)  #: Sequences of training, and of a fold with templates
@@ -35,24 +36,12 @@ def compare_chunks(device: str, sizes: Sizes, depths: Sequence[int]) -> Iterator
     for residues in sizes.block_lengths:
         for rows in depths:
             for name, call in _passes(meter.device, rows, residues).items():
-                expected: Sequence[torch.Tensor] | None = None
+                comparison = Comparison(meter)
                 for variant, value in VARIANTS.items():
                     line: Line = {"pass": name, "rows": rows, "residues": residues, "variant": variant}
                     with torch.no_grad(), environment(VARIABLE, value):
-                        results = [x.float() for x in call()]
-                        expected = results if expected is None else expected
-                        errors = [
-                            float((x - y).norm() / y.norm()) for x, y in zip(results, expected, strict=True)
-                        ]
-                        line["relative_error"] = max(errors)
-                        if not all(error < MAX_ERROR for error in errors):
-                            yield line | {"error": f"differs from the kernels by more than {MAX_ERROR}"}
-                            continue
-                        timing = meter.time(lambda inputs, call=call: call(), [{}])
-                    yield line | {
-                        "device_ms": round(timing.milliseconds, 4),
-                        "host_ms": round(timing.host_milliseconds, 4),
-                    }
+                        line |= comparison.measure(call)
+                    yield line
 
 
 def _passes(device: Any, rows: int, residues: int) -> dict[str, Callable[[], Sequence[Any]]]:

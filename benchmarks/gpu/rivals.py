@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.gpu.timing import REPOSITORY, Line, Sizes, Stopwatch, network_of
+from benchmarks.gpu.comparing import Comparison, times
+from benchmarks.gpu.timing import REPOSITORY, Line, Sizes, Stopwatch, network_of, reported
 
-MAX_ERROR = 6e-3
-"""Relative error between two results in bf16 that are both within 4e-3 of the exact one."""
 PREBUILT = "CUEQ_TRIMUL_KF_CAMPAIGN"
 """cuEquivariance's environment variable for its prebuilt kernels of triangle multiplication."""
 
@@ -49,15 +48,19 @@ def openfold(device: str, sizes: Sizes) -> Iterator[Line]:
         programs["OpenFold"] = lambda *inputs: theirs.infer(inputs, False)
     else:
         yield {"skipped": "no checkout in .gpu/openfold"}
-    for residues, (program, run) in itertools.product(sizes.block_lengths, programs.items()):
+
+    def timed(run: Callable[..., Any], residues: int) -> Iterator[Line]:
         inputs = [x.to(device, torch.bfloat16) for x in make_inputs(Case(number, rows, residues))]
-        line: Line = {"program": program, "blocks": number, "rows": rows, "residues": residues}
         watch = Stopwatch(device)
         for call in ("first", "second"):
             own = [x.clone() for x in inputs]  # the blocks overwrite them
             with torch.inference_mode(), watch.measuring():
                 run(*own)
-            yield line | {"call": call} | watch.line()
+            yield {"call": call} | watch.line()
+
+    for residues, (program, run) in itertools.product(sizes.block_lengths, programs.items()):
+        line: Line = {"program": program, "blocks": number, "rows": rows, "residues": residues}
+        yield from reported(line, timed(run, residues))
 
 
 def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
@@ -96,15 +99,14 @@ def triangles(device: str, sizes: Sizes) -> Iterator[Line]:
         if case.operator != "triangle_multiplication":
             continue
         sets = meter.sets(case.make(meter.device, torch.bfloat16))
-        for name, function in variants.items():
+
+        def timed(name: str, sets: list[Inputs]) -> Iterator[Line]:
             with torch.no_grad(), environment(VARIABLE, "1" if name == "tiles" else "0"):
-                timing = meter.time(function, sets)
-            yield {
-                "residues": case.residues,
-                "variant": name,
-                "device_ms": round(timing.milliseconds, 4),
-                "host_ms": round(timing.host_milliseconds, 4),
-            }
+                line = times(meter.time(variants[name], sets))
+            yield line
+
+        for name in variants:
+            yield from reported({"residues": case.residues, "variant": name}, timed(name, sets))
 
 
 def generic(device: str, sizes: Sizes) -> Iterator[Line]:
@@ -140,29 +142,15 @@ def compare_halves(device: str, sizes: Sizes) -> Iterator[Line]:
     for case in cases(tuple(lengths), ()):
         if case.operator != "triangle_multiplication":
             continue
-        expected: dict[str, torch.Tensor] = {}
-        for half, variant, result, call in triangle_halves(case.make(meter.device, torch.bfloat16)):
-            call()
-            exact = expected.setdefault(half, result.float())
-            error = float((result.float() - exact).norm() / exact.norm())
-            line: Line = {
-                "residues": case.residues,
-                "half": half,
-                "variant": variant,
-                "relative_error": error,
-            }
-            if not error < MAX_ERROR:
-                yield line | {"error": f"differs from the other kernels by more than {MAX_ERROR}"}
-                continue
-            timing = meter.time(lambda inputs, call=call: call(), [{}])
-            yield line | {
-                "device_ms": round(timing.milliseconds, 4),
-                "host_ms": round(timing.host_milliseconds, 4),
-            }
+        comparisons: dict[str, Comparison] = {}
+        for half, variant, call in triangle_halves(case.make(meter.device, torch.bfloat16)):
+            comparison = comparisons.setdefault(half, Comparison(meter))
+            line: Line = {"residues": case.residues, "half": half, "variant": variant}
+            yield line | comparison.measure(call)
 
 
-def triangle_halves(inputs: dict[str, Any]) -> Iterator[tuple[str, str, Any, Callable[[], None]]]:
-    """Yield each half and variant, the tensor that it fills, and the call; the variant that is right comes first."""
+def triangle_halves(inputs: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], list[Any]]]]:
+    """Yield each half and variant, and the call that returns its tensor; the variant that is right comes first."""
     import torch
 
     from benchmarks.gpu import gluon_tiles
@@ -180,7 +168,7 @@ def triangle_halves(inputs: dict[str, Any]) -> Iterator[tuple[str, str, Any, Cal
     }
     for variant, project in projections.items():
         factors = z.new_full((2 * count, width, width), torch.nan)
-        yield "projection", variant, factors, lambda project=project, out=factors: project(out)
+        yield "projection", variant, _filling(project, factors)
     product = torch.randn(count, width, width, device=z.device).to(z.dtype)
     updates: dict[str, Callable[..., None]] = {
         "plain": lambda out: triton_update.write_update(out, product, z, weights.update, z, None),
@@ -189,7 +177,17 @@ def triangle_halves(inputs: dict[str, Any]) -> Iterator[tuple[str, str, Any, Cal
     }
     for variant, update in updates.items():
         out = torch.full_like(z, torch.nan)
-        yield "output", variant, out, lambda update=update, out=out: update(out)
+        yield "output", variant, _filling(update, out)
+
+
+def _filling(fill: Callable[..., None], out: Any) -> Callable[[], list[Any]]:
+    """Return a call that fills ``out`` and returns it."""
+
+    def call() -> list[Any]:
+        fill(out)
+        return [out]
+
+    return call
 
 
 def offload(device: str, sizes: Sizes) -> Iterator[Line]:

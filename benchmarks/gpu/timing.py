@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,29 @@ class Sizes:
     block_rows: tuple[int, int] = (512, 8)
     triangle_lengths: Sequence[int] = (1024, 512, 256, 128, 2048)
     blocks: int | None = None
+
+
+def release_memory(device: str) -> None:
+    """Free the memory that PyTorch keeps on a GPU, and begin to count its peak."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def in_short(error: BaseException) -> str:
+    """Return the kind and the message of an error, at most 600 characters."""
+    return f"{type(error).__name__}: {error}"[:600]
+
+
+def reported(line: Line, lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield lines after the items of ``line``; a failure is a line with its ``error``, and others may follow."""
+    try:
+        for own in lines:
+            yield line | own
+    except Exception as error:
+        yield line | {"error": in_short(error)}
 
 
 TOY = Sizes((12, 17), (12,), 6, ((12, 4, 6),), (24,), "2GiB", (12,), (4, 1), (12,), 1)

@@ -34,7 +34,18 @@ from benchmarks.gpu.compiling import kernels  # noqa: E402
 from benchmarks.gpu.deepmind import alphafold  # noqa: E402
 from benchmarks.gpu.outer_products import outer_products  # noqa: E402
 from benchmarks.gpu.rivals import generic, gluon, offload, openfold, triangles  # noqa: E402
-from benchmarks.gpu.timing import PASSES, SITE, TOY, Line, Sizes, Stopwatch, network_of, random_target  # noqa: E402
+from benchmarks.gpu.timing import (  # noqa: E402
+    PASSES,
+    SITE,
+    TOY,
+    Line,
+    Sizes,
+    Stopwatch,
+    network_of,
+    random_target,
+    release_memory,
+    reported,
+)
 
 sys.path.append(str(SITE))
 
@@ -190,6 +201,7 @@ def timed_folds(network: Any, residues: int, device: str, sizes: Sizes, *, graph
     sequence, msa = random_target(residues, sizes.rows)
     plain, whole = predictor.run_network, Stopwatch(device)
     runs: list[Line] = []
+    release_memory(device)
 
     def timed(*arguments: Any, **options: Any) -> Any:
         watch = Stopwatch(device)
@@ -213,16 +225,9 @@ def timed_folds(network: Any, residues: int, device: str, sizes: Sizes, *, graph
             )
     finally:
         predictor.run_network = plain
-    line = {
-        "network": network.name,
-        "residues": residues,
-        "rows": sizes.rows,
-        "passes": PASSES,
-        "graphs": graphs,
-    }
+    line: Line = {"rows": sizes.rows, "passes": PASSES}
     if device == "cuda":
         line["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
-        torch.cuda.reset_peak_memory_stats()
     for number, run in enumerate(runs):
         yield line | {"run": number, "mean_fold_s": round(whole.wall_ms / 1e3 / len(runs), 3)} | run
 
@@ -232,8 +237,8 @@ def folds(device: str, sizes: Sizes, network: str, precision: str, lengths: Sequ
     model = network_of(network, device, precision, sizes)
     for residues in lengths:
         for graphs in (False, True) if device == "cuda" and residues <= LONG else (False,):
-            for line in timed_folds(model, residues, device, sizes, graphs=graphs):
-                yield {"precision": precision} | line
+            line = {"precision": precision, "network": network, "residues": residues, "graphs": graphs}
+            yield from reported(line, timed_folds(model, residues, device, sizes, graphs=graphs))
 
 
 def monomers(device: str, sizes: Sizes) -> Iterator[Line]:
@@ -252,7 +257,8 @@ def five_networks(device: str, sizes: Sizes) -> Iterator[Line]:
 
     models = [network_of("model_1_ptm", device, "bf16", sizes) for _ in range(5)]
     sequence, msa = random_target(sizes.lengths[0], sizes.rows)
-    for graphs in (False, True) if device == "cuda" else (False,):
+
+    def timed(graphs: bool) -> Iterator[Line]:
         for call in ("first", "second"):
             watch = Stopwatch(device)
             with watch.measuring():
@@ -264,13 +270,11 @@ def five_networks(device: str, sizes: Sizes) -> Iterator[Line]:
                     recycle_tolerance=0.0,
                     cuda_graphs=graphs,
                 )
-            yield {
-                "networks": len(models),
-                "residues": len(sequence),
-                "passes": PASSES,
-                "graphs": graphs,
-                "call": call,
-            } | watch.line()
+            yield {"call": call} | watch.line()
+
+    for graphs in (False, True) if device == "cuda" else (False,):
+        line = {"networks": len(models), "residues": len(sequence), "passes": PASSES, "graphs": graphs}
+        yield from reported(line, timed(graphs))
 
 
 def float32(device: str, sizes: Sizes) -> Iterator[Line]:
@@ -289,18 +293,12 @@ def training(device: str, sizes: Sizes) -> Iterator[Line]:
     from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 
     model = network_of("model_1_ptm", device, "bf16", sizes).train()
-    for (residues, rows, extra), recompute in itertools.product(sizes.crops, (True, False)):
-        set_policy(model, ExecutionPolicy(recompute=recompute))
-        batch = {name: value.to(device)[None] for name, value in features(residues, rows, extra).items()}
+
+    def steps(*crop: int) -> Iterator[Line]:
+        model.zero_grad(set_to_none=True)
+        batch = {name: value.to(device)[None] for name, value in features(*crop).items()}
         watch = Stopwatch(device)
         for step in ("first", "second"):
-            line: Line = {
-                "crop": residues,
-                "rows": rows,
-                "extra_rows": extra,
-                "recompute": recompute,
-                "step": step,
-            }
             try:
                 with watch.measuring():
                     result = model(batch, 0)
@@ -308,12 +306,18 @@ def training(device: str, sizes: Sizes) -> Iterator[Line]:
                     (loss + result["structure_module"]["final_atom_positions"].square().mean()).backward()
                     model.zero_grad(set_to_none=True)
             except torch.OutOfMemoryError:
-                yield line | {"out_of_memory": True}
+                yield {"step": step, "out_of_memory": True}
                 break
-            line |= watch.line()
+            line: Line = {"step": step} | watch.line()
             if device == "cuda":
                 line["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
             yield line
+
+    for (residues, rows, extra), recompute in itertools.product(sizes.crops, (True, False)):
+        set_policy(model, ExecutionPolicy(recompute=recompute))
+        release_memory(device)
+        line = {"crop": residues, "rows": rows, "extra_rows": extra, "recompute": recompute}
+        yield from reported(line, steps(residues, rows, extra))
 
 
 def longest(device: str, sizes: Sizes) -> Iterator[Line]:
@@ -340,22 +344,21 @@ def longest(device: str, sizes: Sizes) -> Iterator[Line]:
         rows=sizes.rows,
         templates=None,
     )
-    for residues in sizes.long_lengths:
+
+    def timed(residues: int) -> Iterator[Line]:
         plan = planner.plan(residues, parse_bytes(sizes.budget))
         batch = {name: value.to(device) for name, value in features(residues, sizes.rows, 8).items()}
         watch = Stopwatch(device)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        release_memory(device)
         with torch.inference_mode(), watch.measuring():
-            run_network(model, lambda cycle, member: batch, NetworkPasses(0, pae=False), None, plan=plan)  # noqa: B023
-        line: Line = {
-            "residues": residues,
-            "blocks": 2,
-            "planned_gib": round(plan.peak / 2**30, 2),
-        } | watch.line()
+            run_network(model, lambda cycle, member: batch, NetworkPasses(0, pae=False), None, plan=plan)
+        line: Line = {"planned_gib": round(plan.peak / 2**30, 2)} | watch.line()
         if device == "cuda":
             line["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         yield line
+
+    for residues in sizes.long_lengths:
+        yield from reported({"residues": residues, "blocks": 2}, timed(residues))
 
 
 def profile(device: str, sizes: Sizes) -> Iterator[Line]:

@@ -21,6 +21,7 @@ import torch
 from benchmarks import against_openfold
 from benchmarks.gpu import compiling, deepmind, pack, rivals, timing, whole_folds
 from benchmarks.gpu.attention_rows import attention, compare_rows
+from benchmarks.gpu.comparing import MAX_ERROR, Comparison
 from benchmarks.gpu.compiling import OPERATORS, RESIDUES, ROWS, compile_job
 from benchmarks.gpu.outer_products import compare_chunks, outer_products
 from benchmarks.gpu.rivals import generic, openfold, triangles
@@ -164,6 +165,42 @@ def test_lines_have_the_times_of_host_and_device() -> None:
         assert (line["precision"], line["graphs"], line["passes"]) == ("bf16", False, 4)
 
 
+def test_a_fold_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a CUDA graph cannot be recorded; a stand-in takes the folds' place."""
+
+    def timed(network: Any, residues: int, *others: Any, graphs: bool) -> Iterator[dict[str, Any]]:
+        yield {"run": 0}
+        if residues == 12:
+            raise RuntimeError("no graph")
+
+    monkeypatch.setattr(whole_folds, "timed_folds", timed)
+    lines = list(whole_folds.monomers("cpu", TOY))
+    assert [(line["residues"], line.get("run"), line.get("error")) for line in lines] == [
+        (12, 0, None),
+        (12, None, "RuntimeError: no graph"),
+        (17, 0, None),
+    ]
+
+
+def test_nothing_is_timed_without_a_result_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first variant fails, the second is not finite; a stand-in takes the clock's place."""
+
+    def fail() -> Any:
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(Meter, "time", lambda self, function, sets: Timing(1.5, 2.5, 0.0, 0.0))
+    meter, result = Meter(torch.device("cpu"), 0.0), torch.ones(3)
+    comparison = Comparison(meter)
+    assert comparison.measure(fail) == {"error": "RuntimeError: refused"}
+    assert comparison.measure(lambda: [result]).keys() == {"error"}
+    comparison = Comparison(meter)
+    assert comparison.measure(lambda: [result, result])["device_ms"] == 1.5
+    wrong = comparison.measure(lambda: [result, result / 0 * 0])
+    assert wrong["error"] == f"differs from the first variant by more than {MAX_ERROR}"
+    assert "device_ms" not in wrong
+    assert comparison.measure(fail) == {"error": "RuntimeError: refused"}
+
+
 def test_kernels_of_operators_and_networks_are_compiled() -> None:
     """Each name is an operator of the benchmark; a job computes outputs and gradients."""
     assert set(OPERATORS) <= {case.operator for case in cases((RESIDUES,), ((ROWS, RESIDUES),))}
@@ -296,8 +333,8 @@ def test_alphafold_is_compiled_before_its_part(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(deepmind, "missing", lambda: None)
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "alphafold_program.py").write_text(PROGRAM)
-    with pytest.raises(RuntimeError, match="not compiled"):
-        list(deepmind.alphafold("cpu", TOY))
+    (line,) = deepmind.alphafold("cpu", TOY)
+    assert "not compiled" in line["error"]
     ((residues, program),) = deepmind.compilations("cpu", TOY, tmp_path).items()
     assert residues == 12
     assert deepmind.answers(program) == [{"jax": "none"}, {"seconds": 1.5}]
