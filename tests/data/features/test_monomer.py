@@ -192,6 +192,16 @@ def test_impossible_masking_probabilities_are_refused(raw: Any, config: Any) -> 
         sampler_from_raw(raw, config).sample(0)
 
 
+def test_probabilities_that_sum_to_one_but_for_rounding_never_mask(raw: Any, config: Any) -> None:
+    """0.3, 0.2 and 0.5 sum to 1 + 2e-16 in this order."""
+    probabilities = config.data.common.masked_msa
+    probabilities.uniform_prob, probabilities.profile_prob, probabilities.same_prob = 0.3, 0.2, 0.5
+    assert 1.0 - 0.3 - 0.2 - 0.5 < 0.0
+    features = sampler_from_raw(raw, config).sample(0)
+    assert features["bert_mask"].any()
+    assert not features["msa_feat"][..., 22].any()
+
+
 def changes(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> set[str]:
     """Names of the features in which two samples differ."""
     return {name for name in a if not np.array_equal(a[name], b[name])}
