@@ -144,8 +144,8 @@ def _train_on_rank(
     loader = make_loader(source, reader, config.data, tree, run.seed, context, replay)
 
     def validate(step: int) -> None:
-        """Score the entries to validate on with the averaged weights, and log the scores."""
-        if not source.valid:
+        """Score the entries to validate on with the averaged weights, and log the scores, unless the log has them."""
+        if context.gather(log.validated)[0] == step:
             return
         parallel.module.eval()
         with ema.swapped_in():
@@ -156,7 +156,7 @@ def _train_on_rank(
 
     # Without a log of draws, another process of the same share records the consumed samples.
     consumed = (lambda step, samples: None) if draws is None else draws.write
-    hooks = Hooks(log.numbers, consumed, validate=validate, report=report)
+    hooks = Hooks(log.numbers, consumed, validate=validate if source.valid else None, report=report)
     trainer = Trainer(parallel, tree, config, loader, context, checkpoints=checkpoints, ema=ema, hooks=hooks)
 
     with loader, log.progress:

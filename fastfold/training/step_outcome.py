@@ -24,7 +24,7 @@ class StepSamples:
     """One process's samples of a step."""
 
     batch: int  #: Number of samples of the step on all processes
-    signal: int  #: Signal that stops this process; 0 for none
+    signal: int = 0  #: Signal that stops this process; 0 for none
     #: This process's shares of the batch's means, float64 scalars on the device
     means: dict[str, Tensor] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)  #: Names of its samples

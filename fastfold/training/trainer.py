@@ -59,7 +59,8 @@ class Hooks:
     log: Callable[[int, Numbers], None]  #: ``(step, numbers)``, on the first process
     #: ``(step, [(draw number, name), ...])``, this process's samples before their use
     consumed: Callable[[int, list[tuple[int, str]]], None]
-    validate: Callable[[int], None]  #: ``(step)``, runs a validation
+    #: ``(step)``, runs a validation, unless an earlier start of the run did; None without entries to validate on
+    validate: Callable[[int], None] | None
     report: Callable[[str], None]  #: ``(sentence)``, a message for the user
 
 
@@ -137,6 +138,7 @@ class Trainer:
         )
         self._interrupts = Interrupts(quiet=not context.is_rank_zero)
         self._stop: signal.Signals | None = None  # signal of some process
+        self._misses_validation = False  # because of the signal
         # To keep a GPU busy, the host reads a step's outcome while the device computes the next step.
         self._overlaps_steps = not reads_are_free(context.device) and config.memory.policy is None
         self._pending: PendingStep | None = None
@@ -155,20 +157,19 @@ class Trainer:
         trainer = self.config.trainer
         with self._interrupts, self._profiler:
             self.model.train()
+            if self.progress.step:
+                self._validate()
             while self.progress.step < trainer.steps:
                 self._step(time.perf_counter())
                 step = self.progress.step
                 last = step == trainer.steps
-                validates, saves = step % trainer.validate_every == 0, step % trainer.checkpoint_every == 0
-                if not self._overlaps_steps or validates or saves or last:
+                saves = step % trainer.checkpoint_every == 0
+                if not self._overlaps_steps or self._validates or saves or last:
                     self._finish_pending()
                 self._profiler.step(step)
                 self.checkpoints.poll()
                 # Validate before saving, so that a run that resumes from the checkpoint does not miss the validation.
-                if (validates or last) and not self._stop:
-                    with self.placement.running():
-                        self.hooks.validate(step)
-                    self.model.train()
+                self._validate()
                 if self._stop:
                     self._finish_pending()
                 if saves or last or self._stop:
@@ -182,8 +183,29 @@ class Trainer:
 
     @property
     def stopped_by(self) -> signal.Signals | None:
-        """Signal that ended the run before its last step, or None."""
-        return self._stop if self.progress.step < self.config.trainer.steps else None
+        """Signal that ended the run before its last step or the validation after it, or None."""
+        is_complete = self.progress.step >= self.config.trainer.steps and not self._misses_validation
+        return None if is_complete else self._stop
+
+    @property
+    def _validates(self) -> bool:
+        """True if the last finished step ends with a validation."""
+        trainer, step = self.config.trainer, self.progress.step
+        return self.hooks.validate is not None and (
+            step % trainer.validate_every == 0 or step >= trainer.steps
+        )
+
+    def _validate(self) -> None:
+        """Run the validation of the last finished step if it has one.
+
+        After a signal, which may leave seconds, the next start runs it.
+        """
+        self._misses_validation = self._validates and self._stop is not None
+        if self._validates and self._stop is None:
+            assert self.hooks.validate is not None
+            with self.placement.running():
+                self.hooks.validate(self.progress.step)
+            self.model.train()
 
     def _step(self, started: float) -> None:
         """Run one optimisation step over this process's samples; :meth:`_finish_pending` reads its outcome."""
@@ -192,7 +214,7 @@ class Trainer:
         step, trainer, device = progress.step, self.config.trainer, self.context.device
         recycles = num_recycles(trainer.seed, step, self.config.data.max_recycles)
         tree = self.tree if step >= trainer.aligned_error_after else self._early_tree
-        samples = StepSamples(batch, signal=self._interrupts.received or 0)
+        samples = StepSamples(batch)
         waited = self.loader.waited_s
         self._busy.start()
         for _ in range(self.context.dp_rank, batch, self.context.dp_size):
@@ -212,6 +234,7 @@ class Trainer:
         samples.busy_s = self._busy.seconds
         samples.waited_s = self.loader.waited_s - waited
         samples.flops, samples.counted = self._flops.take()
+        samples.signal = self._interrupts.received or 0
         if self._keys is None:
             gathered = self.context.gather(list(samples.means))
             self._keys = list(dict.fromkeys(key for keys in gathered for key in keys))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from fastfold.training.compose import network_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.report import report
 from fastfold.training.run import train
-from fastfold.training.trainer import TrainingStopped
+from fastfold.training.trainer import Trainer, TrainingStopped
 from tests.helpers.compositions import compose_run
 from tests.helpers.forked import Forked, rank_environments
 from tests.training.conftest import TINY, without_report, write_data, write_helix
@@ -216,6 +217,44 @@ def test_a_signal_saves_and_ends(data_folder: Path, tmp_path: Path, number: sign
     assert process.returncode == 128 + number
     assert "run the same command again to resume" in printed
     assert len(list((out / "checkpoints").iterdir())) == 1
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2])
+def test_a_validation_that_a_signal_prevents_runs_at_the_next_start(
+    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
+):
+    """The validation of the last step too; a start that finds it in the log does not repeat it."""
+    settings = [
+        "trainer.steps=2",
+        "data.valid_split=valid",
+        "trainer.validate_every=1",
+        "data.workers=0",
+        *BARE,
+    ]
+
+    def validations(out: Path) -> list[tuple[int, float]]:
+        return [(x["step"], x["valid_lddt_ca"]) for x in read_json_lines(out / "validation.jsonl")]
+
+    assert here(data_folder, tmp_path / "whole", *settings)
+    expected = validations(tmp_path / "whole")
+    assert [step for step, _ in expected] == [1, 2]
+
+    out, compute = tmp_path / "stopped", Trainer._sample
+
+    def compute_and_signal(trainer: Trainer, *arguments: Any) -> dict[str, torch.Tensor]:
+        if trainer.progress.step == stopped_at - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute(trainer, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_sample", compute_and_signal)
+        assert not here(data_folder, out, *settings)
+    (checkpoint,) = (out / "checkpoints").iterdir()
+    assert checkpoint.name == f"step_{stopped_at:08d}"
+    assert not (out / "mini.safetensors").exists()
+    for _ in range(2):
+        assert here(data_folder, out, *settings)
+        assert validations(out) == expected
 
 
 @pytest.mark.slow

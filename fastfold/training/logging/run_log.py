@@ -19,6 +19,7 @@ from fastfold.training.logging.loggers import (
     Logger,
     LoggerGroup,
     TensorBoardLogger,
+    read_json_lines,
 )
 from fastfold.training.logging.progress import TrainingProgress
 from fastfold.training.logging.tracking import MlflowLogger, WandbLogger
@@ -26,9 +27,15 @@ from fastfold.training.step_outcome import Numbers
 from fastfold.training.validation import ChainScore, mean_figures
 from fastfold.utils.atomic_files import write_atomic
 
+_VALIDATION = "validation.jsonl"  #: File of the scores of every validation
+
 
 class TrainingLog:
-    """Log of a run, which the first process writes; ``more`` are loggers besides those of the configuration."""
+    """Log of a run, which the first process writes; ``more`` are loggers besides those of the configuration.
+
+    Attributes:
+        validated: Step of the last logged validation, on the first process; 0 before.
+    """
 
     def __init__(self, config: TrainConfig, context: DistributedContext, more: Sequence[Logger] = ()) -> None:
         self._out, self._is_first = Path(config.trainer.out), context.is_rank_zero
@@ -36,6 +43,7 @@ class TrainingLog:
         self.say = self.progress.say
         own = [*_open_loggers(config, self._out), *more] if self._is_first else []
         self.loggers = LoggerGroup(own, self.say)
+        self.validated = 0
 
     def event(self, step: int, text: str) -> None:
         """Print and log an event of a step."""
@@ -51,7 +59,10 @@ class TrainingLog:
         """Drop entries from a step on, which the run repeats."""
         self.loggers.resume_from(step)
         if self._is_first:
-            JsonLinesLogger(self._out / "validation.jsonl").resume_from(step)
+            path = self._out / _VALIDATION
+            JsonLinesLogger(path).resume_from(step)
+            entries = read_json_lines(path) if path.exists() else []
+            self.validated = max((entry["step"] for entry in entries), default=0)
 
     def resumed(self, step: int, path: str, suspects: int, changes: Iterable[Change], steps: int) -> None:
         """Log that a run continues from a checkpoint after a step, and what differs from its last start."""
@@ -86,7 +97,8 @@ class TrainingLog:
             }
             for score in scores
         ]
-        with (self._out / "validation.jsonl").open("a", encoding="utf-8") as file:
+        self.validated = step
+        with (self._out / _VALIDATION).open("a", encoding="utf-8") as file:
             known = {key: _finite(x) for key, x in means.items()}
             file.write(json.dumps({"step": step, **known, "chains": chains}) + "\n")
         self.say(
