@@ -175,8 +175,8 @@ class UnitWeights:
     def _leave(self, unit: nn.Module, _: Any, __: Any) -> None:
         versions, norms = self._before[unit].pop()
         now, norms_now = self._state(unit)
-        is_measured = norms is not None and norms_now is not None
-        if versions != now or (is_measured and not torch.equal(norms, norms_now)):  # type: ignore[arg-type]
+        is_same = norms is None or norms_now is None or bool(_equal(norms, norms_now))
+        if versions != now or not is_same:
             raise ConfigError(
                 f"forward() of {self._paths[unit] or 'the module'} changes weights in place (max_norm, clamping), and "
                 "zero=3 discards the changed copy: change weights after optimizer.step(), or use one process"
@@ -189,6 +189,11 @@ class UnitWeights:
         if gathered and self._calls[unit] <= _MEASURED_CALLS:
             norms = torch.stack([x.double() for x in torch._foreach_norm([p.detach() for p in gathered])])
         return [p._version for p in gathered], norms
+
+
+def _equal(norms: Tensor, others: Tensor) -> Tensor:
+    """Return whether norms are equal; those of weights that training has made NaN are."""
+    return ((norms == others) | (norms.isnan() & others.isnan())).all()
 
 
 def checkpointable_blocks(model: nn.Module) -> list[str]:

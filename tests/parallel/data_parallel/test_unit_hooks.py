@@ -281,3 +281,13 @@ def test_versions_and_norms_tell_changed_weights() -> None:
     with pytest.raises(ConfigError, match=r"forward\(\) of the module changes weights"):
         layer(X)
     layer(X)  # they are within bounds
+
+
+def test_weights_that_are_not_numbers_count_as_unchanged() -> None:
+    """A run that has diverged is not told that its forward pass changes weights."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight[0] = torch.nan
+        layer.bias[0] = torch.inf
+    UnitWeights(layer, [])
+    layer(torch.ones(1, 2))
