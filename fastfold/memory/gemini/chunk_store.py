@@ -8,7 +8,7 @@ chunk is not on the device keeps its shape, and raises an error when it is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -160,8 +160,9 @@ class ChunkStore:
     def evict(self, index: int) -> None:
         """Free the device copy of a chunk."""
         chunk = self.chunks[index]
+        has_moved = self._keep_moved(chunk, self._here[index])
         chunk.become(ChunkState.FREE)
-        if index in self._changed or self._versions_of(chunk) != self._versions[index]:
+        if has_moved or index in self._changed or self._versions_of(chunk) != self._versions[index]:
             # An operator has changed weights in place, as max_norm of an embedding does.
             self._changed.discard(index)
             self.device.wait(self._copies[index])
@@ -287,13 +288,15 @@ class ChunkStore:
                 yield
         finally:
             self._on_host -= 1
-            with self.device.host_work(), torch.no_grad():
+            with self.device.host_work(), torch.no_grad(), ExitStack() as left:
                 for chunk in chosen:
-                    self._leave_host(chunk)
+                    left.callback(self._leave_host, chunk)
 
     def _move_to_host(self, chunk: Chunk) -> None:
         # Changes on the host make a device copy stale.
-        if not self.fixed and chunk.state is not ChunkState.FREE:
+        if self.fixed:
+            self._keep_moved(chunk, chunk.views(self._host_copies[chunk.index]))
+        elif chunk.state is not ChunkState.FREE:
             self.evict(chunk.index)
         chunk.expose(True)
         for slot in chunk.slots:
@@ -303,18 +306,49 @@ class ChunkStore:
 
     def _leave_host(self, chunk: Chunk) -> None:
         self.averaged = False
-        for slot in chunk.slots:
-            gradient, slot.parameter.grad = slot.parameter.grad, None
-            if gradient is None:
-                chunk.arrived.discard(slot.name)
-                continue
-            view = slot.view(self.gradient(chunk))
-            if gradient.data_ptr() != view.data_ptr():
-                view.copy_(gradient)
-            chunk.arrived.add(slot.name)
-        if not self.fixed:
-            self._place(chunk, self._away[chunk.index])
-        chunk.expose(False)
+        try:
+            self._keep_moved(chunk, chunk.views(self._host_copies[chunk.index]))
+        finally:
+            for slot in chunk.slots:
+                self._keep_gradient(chunk, slot)
+            if not self.fixed:
+                self._place(chunk, self._away[chunk.index])
+            chunk.expose(False)
+
+    def _keep_gradient(self, chunk: Chunk, slot: Slot) -> None:
+        """Keep the present gradient of a plain parameter on the host."""
+        gradient, slot.parameter.grad = slot.parameter.grad, None
+        if gradient is None:
+            chunk.arrived.discard(slot.name)
+            return
+        view = slot.view(self.gradient(chunk))
+        if gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+        chunk.arrived.add(slot.name)
+
+    def _keep_moved(self, chunk: Chunk, views: Sequence[Tensor]) -> bool:
+        """Copy parameters that were given other memory (``.data =``, ``set_()``) back; return True if there are any.
+
+        Raises:
+            ConfigError: A parameter has another shape or dtype; it gets its former values.
+        """
+
+        def place(x: Tensor) -> tuple[Any, ...]:
+            return x.data_ptr(), x.shape, x.stride()
+
+        with untouched(), torch.no_grad():
+            pairs = zip(chunk.slots, views, strict=True)
+            moved = [(s, s.parameter.data, view) for s, view in pairs if place(s.parameter) != place(view)]
+            for slot, _, view in moved:
+                slot.parameter.data = view
+            for slot, value, view in moved:
+                if (value.shape, value.dtype) != (view.shape, view.dtype):
+                    raise ConfigError(
+                        f"{slot.name} has become {list(value.shape)} of {value.dtype}, and its manager keeps "
+                        f"{list(view.shape)} of {view.dtype}: convert or resize a model after release()"
+                    )
+                view.copy_(value.clone())
+        return bool(moved)
 
     def release(self) -> None:
         """Make the parameters plain tensors on the host permanently, with their gradients."""

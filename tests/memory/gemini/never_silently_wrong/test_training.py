@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.memory import Gemini, GeminiConfig
 from fastfold.memory.gemini.checks import check_model
-from tests.memory.gemini.never_silently_wrong.nets import POLICIES, Net, backward, managed
+from tests.memory.gemini.never_silently_wrong.nets import POLICIES, Net, adam, backward, managed
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -111,7 +113,7 @@ def test_the_optimizers_of_pytorch_step_as_ever(kind: Any, options: dict[str, ob
 
 
 class Bounded(nn.Module):
-    """Weights that every forward pass changes: rows of at most a norm, bounds, and bounds through ``.data``."""
+    """Weights that every forward pass changes: rows of at most a norm, bounds, through ``.data`` and in new memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +126,67 @@ class Bounded(nn.Module):
         with torch.no_grad():
             self.first.weight.clamp_(-0.1, 0.1)
         self.second.weight.data.clamp_(-0.1, 0.1)
+        self.second.bias.data = self.second.bias.data.clamp(-0.1, 0.1)
         return self.second(self.first(self.table(ids)))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _halve_by_vector(model: nn.Module) -> None:
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(0.5 * vector, model.parameters())
+
+
+def _halve_data(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = 0.5 * p.data
+
+
+@torch.no_grad()
+def _transpose(model: nn.Module) -> None:
+    model.frozen.weight.data = model.frozen.weight.data.mT  # type: ignore[union-attr]
+    model.scale.set_((0.5 * model.scale).contiguous())  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("change", [_halve_by_vector, _halve_data, _transpose])
+def test_weights_that_get_new_memory_on_the_host_are_those_of_an_unmanaged_run(
+    change: Callable[[nn.Module], None], policy: str
+) -> None:
+    plain, (model, manager) = Net(), managed(policy)
+    optimizer = adam(plain)
+    for step in range(4):
+        for net, run in ((plain, optimizer), (model, manager)):
+            if step == 1:
+                with manager.params_on_host() if net is model else nullcontext():
+                    change(net)
+            backward(net, step)
+            if step == 2:
+                with manager.params_on_host() if net is model else nullcontext():
+                    change(net)
+            run.step()
+            run.zero_grad()
+    assert all(
+        torch.allclose(x, model.state_dict()[name], atol=1e-12) for name, x in plain.state_dict().items()
+    )
+
+
+def _shorten(model: Net) -> None:
+    model.scale.data = model.scale.data[:3]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_weights_that_get_another_dtype_or_shape_are_refused_and_kept(policy: str) -> None:
+    model, manager = managed(policy)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    for change, message in (
+        (nn.Module.float, r"has become .* of torch\.float32.*release\(\)"),
+        (_shorten, r"scale has become \[3\] of torch\.float64, and its manager keeps \[6\]"),
+    ):
+        with pytest.raises(ConfigError, match=message), manager.params_on_host():
+            change(model)
+    assert all(torch.equal(x, model.state_dict()[name]) for name, x in before.items())
+    backward(model)
+    manager.step()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
