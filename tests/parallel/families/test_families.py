@@ -246,3 +246,31 @@ def test_a_model_without_attention_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"Plain does not call torch\.nn\.functional\.scaled_dot"):
         spread_attention(Plain())
+
+
+class _Offset(TiedModel):
+    """Counts positions from 2, as RoBERTa does."""
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
+        if position_ids is None:
+            position_ids = torch.arange(2, 2 + input_ids.shape[1])[None]
+        return super().forward(input_ids, position_ids)
+
+
+def _own_count() -> float:
+    torch.manual_seed(0)
+    plain, tokens = _Offset().double(), _tokens(0)
+    parallel = parallelize(copy.deepcopy(plain), {"sp": 2}, sequence="auto")
+    sequence = parallel.sequence
+    with pytest.raises(
+        ConfigError, match=r"_Offset gives another result on parts .* count positions from first"
+    ):
+        parallel(sequence.shard(tokens))
+    own, positions = sequence.shard(tokens), sequence.shard(torch.arange(2, 3 + LENGTH)[None])
+    logits = parallel(own, position_ids=positions)["logits"]
+    return float((logits - sequence.shard(plain(tokens)["logits"], 1)).abs().max())
+
+
+@pytest.mark.long
+def test_a_model_that_counts_positions_in_another_way_needs_them_from_its_caller() -> None:
+    assert max(launch(_own_count, 2)) < 1e-12
