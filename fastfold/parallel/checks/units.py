@@ -15,8 +15,8 @@ def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
     The units are the parts of the module that are gathered alone.
 
     Raises:
-        ConfigError: A parameter is a scalar, has sparse gradients or a hook, or is not contiguous; or a unit has
-            several dtypes.
+        ConfigError: A parameter is a scalar or empty, has sparse gradients or a hook, or is not contiguous; or a unit
+            has several dtypes.
     """
     claimed: set[nn.Parameter] = set()
     names = {p: name for name, p in module.named_parameters()}
@@ -33,6 +33,8 @@ def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
         for p in own:
             if not p.dim():
                 raise ConfigError(f"{names[p]} is a parameter without a dimension (a scalar): {remedy}")
+            if not p.numel():
+                raise ConfigError(f"{names[p]} is a parameter without elements ({list(p.shape)}): {remedy}")
             if p._backward_hooks or p._post_accumulate_grad_hooks:
                 raise ConfigError(
                     f"{names[p]} has a hook, which zero=3 would not call: use zero=0, 1 or 2, or register the hook "

@@ -208,8 +208,9 @@ class FullySharded(ReducedGradients):
             )
         if isinstance(self.parameters[name], DTensor) and not isinstance(parameter, DTensor):
             raise ConfigError(
-                f"{name} is still gathered, because an error ended an earlier backward pass. zero=3 cannot continue "
-                "after it: continue from the last checkpoint in a new run, or use zero=2, which skips such a batch"
+                f"{name} is still gathered: an error ended an earlier backward pass, or forward() returned its result "
+                "in something other than tensors, tuples, lists, dicts and dataclasses, and zero=3 cannot continue. "
+                "Return one of these, continue from the last checkpoint in a new run, or use zero=2"
             )
         super().check_parameter(name, parameter)
 

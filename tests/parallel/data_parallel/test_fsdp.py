@@ -169,6 +169,10 @@ def _with_hook() -> nn.Module:
         (_with_hook(), "weight has a hook, which zero=3 would not call: use zero=0, 1 or 2"),
         (_Scaled(), "scale is a parameter without a dimension .* use zero=2"),
         (
+            nn.ParameterList([torch.zeros(0, 6)]),
+            r"0 is a parameter without elements \(\[0, 6\]\): .* use zero=2",
+        ),
+        (
             nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last),
             r"weight is not contiguous .* use zero=2, or call contiguous\(\)",
         ),
@@ -241,12 +245,31 @@ def _skip_a_batch(zero: int) -> str:
     return ""
 
 
+class _Wrapped(nn.Linear):
+    """Returns its result in an object that FSDP2 does not look into."""
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=super().forward(x).sum())
+
+
+def _step_with_an_object() -> str:
+    parallel = parallelize(_Wrapped(4, 2), {"dp": 2, "zero": 3})
+    optimizer = parallel.optimizer(lambda named: torch.optim.SGD(named.values(), lr=0.1))
+    parallel(torch.ones(2, 4)).loss.backward()
+    try:
+        optimizer.step()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def _skip_batches() -> list[str]:
-    return [_skip_a_batch(zero) for zero in range(4)]
+    return [_step_with_an_object(), *(_skip_a_batch(zero) for zero in range(4))]
 
 
-def test_after_a_failed_backward_pass_stage_three_says_so_and_others_go_on() -> None:
-    for *others, refused in launch(_skip_batches, 2):
+def test_parameters_that_stay_gathered_are_refused_under_stage_three_alone() -> None:
+    for hidden, *others, refused in launch(_skip_batches, 2):
+        assert "forward() returned its result in something other than tensors" in hidden
         assert others == [""] * 3
         assert "an error ended an earlier backward pass" in refused
         assert "use zero=2" in refused
