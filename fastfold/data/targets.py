@@ -114,6 +114,8 @@ class Target:
     forced_templates: tuple[tuple[ForcedTemplate, ...], ...] = field(default=(), compare=False, repr=False)
     #: Random seeds that the input names; empty for none
     seeds: tuple[int, ...] = field(default=(), compare=False)
+    #: Sorted partners of a complex from a list of proteins that gives it no name; empty for other targets
+    partners: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def has_alignment(self, index: int) -> bool:
         """Return True if the input decides on the alignment of a chain, by number from 0, which may be empty."""

@@ -116,7 +116,7 @@ def read_complexes(
         except InputError as error:
             errors.append(error)
             continue
-        complexes.setdefault(_key(partners), _joined(partners, _name(partners), path, line))
+        complexes.setdefault(_key(partners), _joined(partners, path, line))
     return unique_targets(list(complexes.values()), errors), errors
 
 
@@ -205,7 +205,7 @@ def read_pair_table(
             warnings = (*first.target.warnings, doubt)
             complexes[key] = first._replace(target=replace(first.target, warnings=warnings))
         else:
-            complexes[key] = _joined(members, name or _name(members), path, line)
+            complexes[key] = _joined(members, path, line, name=name)
     return unique_targets(list(complexes.values()), errors), errors
 
 
@@ -237,7 +237,7 @@ def _name(partners: Sequence[Partner]) -> str:
     return _JOINED.join(partner.name for partner in partners)
 
 
-def _key(partners: Sequence[Partner]) -> object:
+def _key(partners: Sequence[Partner]) -> tuple[object, ...]:
     """Return the key of a complex, the same for any order of its partners."""
     return tuple(sorted(one for partner in partners for one in partner.key))
 
@@ -256,7 +256,7 @@ def _complexes(groups: Iterable[Sequence[Partner]]) -> list[Target]:
             key = _key(group)
             if key not in seen:
                 seen.add(key)
-                yield _joined(group, _name(group), group[0].protein.source, None)
+                yield _joined(group, group[0].protein.source, None)
 
     errors: list[InputError] = []
     targets = unique_targets(list(distinct()), errors)
@@ -265,8 +265,8 @@ def _complexes(groups: Iterable[Sequence[Partner]]) -> list[Target]:
     return targets
 
 
-def _joined(partners: Sequence[Partner], name: str, path: PathLike, line: int | None) -> FoundTarget:
-    """Return the complex of some partners, whose chains have the names of their records."""
+def _joined(partners: Sequence[Partner], path: PathLike, line: int | None, *, name: str = "") -> FoundTarget:
+    """Return the complex of some partners, named after them by default, whose chains have their records' names."""
     chains = [chain for partner in partners for chain in partner.chains]
     named = tuple(replace(chain, id=chain_name(number)) for number, chain in enumerate(chains))
     doubts = dict.fromkeys(
@@ -274,7 +274,8 @@ def _joined(partners: Sequence[Partner], name: str, path: PathLike, line: int | 
         for partner in partners
         for warning in partner.protein.warnings
     )
-    target = Target(safe_stem(name), named, os.fspath(path), name, tuple(doubts))
+    record, key = (name, ()) if name else (_name(partners), _key(partners))
+    target = Target(safe_stem(record), named, os.fspath(path), record, tuple(doubts), partners=key)
     return FoundTarget(target, path, line)
 
 
@@ -300,9 +301,9 @@ class Partner:
         return f"{self.protein.record}{ranges}" + (f"_x{self.copies}" if self.copies > 1 else "")
 
     @property
-    def key(self) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
-        """Record and regions of each copy, for comparing complexes."""
-        return [(self.protein.record, self.regions)] * self.copies
+    def key(self) -> list[tuple[str, tuple[str, ...], tuple[tuple[int, int], ...]]]:
+        """Record, sequences and regions of each copy, for comparing complexes."""
+        return [(self.protein.record, _sequences(self.protein), self.regions)] * self.copies
 
     @property
     def chains(self) -> list[Chain]:

@@ -26,6 +26,8 @@ def screen_targets(
 ) -> tuple[list[Target], list[InputError]]:
     """Read the targets of all lists, with unique names, and one error for each invalid record.
 
+    A complex that several lists name by its partners, in any order, comes once.
+
     ``complex_`` joins all records of an input to one complex, except in tables of partners. A ConfigError tells that no
     table uses the proteins, an InputError that baits and candidates contradict each other.
     """
@@ -62,6 +64,11 @@ def screen_targets(
         targets += all_against_all(partners(lists.all_vs_all), homodimers=lists.homodimers)
     if lists.baits is not None:
         targets += baits_against_candidates(partners(lists.baits), *map(partners, lists.candidates))
+    first = {target.partners: target for target in reversed(targets)}
     # As if just read, to make their names unique together.
-    found_targets = [FoundTarget(target, target.source, None) for target in targets]
-    return unique_targets(found_targets, errors), errors
+    read = [
+        FoundTarget(target, target.source, None)
+        for target in targets
+        if not target.partners or first[target.partners] is target
+    ]
+    return unique_targets(read, errors), errors

@@ -29,19 +29,38 @@ def test_all_lists_count_together_under_unique_names(tmp_path: Path):
         candidates=(ab,),
     )
     targets, errors = screen_targets(lists)
-    assert [target.name for target in targets] == ["A", "B", "B_and_A", "A_and_B", "C_and_A", "C_and_B"]
+    assert [target.name for target in targets] == ["A", "B", "B_and_A", "C_and_A", "C_and_B"]
     assert errors == []
 
 
-def test_a_target_that_two_lists_name_is_reported_and_folded_once(tmp_path: Path):
+def test_a_complex_that_two_lists_name_is_folded_once(tmp_path: Path):
     ab = fasta(tmp_path, "ab.fasta", A="MKT", B="GSH")
-    lists = TargetLists(all_vs_all=ab, baits=ab, candidates=(ab,))
+    complexes = tmp_path / "complexes.txt"
+    complexes.write_text("B+A\nA:2\nB:1-2+A\n")
+    lists = TargetLists(inputs=(complexes,), proteins=ab, all_vs_all=ab, baits=ab, candidates=(ab,))
     targets, errors = screen_targets(lists)
-    assert [target.name for target in targets] == ["A_and_B", "A_and_A", "B_and_B"]
-    (error,) = errors
+    assert [target.name for target in targets] == ["B_and_A", "A_x2", "B_1-2_and_A", "B_and_B"]
+    assert errors == []
+
+
+def test_complexes_with_names_of_their_own_are_kept(tmp_path: Path):
+    ab = fasta(tmp_path, "ab.fasta", A="MKT", B="GSH")
+    table = tmp_path / "pairs.csv"
+    table.write_text("id,chain_1,chain_2\nfirst,A,B\nsecond,B,A\n")
+    targets, errors = screen_targets(TargetLists(inputs=(table,), proteins=ab, all_vs_all=ab))
+    assert [target.name for target in targets] == ["first", "second", "A_and_B"]
+    assert errors == []
+
+
+def test_complexes_of_one_name_with_other_sequences_are_reported(tmp_path: Path):
+    ab = fasta(tmp_path, "ab.fasta", A="MKT", B="GSH")
+    other = fasta(tmp_path, "other.fasta", A="MKV")
+    b = fasta(tmp_path, "b.fasta", B="GSH")
+    targets, (error,) = screen_targets(TargetLists(all_vs_all=ab, baits=other, candidates=(b,)))
+    assert [target.name for target in targets] == ["A_and_B"]
     assert (
         str(error)
-        == f"{ab} (record 'A_and_B'): the identifier was used before, at {ab}; rename one of the two"
+        == f"{other} (record 'A_and_B'): the identifier was used before, at {ab}; rename one of the two"
     )
 
 
