@@ -56,6 +56,13 @@ class Chain:
     indices: tuple[int, ...] = ()
     #: Number and insertion code of each residue in a given structure, ``52A``; empty for :attr:`numbers`
     labels: tuple[str, ...] = ()
+    #: Sequence of the first copy of the chain in a given structure, if it lacks other residues; otherwise empty
+    copy_of: str = field(default="", compare=False)
+
+    @property
+    def entity(self) -> str:
+        """Sequence that all copies of the chain share, by which networks see them as one entity."""
+        return self.copy_of or self.sequence
 
     @property
     def numbers(self) -> list[int]:
@@ -86,7 +93,9 @@ class Chain:
             return self
         sequence = mask_unknown(self.whole)
         letters = "" if sequence == self.whole else self.whole
-        return replace(self, sequence=sequence, letters=letters, whole="", regions=(), indices=(), labels=())
+        return replace(
+            self, sequence=sequence, letters=letters, whole="", regions=(), indices=(), labels=(), copy_of=""
+        )
 
 
 @old_attributes({"given": "scored_structure"})
@@ -255,8 +264,8 @@ def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) 
 def structure_chains(structure: ObservedStructure, record: str = "") -> tuple[Chain, ...]:
     """Build the chains of a target from a structure, with its residue index, names and numbers.
 
-    Residues that the structure lacks are parts left out of the whole chain. A chain whose name is empty, or cannot be
-    part of a file name, gets the first free letter.
+    Residues that the structure lacks are parts left out of the whole chain. Chains with one type in all common residues
+    are copies. A chain whose name is empty, or cannot be part of a file name, gets the first free letter.
 
     Args:
         structure: As of :func:`fastfold.protein.io.observed.read_observed`.
@@ -275,9 +284,22 @@ def structure_chains(structure: ObservedStructure, record: str = "") -> tuple[Ch
             else (),
             indices=tuple(chain.residue_index.tolist()),
             labels=_labels(chain),
+            copy_of=copy if copy != chain.sequence else "",
         )
-        for name, chain in zip(names, structure.chains, strict=True)
+        for name, chain, copy in zip(names, structure.chains, _first_copies(structure.chains), strict=True)
     )
+
+
+def _first_copies(chains: Sequence[ObservedChain]) -> list[str]:
+    """Return the sequence of the first copy of each chain."""
+    sequences = [chain.sequence for chain in chains]
+    if len(set(sequences)) == 1:
+        return sequences
+    from fastfold.protein.metrics.chain_mapping import sets_of_copies  # imports torch
+
+    sets = sets_of_copies(sequences, [chain.residue_index for chain in chains], identity=1.0)
+    first = {number: sequences[own[0]] for own in sets for number in own}
+    return [first[number] for number in range(len(chains))]
 
 
 def _labels(chain: ObservedChain) -> tuple[str, ...]:

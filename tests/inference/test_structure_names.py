@@ -23,6 +23,7 @@ from fastfold.inference.folding.prediction import add_settings, check_rings, ini
 from fastfold.inference.output.score_files import scored_names
 from fastfold.inference.report.interfaces import find_rows
 from fastfold.inference.restraints import read_restraints
+from fastfold.inference.restraints.residues import Residues
 from fastfold.inference.target_templates import TargetTemplates
 from fastfold.products.design import DesignConfig, DesignRequest, run_designs
 from fastfold.products.design.evaluate import Evaluator
@@ -100,6 +101,60 @@ def test_networks_see_the_gap_in_every_protocol(complex_de: Path, chain_d: Path)
     joined = seen(both, "model_1_ptm")
     assert joined[:12] == [index - 310 for index in INDEX_D]
     assert joined[12] - joined[11] == 201
+
+
+@pytest.mark.parametrize("seqres", [False, True])
+def test_copies_that_lack_other_residues_are_one_entity(tmp_path: Path, seqres: bool) -> None:
+    """Ids of the residues equal those of the same residues in the complex without gaps."""
+    one, other = "MTYKLILNGKTLKG", "EKVFKQYA"
+    whole = target_from_sequence(f"{one}:{other}:{one}:{one}")
+    missing = {("A", 5), ("A", 6), ("C", 9), ("C", 14)}
+    text = to_pdb(helix(one, other, one, one), names=whole.names)
+    lines = [
+        line
+        for line in text.splitlines(keepends=True)
+        if (line.startswith("ATOM") and (line[21], int(line[22:26])) not in missing)
+        or (seqres and line.startswith("SEQRES"))
+    ]
+    path = tmp_path / "abaa.pdb"
+    path.write_text("".join(lines))
+    (target,), _ = structure_targets([path])
+    kept = [
+        (chain.id, number) not in missing
+        for chain in (whole.chains[0], whole.chains[2], whole.chains[3], whole.chains[1])
+        for number in chain.numbers
+    ]
+    config = model_config("model_1_multimer_v3")
+    gapped, expected = (featurize(one.chains, [([], [])] * 4, config, seed=0) for one in (target, whole))
+    for name in ("asym_id", "entity_id", "sym_id", "aatype"):
+        assert gapped.static[name].tolist() == expected.static[name][kept].tolist()
+    assert gapped.chain_order == expected.chain_order == (0, 2, 3, 1)
+    residues = Residues(target)
+    assert [residues.label(place) for place in residues.copies(residues.place("A", "9"))] == ["A:G9", "D:G9"]
+    assert [residues.label(place) for place in residues.copies(residues.place("C", "8"))] == [
+        "C:N8",
+        "A:N8",
+        "D:N8",
+    ]
+
+
+def test_halves_of_a_chain_are_copies_of_a_whole_one(tmp_path: Path) -> None:
+    sequence = "MTYKLILNGKTLKGEKVF"
+    text = to_pdb(helix(sequence, sequence, sequence))
+    lines = [line for line in text.splitlines(keepends=True) if line.startswith("ATOM")]
+    half = {"A": range(1, 19), "B": range(1, 10), "C": range(10, 19)}
+    path = tmp_path / "halves.pdb"
+    path.write_text("".join(line for line in lines if int(line[22:26]) in half[line[21]]))
+    (target,), _ = structure_targets([path])
+    assert [chain.entity for chain in target.chains] == [sequence] * 3
+
+
+def test_chains_with_a_mutation_are_entities_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "ab.pdb"
+    path.write_text(to_pdb(helix("MTYKLILNGKTLKG", "MTYKLALNGKTLKGE")))
+    (target,), _ = structure_targets([path])
+    sampler = featurize(target.chains, [([], [])] * 2, model_config("model_1_multimer_v3"))
+    assert sampler.static["entity_id"].tolist() == [1] * 14 + [2] * 15
 
 
 def test_separations_of_losses_are_those_of_the_index(chain_d: Path, complex_de: Path) -> None:

@@ -71,7 +71,8 @@ def multimer_features(
     if len(own) > 1:  # only different chains are paired, copies are aligned row by row
         paired = {sequence: monomer_features(chain, msas[1]) for sequence, (chain, msas) in own.items()}
         raw_paired = [paired[sequence] for sequence in sequences]
-    return merging.merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
+    entities = [chain.entity for chain in chains]
+    return merging.merge_chains(raw, raw_paired, sequences, entities=entities, in_lines=in_lines)
 
 
 def joined_features(
@@ -96,9 +97,10 @@ def joined_features(
         paired[sequence] = monomer_features(chain, msas[1])
     sequences = [chain.sequence for chain in chains]
     raw_paired = [paired[sequence] for sequence in sequences] if has_pairs else []
-    joined = join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
+    entities = [chain.entity for chain in chains]
+    joined = join_chains([raw[s] for s in sequences], raw_paired, entities, in_lines=in_lines)
     if templates is not None and any(templates):
-        order = merging.chain_order(sequences)
+        order = merging.chain_order(entities)
         parts = [template_features(templates[i] or {}, len(sequences[i])) for i in order]
         axes = {name: shape.index("N") for name, shape in TEMPLATE_LAYOUT.items() if "N" in shape}
         joined |= {name: np.concatenate([part[name] for part in parts], axis) for name, axis in axes.items()}
@@ -119,8 +121,8 @@ def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -
     """
     own, _ = _alignments_by_sequence(chains, alignments)
     ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}
-    sequences = [chain.sequence for chain in chains]
-    return [ids[sequences[index]] for index in merging.chain_order(sequences)]
+    order = merging.chain_order([chain.entity for chain in chains])
+    return [ids[chains[index].sequence] for index in order]
 
 
 def _alignments_by_sequence(
@@ -149,13 +151,13 @@ CHAIN_GAP = 200  #: Gap of the residue index between two chains; relative positi
 def join_chains(
     raw: Sequence[Mapping[str, np.ndarray]],
     raw_paired: Sequence[Mapping[str, np.ndarray]],
-    sequences: Sequence[str],
+    entities: Sequence[str],
     *,
     in_lines: bool = False,
 ) -> dict[str, np.ndarray]:
     """Compute raw features of one chain of ``N`` residues that joins several.
 
-    The chains are in the order of :func:`~fastfold.data.features.merging.chain_order`; equal sequences are adjacent.
+    The chains are in the order of :func:`~fastfold.data.features.merging.chain_order`; equal entities are adjacent.
     ``raw`` has features of each chain with the unpaired alignments; without ``msa`` it has none. ``raw_paired`` has
     those of the alignments to pair, and is empty if there is nothing to pair. For ``in_lines`` see
     :func:`fastfold.data.features.merging.merge_chains`.
@@ -169,7 +171,7 @@ def join_chains(
     Raises:
         InputError: Rows are paired line by line, and the chains have different numbers of them.
     """
-    order = merging.chain_order(sequences)
+    order = merging.chain_order(entities)
     chains = [raw[index] for index in order]
     lengths = [len(chain["aatype"]) for chain in chains]
     starts = np.cumsum([0, *lengths])
@@ -268,7 +270,7 @@ def complex_lines(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> C
     none = np.zeros(0, np.int64)
     if len(by_sequence) == 1:
         return ComplexLines(sequences, queries, {key: msa.take(none) for key, msa in own.items()}, own)
-    order = merging.chain_order(sequences)
+    order = merging.chain_order([chain.entity for chain in chains])
     raw = {key: msa_features([msa], key) for key, msa in pairable.items()}
     rows = merging.paired_lines([raw[sequences[index]] for index in order], in_lines)[1:]
     column = {sequences[index]: rows[:, number] for number, index in enumerate(order)}

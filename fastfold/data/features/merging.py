@@ -1,6 +1,7 @@
 """Merge the raw features of each chain to those of the complex (AlphaFold-Multimer, Evans et al. 2021).
 
-Chains with equal sequences are copies of an entity and share its alignment. Different entities are paired by species as
+Chains with equal sequences are copies of an entity and share its alignment. Copies that lack other residues have
+alignments of their own. Different entities are paired by species as
 far as possible, because chains in contact have co-evolved within each species. Within a species, rows are paired by
 their rank of similarity to their own chain's query. Unpaired rows are block-diagonal below: each entity's rows with
 gaps in all other entities.
@@ -42,6 +43,7 @@ class _MergedRows:
 class _Chain:
     """Chain before merging; ``paired`` contains the lines that it shares with other chains."""
 
+    sequence: str
     features: dict[str, np.ndarray]
     templates: dict[str, np.ndarray]
     num_templates: int
@@ -49,13 +51,13 @@ class _Chain:
     paired: _MergedRows
 
 
-def chain_order(sequences: Sequence[str]) -> tuple[int, ...]:
-    """Return the order of the chains in the merged features.
+def chain_order(entities: Sequence[str]) -> tuple[int, ...]:
+    """Return the order of the chains in the merged features, from the entity of each.
 
     Copies of one entity are adjacent, and entities are in the order of their first occurrence.
     """
-    first = {sequence: i for i, sequence in reversed(list(enumerate(sequences)))}
-    return tuple(sorted(range(len(sequences)), key=lambda i: (first[sequences[i]], i)))
+    first = {entity: i for i, entity in reversed(list(enumerate(entities)))}
+    return tuple(sorted(range(len(entities)), key=lambda i: (first[entities[i]], i)))
 
 
 def merge_chains(
@@ -63,16 +65,17 @@ def merge_chains(
     raw_paired: Sequence[Mapping[str, np.ndarray]],
     sequences: Sequence[str],
     *,
+    entities: Sequence[str] | None = None,
     in_lines: bool = False,
     min_rows: int = MIN_ROWS,
 ) -> dict[str, np.ndarray]:
     """Merge the features of a complex of ``N`` residues, with chains in the order of :func:`chain_order`.
 
-    Equal ``sequences`` are copies of one entity, whose ``raw`` features with the unpaired alignments must have the same
-    depth. ``raw_paired`` has ``msa``, ``deletion_matrix_int`` and ``msa_species_identifiers`` of each chain's UniProt
-    alignment, and is used if there are at least two different sequences. ``in_lines`` pairs row i of all chains,
-    regardless of species, and keeps unpaired rows that equal a paired one, as in ColabFold. Padding adds rows up to
-    ``min_rows``.
+    Chains of equal ``entities`` are copies; by default these are the ``sequences``. Chains of one sequence must have
+    alignments of one depth in ``raw``. ``raw_paired`` has ``msa``, ``deletion_matrix_int`` and
+    ``msa_species_identifiers`` of each chain's UniProt alignment, and is used if there are at least two different
+    sequences. ``in_lines`` pairs row i of all chains, regardless of species, and keeps unpaired rows that equal a
+    paired one, as in ColabFold. Padding adds rows up to ``min_rows``.
 
     Returns:
         ``aatype``, ``residue_index`` (from zero in each chain), ``asym_id``, ``entity_id``, ``sym_id``
@@ -84,15 +87,17 @@ def merge_chains(
         ``all_atom_mask`` ``[N, 37]`` and zeros ``all_atom_positions`` ``[N, 37, 3]`` instead of labels; and the scalars
         ``seq_length``, ``num_alignments`` (before padding), ``assembly_num_chains``, ``num_templates``.
     """
-    order = chain_order(sequences)
-    entities = {sequence: i for i, sequence in enumerate(dict.fromkeys(sequences), start=1)}
-    seen = dict.fromkeys(entities, 0)
+    entities = sequences if entities is None else entities
+    order = chain_order(entities)
+    numbers = {entity: i for i, entity in enumerate(dict.fromkeys(entities), start=1)}
+    seen = dict.fromkeys(numbers, 0)
     chains: list[_Chain] = []
     for index in order:
-        seen[sequences[index]] += 1
-        entity, sym = entities[sequences[index]], seen[sequences[index]]
-        chains.append(_chain(raw[index], asym=len(chains) + 1, entity=entity, sym=sym))
-    if len(entities) > 1:
+        entity = entities[index]
+        seen[entity] += 1
+        ids = {"asym_id": len(chains) + 1, "entity_id": numbers[entity], "sym_id": seen[entity]}
+        chains.append(_chain(raw[index], sequences[index], ids))
+    if len(set(sequences)) > 1:
         chains = _pair(chains, [raw_paired[index] for index in order], in_lines)
     chains = [_crop(chain) for chain in chains]
     merged = {name: np.concatenate([chain.features[name] for chain in chains]) for name in chains[0].features}
@@ -110,7 +115,7 @@ def merge_chains(
     return merged
 
 
-def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -> _Chain:
+def _chain(raw: Mapping[str, np.ndarray], sequence: str, ids: Mapping[str, int]) -> _Chain:
     """Return a chain's features under the multimer network's names, with its ids."""
     aatype = np.argmax(raw["aatype"], axis=-1).astype(np.int32)
     length = len(aatype)
@@ -119,9 +124,7 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
     features = {
         "aatype": aatype,
         "residue_index": np.asarray(raw["residue_index"], np.int32),
-        "asym_id": np.full(length, asym, np.int32),
-        "entity_id": np.full(length, entity, np.int32),
-        "sym_id": np.full(length, sym, np.int32),
+        **{name: np.full(length, number, np.int32) for name, number in ids.items()},
         "entity_mask": np.ones(length, np.int32),
         "seq_mask": np.ones(length, np.float32),
         "deletion_mean": deletions.mean(axis=0),
@@ -138,7 +141,7 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
     number = min(max(len(template["template_aatype"]), 1), MAX_TEMPLATES)
     templates = {name: transforms.pad_templates(value, MAX_TEMPLATES) for name, value in templates.items()}
     unpaired = _MergedRows(np.asarray(raw["msa"], np.uint8), deletions)
-    return _Chain(features, templates, number, unpaired, unpaired[:0])
+    return _Chain(sequence, features, templates, number, unpaired, unpaired[:0])
 
 
 def _frames(raw: Mapping[str, np.ndarray], asym: int) -> np.ndarray:
@@ -196,16 +199,15 @@ def _crop(chain: _Chain) -> _Chain:
 
 
 def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.ndarray]:
-    """Build the alignment of the complex: paired lines first, then blocks of each entity's own rows."""
+    """Build the alignment of the complex: paired lines first, then blocks of each different chain's own rows."""
     lengths = [chain.unpaired.msa.shape[1] for chain in chains]
     starts = np.cumsum([0, *lengths])
-    entities = [int(chain.features["entity_id"][0]) for chain in chains]
     top = len(chains[0].paired)
-    depth: dict[int, int] = {}
-    for entity, chain in zip(entities, chains, strict=True):
-        if depth.setdefault(entity, len(chain.unpaired)) != len(chain.unpaired):
+    depth: dict[str, int] = {}
+    for chain in chains:
+        if depth.setdefault(chain.sequence, len(chain.unpaired)) != len(chain.unpaired):
             raise InputError(
-                f"two chains with the same sequence have alignments of {depth[entity]} and "
+                f"two chains with the same sequence have alignments of {depth[chain.sequence]} and "
                 f"{len(chain.unpaired)} different rows; give all copies of a chain the same alignments"
             )
     first_row = dict(zip(depth, np.cumsum([top, *depth.values()]).tolist(), strict=False))
@@ -214,8 +216,8 @@ def _merge_alignments(chains: Sequence[_Chain], min_rows: int) -> dict[str, np.n
     ids = np.full(shape, rc.gap_index, np.uint8)
     deletions = np.zeros(shape, np.float32)
     bert_mask = np.zeros(shape, np.float32)
-    for entity, chain, start, length in zip(entities, chains, starts, lengths, strict=False):
-        for row, block in ((first_row[entity], chain.unpaired), (0, chain.paired)):
+    for chain, start, length in zip(chains, starts, lengths, strict=False):
+        for row, block in ((first_row[chain.sequence], chain.unpaired), (0, chain.paired)):
             place = slice(row, row + len(block)), slice(start, start + length)
             ids[place], deletions[place], bert_mask[place] = block.msa, block.deletions, 1.0
     msa = rc.hhblits_id_to_restype[ids]

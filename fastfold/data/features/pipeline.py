@@ -132,7 +132,7 @@ def featurize(
         raise InputError(
             f"{len(chains)} chains, but alignments for {len(alignments)} and templates for {len(templates)}"
         )
-    order = merging.chain_order([chain.sequence for chain in chains])
+    order = merging.chain_order([chain.entity for chain in chains])
     if config.model.global_config.multimer_mode:
         merged = multimer_features(chains, alignments, templates)
         return _multimer_sampler(merged, config, seed=seed, chain_order=order)

@@ -127,7 +127,10 @@ def initial_structure(source: Path | Structure, target: Target) -> tuple[np.ndar
     if not any(chain.regions or chain.indices for chain in target.chains):
         log_warnings(structure.warnings, source)
         named = zip(target.chains, structure_chains(replace(structure, chains=whole)), strict=True)
-        chains = tuple(replace(own, id=one.id, indices=one.indices, labels=one.labels) for own, one in named)
+        chains = tuple(
+            replace(own, id=one.id, indices=one.indices, labels=one.labels, copy_of=one.copy_of)
+            for own, one in named
+        )
         target = replace(target, chains=chains)
     return positions, target
 

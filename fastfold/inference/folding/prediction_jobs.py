@@ -107,6 +107,8 @@ def target_digest(target: Target, alignments: Sequence[ChainMsas], config: Infer
         chains += [chain.regions for chain in target.chains]
     if any(chain.indices for chain in target.chains):
         chains += [(chain.indices, chain.labels) for chain in target.chains]
+    if any(chain.copy_of for chain in target.chains):
+        chains += [(chain.copy_of,) for chain in target.chains]
     rows = [
         [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
         for pair in alignments

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from fastfold.data.targets import Target
+from fastfold.protein.metrics.chain_mapping import corresponding_residues
 
 _PREFIXES = {"sp", "tr"}
 """Names of databases in front of UniProt's accessions, as in ``sp|P02768|ALBU_HUMAN``."""
@@ -132,16 +133,33 @@ class Residues:
         return abs(self._index[first] - self._index[second])
 
     def copies(self, place: int) -> list[int]:
-        """Return the places of a residue in all chains of the same sequence, its own first."""
+        """Return the places of a residue in all copies of its chain that have it, its own first."""
         own = self.chain_number(place)
-        offset, sequence = place - self._starts[own], self.chains[own].sequence
-        others = [k for k, chain in enumerate(self.chains) if chain.sequence == sequence and k != own]
-        return [place, *(self._starts[k] + offset for k in others)]
+        others = (
+            self._starts[other] + offset
+            for other in range(len(self.chains))
+            if other != own and (offset := self._in_copy(own, other, place - self._starts[own])) is not None
+        )
+        return [place, *others]
+
+    def _in_copy(self, own: int, other: int, offset: int) -> int | None:
+        """Return the number in a copy of the residue ``offset`` of a chain; None in chains that lack it."""
+        chain, copy = self.chains[own], self.chains[other]
+        if chain.sequence == copy.sequence:
+            return offset
+        if chain.entity == copy.entity:  # copies in a structure, which lack different residues
+            residues = corresponding_residues(
+                chain.sequence, copy.sequence, chain.residue_index, copy.residue_index
+            )
+            return dict(residues.tolist()).get(offset)
+        are_parts = not (chain.indices or copy.indices) and chain.uncut.sequence == copy.uncut.sequence
+        number = chain.numbers[offset]
+        return copy.numbers.index(number) if are_parts and number in copy.numbers else None
 
     def ambiguous_pairs(self, first: int, second: int) -> list[tuple[int, int]]:
         """Return the pairs of residues that an experiment cannot tell apart, the named one first.
 
-        Each end is in any chain of the same sequence. Raises ValueError if a residue can only pair with itself.
+        Each end is in any copy of its chain. Raises ValueError if a residue can only pair with itself.
         """
         unique: dict[frozenset[int], tuple[int, int]] = {}
         for a in self.copies(first):

@@ -99,10 +99,7 @@ def chain_candidates(
     alignments = _Alignments(identity)
     if indices is None:
         indices = [[np.arange(len(one)) for one in sequences] for sequences in (ours, theirs)]
-    our_chains, their_chains = (
-        [_Letters(sequence, tuple((index - index[0]).tolist())) for sequence, index in zip(*one, strict=True)]
-        for one in zip((ours, theirs), indices, strict=True)
-    )
+    our_chains, their_chains = map(_letters_of, (ours, theirs), indices)
     starts = [np.cumsum([0, *map(len, sequences)]) for sequences in (ours, theirs)]
     residues, identical = {}, {}
     for i, one in enumerate(our_chains):
@@ -157,6 +154,18 @@ class _Alignments:
     def are_copies(self, one: _Letters, other: _Letters) -> bool:
         is_similar = self.identical(one, other) >= self._identity * len(self.rows(one, other))
         return is_similar and self.correspond(one, other)
+
+
+def _letters_of(sequences: Sequence[str], indices: Sequence[np.ndarray]) -> list[_Letters]:
+    pairs = zip(sequences, indices, strict=True)
+    return [_Letters(sequence, tuple((index - index[0]).tolist())) for sequence, index in pairs]
+
+
+def sets_of_copies(
+    sequences: Sequence[str], indices: Sequence[np.ndarray], *, identity: float
+) -> list[list[int]]:
+    """Return the numbers of chains of a structure that are copies; arguments as of :func:`chain_candidates`."""
+    return _sets_of_copies(_letters_of(sequences, indices), _Alignments(identity))
 
 
 def _sets_of_copies(chains: Sequence[_Letters], alignments: _Alignments) -> list[list[int]]:

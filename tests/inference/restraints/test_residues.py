@@ -55,6 +55,21 @@ def test_residues_left_out_count_as_separation() -> None:
     assert [cut.separation(2, 3), cut.separation(0, 1), cut.separation(3, 4)] == [7, 1, None]
 
 
+def test_copies_of_a_residue_are_in_all_parts_of_its_protein() -> None:
+    """``P:1-5``, ``P:4-9`` and all of ``P`` have residues 4 and 5 in common."""
+    whole = "MKTAYIAKQ"
+    chains = (
+        Chain("A", whole[:5], whole=whole, regions=((1, 5),)),
+        Chain("B", whole[3:], whole=whole, regions=((4, 9),)),
+        Chain("C", whole),
+        Chain("D", "GSHAY"),
+    )
+    parts = Residues(Target("parts", chains, "", "parts", ()))
+    assert [parts.label(place) for place in parts.copies(parts.place("A", "4"))] == ["A:A4", "B:A4", "C:A4"]
+    assert [parts.label(place) for place in parts.copies(parts.place("C", "2"))] == ["C:K2", "A:K2"]
+    assert [parts.label(place) for place in parts.copies(parts.place("D", "4"))] == ["D:A4"]
+
+
 def test_residues_of_parts_have_the_numbers_of_the_whole_protein() -> None:
     chain = Chain("A", "TAYQY", whole="MKTAYIAKQY", regions=((3, 5), (9, 10)))
     cut = Residues(Target("cut", (chain, Chain("B", "GS")), "", "cut", ()))
