@@ -2,7 +2,8 @@
 
 The alignments of a target ``ID`` are at these places, in order of preference (:mod:`fastfold.data.msa.choose`):
 
-- one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments;
+- one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments; then the places of
+  the chain's FASTA record, if the target has another name;
 - chain ``A`` of a complex: ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/`` (AlphaFold-Multimer), ``ID_A.a3m``, ``ID_A/``
   (OpenFold), or the places of the chain's FASTA record;
 - a whole complex: the places of one chain, with an alignment for its only sequence, or ColabFold's alignment of all
@@ -178,7 +179,7 @@ def target_rows(msa_dir: PathLike | None, target: Target) -> TargetRows:
 
 def unread_files(msa_dir: PathLike, target: Target, chain: Chain) -> list[Path]:
     """Return files named like a chain without an alignment that no reader takes, without the target's own file."""
-    names = [target.record, target.name]
+    names = _names(target)
     places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
     if not target.is_complex or chain.record:
         places += _places(Path(msa_dir), names, None)
@@ -217,7 +218,7 @@ def chosen_files(msa_dir: PathLike, target: Target) -> ChosenFiles:
     Raises:
         InputError: ``msa_dir`` is not a folder, or cannot be searched.
     """
-    names = [target.record, target.name]
+    names = _names(target)
     chains: dict[str, list[PlaceFiles]] = {chain.sequence: [] for chain in target.chains}
     with _searching(msa_dir, "alignments"):
         folder = _checked_folder(msa_dir)
@@ -272,7 +273,7 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
     Raises:
         InputError: ``msa_dir`` cannot be searched.
     """
-    names = [target.record, target.name]
+    names = _names(target)
     alike = len({chain.sequence for chain in target.chains}) == 1
     hits: dict[str, list[Path]] = {}
     with _searching(msa_dir, "template hits"):
@@ -395,6 +396,12 @@ def _holds_nothing(folder: Path) -> InputError:
         "one, or remove the folder to fold from the sequence alone",
         path=folder,
     )
+
+
+def _names(target: Target) -> list[str]:
+    """Return the names under which files of a whole target are found; one chain may be a part of another record."""
+    of_chain = [] if target.is_complex else [target.chains[0].record]
+    return list(filter(None, [target.record, target.name, *of_chain]))
 
 
 def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Path]:

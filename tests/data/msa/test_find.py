@@ -19,6 +19,7 @@ from fastfold.data.msa.find import (
     read_msa,
 )
 from fastfold.data.queries.fasta import read_fasta
+from fastfold.data.queries.pairs import read_complexes, read_pair_table
 from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
@@ -55,6 +56,25 @@ def test_each_format_is_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="position 2 of its first row is 'K', of the target 'R'") as caught:
         read_msa(path, query="MRV")
     assert caught.value.path == path
+
+
+def test_a_chain_alone_in_a_list_has_the_files_of_its_protein(tmp_path: Path) -> None:
+    """``P:1-2``, one copy of a part, is named P_1-2; the alignment and hits of P are its own."""
+    proteins = [target_from_sequence("MKV", "P")]
+    lines = tmp_path / "complexes.txt"
+    lines.write_text("P:1-2\n")
+    ((part,), _), table = read_complexes(lines, proteins), tmp_path / "pairs.csv"
+    table.write_text("id,chain_1\nx,P\n")
+    ((named,), _) = read_pair_table(table, proteins)
+    folder = tmp_path / "msas"
+    put(folder, "P.a3m", rows=3)
+    hits = put(folder, "P/pdb_hits.sto", rows=2)
+    for target in (part.uncut, named):
+        assert depths(folder, target) == [([3], [])]
+        assert find_template_hits(folder, target) == {"MKV": [hits]}
+    put(folder, "P_1-2.a3m", rows=2)
+    assert depths(folder, part.uncut) == [([2], [])]
+    assert depths(folder, named) == [([3], [])]
 
 
 def test_targets_whose_names_resemble_each_other_keep_their_own(tmp_path: Path) -> None:
