@@ -148,7 +148,7 @@ class TargetRunner:
         config = replace(self.config, seeds=target.seeds) if target.seeds else self.config
         alignments = rows.chains
         networks = suitable(self.networks, target)
-        templates = find_templates(self.finder, target.uncut, alignments, networks, self.options.msa_dir)
+        templates = find_templates(self.finder, target, alignments, networks, self.options.msa_dir)
         if target.is_cut:
             alignments = self._cut(target, alignments)
             templates = None if templates is None else templates.cut(target)

@@ -16,7 +16,7 @@ from fastfold.data.msa.find import ChainMsas, find_template_hits
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.select import ChainTemplates
-from fastfold.data.templates.source import TemplateFinder
+from fastfold.data.templates.source import TemplateFinder, parts_of
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer
 from fastfold.inference.models import Network
@@ -71,7 +71,8 @@ def find_templates(
 ) -> TargetTemplates | None:
     """Find a target's templates for the networks that use them, and unused hits in ``msa_dir``, or raise InputError.
 
-    The result has only lines if no templates are used; None without either.
+    Alignments and templates are those of whole chains. The result has only lines if no templates are used; None without
+    either.
     """
     if target.scored_structure is not None and (own := target.scored_structure.templates()) is not None:
         return given_features(target, own)
@@ -80,7 +81,7 @@ def find_templates(
     are_whole = finder is not None and bool(finder.complexes) and not finder.options.has_single_chains
     takers = [n for n in networks if takes_templates(n.info.config, target, are_whole=are_whole)]
     nothing: tuple[None, ...] = (None,) * len(target.chains)
-    unused = _unused_hits(finder, target, msa_dir) if takers else []
+    unused = _unused_hits(finder, target.uncut, msa_dir) if takers else []
     if target.templates is not None:
         kept = "; those with 'force' are kept to" if target.has_forced_templates else ""
         unused.append(f"the templates of the input are not used, but those of the command{kept}")
@@ -208,7 +209,8 @@ def _found_templates(
         groups.setdefault((chain.sequence, chosen.describe()), []).append(chain.id)
     lines = [f"templates{_of_chains(target, ids)}: {text}" for (_, text), ids in groups.items()]
     report = [
-        {"chain": chain.id, **chosen.report()} for chain, chosen in zip(target.chains, templates, strict=True)
+        {"chain": chain.id, **chosen.report(parts_of(chain))}
+        for chain, chosen in zip(target.chains, templates, strict=True)
     ]
     features = tuple(one.features() or None for one in templates)
     return TargetTemplates(features, tuple(report), (*lines, *notes))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastfold.data.msa.msa import Msa, split_records
 from fastfold.data.templates.entry import EntryChain
-from fastfold.data.templates.features import Template, map_to_sequence, place_template
+from fastfold.data.templates.features import Template, check_parts, map_to_sequence, place_template
 from fastfold.data.templates.hits import Outcome, TemplateSkipped
 from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
@@ -177,12 +177,13 @@ def custom_templates(
     max_templates: int,
     alignments: Sequence[CustomAlignment] = (),
     unusable: Sequence[Outcome] = (),
+    parts: Collection[int] | None = None,
 ) -> ChainTemplates:
     """Make templates from the user's structures.
 
     The best aligned chain of each structure comes first, in the order of the structures, then their second chains and
     so on. If chains of one structure show the same letters, the first one is used. Dates and similarity to the query
-    are ignored.
+    are ignored. Only the ``parts`` of the chain count, residues from 0; None for a whole chain.
 
     Raises:
         InputError: An alignment of the user does not fit its structures.
@@ -199,6 +200,7 @@ def custom_templates(
             places = places_of_user[i] if i in places_of_user else aligned_residues(profiles[i], query, one)
             letters = {mine: one.chain.sequence[place] for mine, place in places.items()}
             template = place_template(one.chain, places, letters, len(query), name=one.name)
+            check_parts(template, parts)
         except TemplateSkipped as skipped:
             outcomes[i] = Outcome(one.name, skipped.reason, str(skipped))
             continue
@@ -206,7 +208,8 @@ def custom_templates(
         if same:
             outcomes[i] = Outcome(one.name, "repeated", f"it repeats the letters of {same[0].name}")
             continue
-        candidates.append((i, len(places), template))
+        count = sum(parts is None or place in parts for place in places)
+        candidates.append((i, count, template))
     order = _by_structure(candidates, chains)
     chosen = [template for _, _, template in order[:max_templates]]
     for i, count, template in order:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import date
 
@@ -128,6 +128,19 @@ def place_template(
         )
     sequence = "".join(letters.get(residue, "-") for residue in range(length))
     return Template(name, sequence, positions, mask, sum_probs, dict(places), exact)
+
+
+def check_parts(template: Template, parts: Collection[int] | None) -> None:
+    """Check that a template has atoms in the parts of a chain, residues from 0; None for a whole chain.
+
+    Raises:
+        TemplateSkipped: There are too few atoms.
+    """
+    count = MIN_ATOMS if parts is None else int(template.mask[sorted(parts)].sum())
+    if count < MIN_ATOMS:
+        raise TemplateSkipped(
+            "no atoms", f"it has {count} atoms in the parts of the chain, fewer than {MIN_ATOMS}"
+        )
 
 
 def find_chain(entry: TemplateEntry, chain_id: str, letters: str) -> tuple[str, int] | None:

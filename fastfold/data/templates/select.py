@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastfold.data.templates.database import MmcifFolder
-from fastfold.data.templates.features import Template, template_of_hit
+from fastfold.data.templates.features import Template, check_parts, template_of_hit
 from fastfold.data.templates.hits import Outcome, TemplateHit, TemplateSkipped, is_ranked
 from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.protein import residue_constants as rc
@@ -40,14 +40,21 @@ class ChainTemplates:
             tuple(dict.fromkeys(self.sources + other.sources)),
         )
 
-    def report(self) -> dict[str, Any]:
-        """Return numbers of found and used templates, and reasons for others, in JSON's types."""
+    def report(self, parts: Collection[int] | None = None) -> dict[str, Any]:
+        """Return numbers of found and used templates, and reasons for others, in JSON's types.
+
+        Aligned residues are those in the ``parts`` of the chain, from 0; None for a whole chain.
+        """
         used = {outcome.name: outcome for outcome in self.outcomes if outcome.used}
         return {
             "sources": list(self.sources),
             "found": self.examined,
             "used": [
-                {"name": one.name, "aligned_residues": len(one.mapping), "remark": used[one.name].message}
+                {
+                    "name": one.name,
+                    "aligned_residues": sum(parts is None or place in parts for place in one.mapping),
+                    "remark": used[one.name].message,
+                }
                 for one in self.templates
             ],
             "left_out": [{"name": one.name, "reason": one.message} for one in self.outcomes if not one.used],
@@ -109,6 +116,7 @@ def choose_templates(
     source: str = "",
     earlier: Sequence[Template] = (),
     keep_order: bool = False,
+    parts: Collection[int] | None = None,
 ) -> ChainTemplates:
     """Choose templates from a search's hits until there are enough.
 
@@ -116,7 +124,8 @@ def choose_templates(
     the letters of a template are left out (as in AlphaFold and AlphaFold-Multimer).
 
     ``earlier`` are templates of the chain; a hit with the same letters repeats them. With ``keep_order`` hits are
-    taken in the given order, instead of the best first, up to the release date ``max_date``.
+    taken in the given order, instead of the best first, up to the release date ``max_date``. Templates without atoms in
+    the ``parts`` of the chain, residues from 0, are left out; None for a whole chain.
     """
     ranked = is_ranked(hits)
     chosen: list[Template] = []
@@ -133,6 +142,7 @@ def choose_templates(
             pdb_id = database.current_id(hit.pdb_chain[0])
             check_hit(hit, query, released=database.release_dates.get(pdb_id), limit=max_date)
             template = template_of_hit(hit, pdb_id, query, database, limit=max_date)
+            check_parts(template, parts)
         except TemplateSkipped as skipped:
             outcomes.append(Outcome(name, skipped.reason, str(skipped), hit.index))
             continue

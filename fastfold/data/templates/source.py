@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from fastfold.data.search.colabfold.server_templates import (
     unpacked_templates,
 )
 from fastfold.data.search.programs import find_program
-from fastfold.data.targets import Target
+from fastfold.data.targets import Chain, Target
 from fastfold.data.templates.custom import (
     custom_templates,
     read_custom_alignment,
@@ -43,7 +44,9 @@ _log = logging.getLogger(__name__)
 
 MAX_HITS_BYTES = 1 << 30
 _KEPT = 32
-"""Number of chains whose templates are kept in memory, because targets of a run often share chains."""
+"""Number of chains whose templates and hits are kept in memory, because targets of a run often share chains."""
+
+T = TypeVar("T")
 
 
 def open_templates(options: TemplateOptions) -> TemplateFinder | None:
@@ -71,6 +74,7 @@ class TemplateFinder:
             self._chain_map.check(self.complexes)
         self.chains = [chain for path in options.chains for chain in read_whole(path)]
         self._found: OrderedDict[str, ChainTemplates] = OrderedDict()
+        self._searched: OrderedDict[str, list[TemplateHit]] = OrderedDict()
         self._said: set[str] = set()
         self._entries = None
         if options.mmcif_dir is not None:
@@ -105,13 +109,15 @@ class TemplateFinder:
     def find(
         self, target: Target, alignments: Sequence[ChainMsas], msa_dir: Path | None = None
     ) -> list[ChainTemplates]:
-        """Find the templates of each chain of a target: whole complexes, the user's structures, then hits.
+        """Find the templates of each whole chain of a target: whole complexes, the user's structures, then hits.
 
-        Hits among the target's alignments are used; otherwise the database is searched.
+        Hits among the target's alignments are used; otherwise the database is searched. Structures and hits without
+        atoms in the parts that a chain has of its protein are left out. The alignments are those of whole chains.
 
         Raises:
             InputError: Hits, the database, or an alignment of the user are invalid.
         """
+        parts, target = list(map(parts_of, target.chains)), target.uncut
         files: dict[str, list[Path]] = {}
         if msa_dir is not None and self.options.mmcif_dir is not None and not target.has_all_alignments:
             files = find_template_hits(msa_dir, target)
@@ -122,15 +128,11 @@ class TemplateFinder:
             profile_msa(chain.sequence, msas) for chain, msas in zip(target.chains, alignments, strict=True)
         ]
         per_chain = []
-        for chain, msa in zip(target.chains, profiles, strict=True):
+        for chain, msa, own in zip(target.chains, profiles, parts, strict=True):
             here = files.get(chain.sequence, [])[:1]
-            key = input_hash(chain.sequence, msa.sequences, msa.deletions, here)
-            if key not in self._found:
-                self._found[key] = self._of_chain(chain.sequence, msa, here)
-            self._found.move_to_end(key)
-            per_chain.append(self._found[key])
-        while len(self._found) > _KEPT:
-            self._found.popitem(last=False)
+            key = input_hash(chain.sequence, msa.sequences, msa.deletions, here, sorted(own or ()))
+            of_chain = partial(self._of_chain, chain.sequence, msa, here, own)
+            per_chain.append(_remembered(self._found, key, of_chain))
         if not self.complexes:
             return per_chain
         whole = complex_templates(
@@ -144,7 +146,9 @@ class TemplateFinder:
         )
         return [first + second for first, second in zip(whole, per_chain, strict=True)]
 
-    def _of_chain(self, query: str, msa: Msa, files: Sequence[Path]) -> ChainTemplates:
+    def _of_chain(
+        self, query: str, msa: Msa, files: Sequence[Path], parts: frozenset[int] | None
+    ) -> ChainTemplates:
         options = self.options
         own = ChainTemplates()
         most = options.max_templates - len(self.complexes)
@@ -156,6 +160,7 @@ class TemplateFinder:
                 max_templates=most,
                 alignments=self.alignments,
                 unusable=self._unusable,
+                parts=parts,
             )
         wanted = most - len(own.templates)
         choose = partial(
@@ -164,6 +169,7 @@ class TemplateFinder:
             max_templates=wanted,
             max_date=options.max_date,
             earlier=own.templates,
+            parts=parts,
         )
         if files and options.server and wanted:
             # An MSA server's hits are aligned by hhsearch, as in ColabFold.
@@ -196,6 +202,11 @@ class TemplateFinder:
         return self._hit_chains
 
     def _search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
+        """Return the hits of a search, made once for all parts of a protein."""
+        key = input_hash(query, msa.sequences, msa.deletions)
+        return _remembered(self._searched, key, partial(self._run_search, query, msa, database))
+
+    def _run_search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
         if is_profile_database(database):
             return parse_hhr(hhsearch(msa, [database]), query, path=database)
         return parse_hmmsearch(hmmsearch(msa, database, say=self._say_once), query, path=database)
@@ -204,6 +215,21 @@ class TemplateFinder:
         if line not in self._said:
             self._said.add(line)
             _log.warning("%s", line)
+
+
+def _remembered(cache: OrderedDict[str, T], key: str, make: Callable[[], T]) -> T:
+    """Return a value of a cache, made if the cache lacks it; the cache keeps those of the last uses."""
+    if key not in cache:
+        cache[key] = make()
+    cache.move_to_end(key)
+    if len(cache) > _KEPT:
+        cache.popitem(last=False)
+    return cache[key]
+
+
+def parts_of(chain: Chain) -> frozenset[int] | None:
+    """Return the residues, from 0, that a chain has of its protein; None for all."""
+    return frozenset(number - 1 for number in chain.numbers) if chain.regions else None
 
 
 def profile_msa(query: str, msas: ChainMsas) -> Msa:

@@ -102,7 +102,7 @@ def _prepared(target: Target, request: InferRequest) -> tuple[Target, Sequence[C
         check_takers(options.templates, networks)
         finder = open_templates(options.templates)
         rows = select_rows(alignments, options.pair_mode) if target.is_complex else alignments
-        shown = find_templates(finder, target.uncut, rows, suitable(networks, target), msa_dir)
+        shown = find_templates(finder, target, rows, suitable(networks, target), msa_dir)
         if shown is not None and shown.number:
             templates = shown.features
         elif shown is not None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastfold.data.msa.msa import Msa, parse_a3m
+from fastfold.data.queries.pairs import read_complexes
 from fastfold.data.targets import target_from_sequence
 from fastfold.data.templates import source
 from fastfold.data.templates.options import TemplateOptions
-from fastfold.data.templates.source import TemplateFinder, profile_msa
+from fastfold.data.templates.source import TemplateFinder, parts_of, profile_msa
 from fastfold.errors import ConfigError, InputError
 from tests.helpers.template_files import FAMILY, HOMOLOGUE, QUERY, entry, hhr, sto, write_entries
 
@@ -78,6 +80,41 @@ def test_a_profile_database_is_searched_by_hhsearch(
     msa = parse_a3m(f">q\n{QUERY}\n>r\n{HOMOLOGUE}\n")
     finder.find(target_from_sequence(QUERY), [([msa], [])])  # another alignment is another search
     assert asked[1:] == [((QUERY, HOMOLOGUE), [tmp_path / "pdb70"])]
+
+
+def test_a_part_has_templates_that_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A structure and two hits end before residue 21; the database is searched once for all parts of a protein."""
+    gaps = "-" * 20
+    halves = {"1abc": HOMOLOGUE[:20], "2abc": FAMILY[2][:20], "3abc": FAMILY[3][20:]}
+    folder = write_entries(tmp_path / "mmcif", {name: entry({"A": half}) for name, half in halves.items()})
+    own = tmp_path / "own.cif"
+    own.write_text(entry({"A": QUERY[:20]}))
+    rows = {f"{name}_A/1-20": gaps + half if name == "3abc" else half + gaps for name, half in halves.items()}
+    searches: list[Msa] = []
+
+    def search(msa: Msa, database: Path, *, say: Callable[[str], None]) -> str:
+        searches.append(msa)
+        return sto(rows)
+
+    monkeypatch.setattr(source, "hmmsearch", search)
+    database = tmp_path / "pdb_seqres.txt"
+    database.touch()
+    options = TemplateOptions(structures=(own,), mmcif_dir=folder, database=database, max_templates=2)
+    finder = TemplateFinder(options)
+    protein = target_from_sequence(QUERY, "P")
+    lines = tmp_path / "parts.txt"
+    lines.write_text("P\nP:21-40\nP:11-25\n")
+    names, reports = [], []
+    for target in read_complexes(lines, [protein])[0]:
+        (chosen,) = finder.find(target, NOTHING)
+        names.append([template.name for template in chosen.templates])
+        reports.append(chosen.report(parts_of(target.chains[0])))
+    assert names == [["own_A", "1abc_A"], ["3abc_A"], ["own_A", "1abc_A"]]
+    assert len(searches) == 1
+    aligned = [[one["aligned_residues"] for one in report["used"]] for report in reports]
+    assert aligned[1:] == [[20], [10, 10]]
+    message = "it has 0 atoms in the parts of the chain, fewer than 5"
+    assert [one["reason"] for one in reports[1]["left_out"]] == [message] * 3
 
 
 def test_damaged_hits_are_an_error_and_not_nothing(tmp_path: Path, entries: Path) -> None:
