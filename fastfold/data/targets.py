@@ -58,6 +58,8 @@ class Chain:
     labels: tuple[str, ...] = ()
     #: Sequence of the first copy of the chain in a given structure, if it lacks other residues; otherwise empty
     copy_of: str = field(default="", compare=False)
+    #: Name of the chain in its ``record``, if that has several chains; otherwise empty
+    record_chain: str = field(default="", compare=False)
 
     @property
     def entity(self) -> str:

@@ -5,7 +5,7 @@ The alignments of a target ``ID`` are at these places, in order of preference (:
 - one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments; then the places of
   the chain's FASTA record, if the target has another name;
 - chain ``A`` of a complex: ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/`` (AlphaFold-Multimer), ``ID_A.a3m``, ``ID_A/``
-  (OpenFold), or the places of the chain's FASTA record;
+  (OpenFold), or the places of the chain's FASTA record, of a record of several chains those of its chain;
 - a whole complex: the places of one chain, with an alignment for its only sequence, or ColabFold's alignment of all
   chains; ``colabfold_pairs.a3m`` in such a folder has rows that pair the chains alone.
 
@@ -414,6 +414,9 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
                 folder / stem / "msas" / chain.id,
                 folder / f"{stem}_{chain.id}",  # last, because it may be the name of another target
             )
+        if chain.record_chain:
+            yield from _places(folder, [chain.record], Chain(chain.record_chain, chain.sequence))
+            return
         stems = _lookup_stems([chain.record]) if chain.record else []
     for stem in stems:
         yield from (folder / stem, folder / stem / "msas")

@@ -308,9 +308,12 @@ class Partner:
     @property
     def chains(self) -> list[Chain]:
         """Chains of all copies, with identifiers that are still to be given."""
-        record = "" if self.protein.is_complex else self.protein.record
-        chains = [_cut_chain(replace(chain, record=record), self.regions) for chain in self.protein.chains]
-        return chains * self.copies
+        record, has_several = self.protein.record, self.protein.is_complex
+        named = [
+            replace(chain, record=record, record_chain=chain.id if record and has_several else "")
+            for chain in self.protein.chains
+        ]
+        return [_cut_chain(chain, self.regions) for chain in named] * self.copies
 
 
 def parse_partner(

@@ -23,6 +23,8 @@ def _without_alignment(target: Target, index: int, msa_dir: Path) -> str:
     what = repr(chain.record or target.record)
     if target.is_complex and not chain.record:
         what = f"chain {chain.id}"
+    elif chain.record_chain:
+        what = f"chain {chain.record_chain} of {chain.record!r}"
     unread = [path.name for path in unread_files(msa_dir, target, chain)]
     not_read = f". Not read: {', '.join(unread[:_SHOWN])}; {READABLE}" if unread else ""
     return f"warning: {target.name}: no alignment of {what} in {msa_dir}; only its sequence is used{not_read}"

@@ -19,7 +19,7 @@ from fastfold.data.msa.find import (
     read_msa,
 )
 from fastfold.data.queries.fasta import read_fasta
-from fastfold.data.queries.pairs import read_complexes, read_pair_table
+from fastfold.data.queries.pairs import Partner, baits_against_candidates, read_complexes, read_pair_table
 from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
@@ -75,6 +75,20 @@ def test_a_chain_alone_in_a_list_has_the_files_of_its_protein(tmp_path: Path) ->
     put(folder, "P_1-2.a3m", rows=2)
     assert depths(folder, part.uncut) == [([2], [])]
     assert depths(folder, named) == [([3], [])]
+
+
+@pytest.mark.parametrize(
+    "layout", ["AB_{}.a3m", "AB/{}.a3m", "AB/{}/uniref90_hits.sto", "AB/msas/{}/bfd_hits.a3m"]
+)
+def test_chains_of_a_bait_have_the_files_of_their_record(tmp_path: Path, layout: str) -> None:
+    baits = [Partner(target_from_sequence("MKV:LLAA", "AB"))]
+    (pair,) = baits_against_candidates(baits, [Partner(target_from_sequence("GSH", "C"), 2)])
+    put(tmp_path, layout.format("A"), rows=2)
+    put(tmp_path, layout.format("B"), "LLAA", rows=3)
+    put(tmp_path, "C.a3m", "GSH", rows=4)
+    assert depths(tmp_path, pair) == [([2], []), ([3], []), ([4], []), ([4], [])]
+    put(tmp_path, "AB_and_C_x2_A.a3m", rows=5)
+    assert depths(tmp_path, pair)[0] == ([5], [])
 
 
 def test_targets_whose_names_resemble_each_other_keep_their_own(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def test_a_chain_keeps_the_name_by_which_its_alignment_is_found():
 
 def test_a_bait_may_be_a_complex_itself():
     (found,) = baits_against_candidates(partners(AB="MKT:GSH"), partners(C="AWL"))
-    assert [(c.sequence, c.record) for c in found.chains] == [("MKT", ""), ("GSH", ""), ("AWL", "C")]
+    chains = [(chain.sequence, chain.record, chain.record_chain) for chain in found.chains]
+    assert chains == [("MKT", "AB", "A"), ("GSH", "AB", "B"), ("AWL", "C", "")]
 
 
 def test_letters_that_are_read_as_x_are_kept_as_they_were_given():
