@@ -280,7 +280,9 @@ def _row(prediction: FoundPrediction, pairs: Sequence[Row]) -> dict[str, Any]:
     numbers |= prediction.listed
     sample = mapping_of(scores, "sample")
     is_sample = {"method", "number"} <= set(sample)
-    best = sort_rows(pairs, SORTED_BY)[:1]  # none of a single chain
+    # Chains within a partner, such as a bait of several chains, say nothing about the other one.
+    between = [one for one in pairs if one["partner_1"] != one["partner_2"]]
+    best = sort_rows(between or pairs, SORTED_BY)[:1]  # none of a single chain
     pair = {key: one[key] for one in best for key in ("partner_1", "partner_2", *_OF_BEST_PAIR)}
     return {
         "target": prediction.target,

@@ -46,6 +46,21 @@ def blob(page: Path, number: int) -> bytes:
     return unpack(found)
 
 
+def test_a_row_has_the_best_pair_of_different_partners(tmp_path: Path) -> None:
+    """The chains of the bait AB touch each other in every complex of a screen; AC is a complex of its own."""
+    for name, partners in (("AB_and_C", "AB AB C"), ("AC_x3", "AC AC AC")):
+        paths = helix_prediction(name, 12, 10, 9).save(tmp_path, rank=1, plots=False)
+        scores = json.loads(paths["scores"].read_text())
+        for pair, ipsae in (("A-B", 0.9), ("A-C", 0.2), ("B-C", 0.3)):
+            scores["interfaces"]["pairs"][pair]["ipsae"] = ipsae
+        paths["scores"].write_text(json.dumps(scores))
+        config = {"chain_names": dict(zip("ABC", partners.split(), strict=True))}
+        Path(str(paths["scores"]).replace("_scores", "_config")).write_text(json.dumps(config))
+    rows = meta_of(write_report(tmp_path))["rows"]
+    shown = {row["target"]: (row["partner_1"], row["partner_2"], row["ipsae"]) for row in rows}
+    assert shown == {"AB_and_C": ("AB", "C", 0.3), "AC_x3": ("AC", "AC", 0.9)}
+
+
 def test_predictions_are_found_by_target_best_first(tmp_path: Path) -> None:
     for rank, seed in ((1, 1), (2, 0), (10, 2)):
         helix_prediction("b", 8, seed=seed).save(tmp_path, rank=rank, plots=False)
