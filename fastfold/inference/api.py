@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fastfold.data.msa.find import ChainMsas, load_alignments, read_msa
+from fastfold.data.msa.keyed import pair_by_keys
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.options import TemplateOptions
@@ -428,7 +429,8 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
                 f"msa: chain {chain.id} has the sequence of an earlier chain, and another alignment; copies of a chain "
                 "share one: give it once, with None for the others"
             )
-    return [([rows[chain.sequence]] if chain.sequence in rows else [], []) for chain in target.chains]
+    sequences = [chain.sequence for chain in target.chains]
+    return pair_by_keys(sequences, [([rows[one]] if one in rows else [], []) for one in sequences])
 
 
 def _read_alignment(msa: Any, query: str) -> Msa:

@@ -12,6 +12,7 @@ import torch
 import fastfold
 from fastfold import FastFoldError
 from fastfold.data.msa.find import read_msa
+from fastfold.data.msa.keyed import parse_keyed_table
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
@@ -295,6 +296,20 @@ def test_wrong_rows_of_an_alignment_are_named_from_one(rows: Any, message: str) 
         _read_alignment(rows, "MKV")
     read = _read_alignment(["MKV", "M-V"], "MKV")
     assert list(read.sequences) == ["MKV", "M-V"]
+
+
+def test_rows_with_keys_are_paired_as_those_of_a_folder(tmp_path: Path) -> None:
+    """Tables of Boltz, parsed by the user or found by the names of chains."""
+    target = target_from_sequence("MKTAY:GSH", "ab")
+    tables = ["key,sequence\n0,MKTAY\n1,MRTAY\n-1,MKTAW\n", "key,sequence\n0,GSH\n7,GSN\n1,GTH\n"]
+    for chain, table in zip("AB", tables, strict=True):
+        (tmp_path / f"ab_{chain}.csv").write_text(table)
+    ours, found = _alignments(target, list(map(parse_keyed_table, tables))), _alignments(target, tmp_path)
+    assert [one.sequences for _, (one,) in ours] == [("MKTAY", "MRTAY"), ("GSH", "GTH")]
+    for mine, theirs in zip(ours, found, strict=True):
+        assert [[one.sequences for one in kind] for kind in mine] == [
+            [one.sequences for one in kind] for kind in theirs
+        ]
 
 
 def test_copies_of_a_chain_share_an_alignment_wherever_it_is_given() -> None:
