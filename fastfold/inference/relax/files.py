@@ -160,6 +160,11 @@ def relax_written(
     files: dict[str, str | bytes] = {}
     try:
         protein = structure_to_protein(read_structure(results.path(record, ".cif")))
+        if len(protein.sequences) < len(scores["sequences"]):
+            raise InputError(
+                "a chain has only unknown residues (X), and no atoms; fold the others without it, or relax its .cif "
+                "file with fastfold relax"
+            )
         protein = replace(protein, residue_index=residue_numbers(scores))
         names = scored_names(scores)
         result = relax(protein, config, continuous=True, names=names)

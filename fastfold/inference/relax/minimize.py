@@ -284,7 +284,8 @@ class OmegaGuard:
     def bonds_beyond(self, degrees: float, positions: Any) -> list[int]:
         """Return the springs of initially planar bonds further from cis and trans at ``positions [A, 3]``."""
         xyz = np.asarray(positions.value_in_unit(unit.angstrom))
-        numbers, atoms = np.array(list(self._planar)), np.array(list(self._planar.values())).reshape(-1, 4)
+        numbers = np.array(list(self._planar), np.int64)
+        atoms = np.array(list(self._planar.values()), np.int64).reshape(-1, 4)
         omega = np.abs(dihedrals(*xyz[atoms.T]))
         return [int(number) for number in numbers[np.minimum(omega, 180.0 - omega) > degrees]]
 

@@ -214,6 +214,27 @@ def test_a_chain_of_one_residue_relaxes_with_caps_that_are_not_written() -> None
     ]
 
 
+@pytest.mark.parametrize("sequences", ["K", "KG", ("K", "W")])
+def test_structures_without_a_planar_peptide_bond_are_relaxed(sequences: str | tuple[str, ...]) -> None:
+    protein = helix(*([sequences] if isinstance(sequences, str) else sequences), apart=14.0)
+    if len(protein) == 2 and len(protein.chains) == 1:
+        xyz = protein.atom_positions.copy()
+        xyz[1] = _turned(xyz[1], about=(xyz[0, rc.atom_order["C"]], xyz[1, rc.atom_order["N"]]), degrees=90.0)
+        protein = replace(protein, atom_positions=xyz)
+    result = relax(protein, RelaxConfig(platform="CPU", threads=1, max_rounds=1, max_iterations=200))
+    assert result.minimized, result.reason
+    assert result.energy_after is not None
+
+
+def _turned(points: np.ndarray, *, about: tuple[np.ndarray, np.ndarray], degrees: float) -> np.ndarray:
+    """Points turned about an axis from one position to another (Rodrigues)."""
+    axis = (about[1] - about[0]) / np.linalg.norm(about[1] - about[0])
+    arm, angle = points - about[1], np.deg2rad(degrees)
+    turned = arm * np.cos(angle) + np.cross(axis, arm) * np.sin(angle)
+    turned += axis * (arm @ axis)[:, None] * (1 - np.cos(angle))
+    return np.asarray(turned + about[1], np.float32)
+
+
 def test_a_residue_alone_after_a_break_is_capped_and_named() -> None:
     found = relax(broken(helix("AKLE"), 3, (9.0, 0.0, 0.0)), QUICK)
     assert found.capped == ("GLU 4 of chain A",)

@@ -67,6 +67,23 @@ def _relaxed(protein: Protein, reason: str = "", after: float | None = -1234.5) 
     )
 
 
+def test_a_chain_without_atoms_is_a_reason(tmp_path: Path) -> None:
+    """The .cif file of a chain of unknown residues has no atoms, and is read without the chain."""
+    one = helix_prediction("t", 6, 2)
+    aatype, mask = one.aatype.copy(), one.atom_mask.copy()
+    aatype[6:], mask[6:] = 20, 0.0
+    prediction = replace(one, aatype=aatype, atom_mask=mask, sequences=(one.sequences[0], "XX"))
+    target = Target("t", (Chain("A", one.sequences[0]), Chain("B", "XX")), "", "t", ())
+    results = ResultsFolder(tmp_path).target(target)
+    scores = {"model": prediction.model_name, "seed": 0, "plddt": 70.0}
+    results.add("0" * 64, "seed_0", prediction.files(plots=False), scores, _by_seed)
+    (record,) = results.records()
+    added, outcome = files.relax_written(results, record)
+    assert list(added) == ["_scores.json"]
+    assert outcome["relaxed"] is False
+    assert "a chain has only unknown residues (X), and no atoms" in outcome["reason"]
+
+
 def test_files_are_added_and_nothing_that_was_there_changes(
     results: TargetResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
