@@ -131,8 +131,9 @@ def _have_high_rates(rows: Sequence[Row]) -> bool:
 
 
 def _note_numbering(residues: Residues, notes: list[str]) -> None:
-    if len({chain.sequence for chain in residues.chains}) > 1:
-        notes.append("names no chains; its residues are counted through all chains of the target")
+    if len({chain.sequence for chain in residues.chains}) > 1 or residues.chains[0].regions:
+        through = "the whole proteins of " if any(chain.regions for chain in residues.chains) else ""
+        notes.append(f"names no chains; its residues are counted through {through}all chains of the target")
 
 
 def _linked(cells: Mapping[str, str], residues: Residues) -> list[tuple[int, int]]:
@@ -228,7 +229,7 @@ def _casp_parts(path: Path, rows: Sequence[Row]) -> tuple[str, list[Row]]:
 
 def _read_contacts(path: Path, rows: Sequence[Row], residues: Residues, notes: list[str]) -> list[Restraint]:
     sequence, data = _casp_parts(path, rows)
-    wholes = {residues.letters, *(chain.sequence for chain in residues.chains)}
+    wholes = {residues.whole_letters, *(chain.uncut.sequence for chain in residues.chains)}
     if sequence and mask_unknown(sequence) not in wholes:
         raise InputError(
             f"has contacts of another sequence of {len(sequence)} residues; fold that sequence, or number the contacts "

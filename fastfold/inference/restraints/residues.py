@@ -29,7 +29,16 @@ class Residues:
         self.chains = target.chains
         self.names = [chain.id for chain in self.chains] if names is None else names
         self.letters = "".join(chain.sequence for chain in self.chains)
+        #: Letters of the whole proteins, through which residues without chain names are counted
+        self.whole_letters = "".join(chain.uncut.sequence for chain in self.chains)
         self._starts = [0, *accumulate(len(chain.sequence) for chain in self.chains)]
+        before = accumulate((len(chain.uncut.sequence) for chain in self.chains), initial=0)
+        counted = [
+            start + number
+            for start, chain in zip(before, self.chains, strict=False)
+            for number in chain.numbers
+        ]
+        self._by_count = {count: place for place, count in enumerate(counted)}
         self._index = [number for chain in self.chains for number in chain.residue_index.tolist()]
         self._numbers = [
             number
@@ -100,12 +109,17 @@ class Residues:
         return self._with_atoms(place)
 
     def numbered(self, residue: str) -> int:
-        """Return the place of a residue counted from 1 through all chains, or raise ValueError."""
+        """Return the place of a residue counted from 1 through all whole proteins, or raise ValueError."""
         if re.fullmatch(r"\d{1,9}", residue, re.ASCII) is None:
             raise ValueError(f"expected a residue number such as 10, found {residue!r}")
-        if not 1 <= int(residue) <= len(self.letters):
-            raise ValueError(f"the target has residues 1 to {len(self.letters)}, found {int(residue)}")
-        return self._with_atoms(int(residue) - 1)
+        number, total = int(residue), len(self.whole_letters)
+        if not 1 <= number <= total:
+            raise ValueError(f"the target has residues 1 to {total}, found {number}")
+        if (place := self._by_count.get(number)) is None:
+            raise ValueError(
+                f"residue {number} of {total} is not in the parts that the target has of its proteins"
+            )
+        return self._with_atoms(place)
 
     def _with_atoms(self, place: int) -> int:
         if self.letters[place] == "X":

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastfold.data.queries.pairs import read_complexes
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
 from fastfold.inference.restraints.file import read_restraints
@@ -50,6 +51,26 @@ def test_probabilities_of_contacts_are_never_read_as_rates_of_false_links(tmp_pa
     assert [one.atoms for one in read(tmp_path, f"PFRMAT RR\n{contacts}")] == ["CB", "CB"]
     assert len(read(tmp_path, f"residueFrom residueTo FDR\n{contacts}")) == 3
     assert len(read(tmp_path, "4 19 0.93\n25 7 0.2\n")) == 2
+
+
+def test_contacts_of_a_protein_are_those_of_its_parts(tmp_path: Path) -> None:
+    """A file of the full protein, and the part P:1-12 or P:9-20."""
+    path = tmp_path / "links.csv"
+    path.write_text(HEADER + CONTACTS)
+    whole = target_from_sequence(CHAIN, "P")
+    (first, second), _ = read_complexes(_lines(tmp_path, "P:1-12\nP:9-20\n"), [whole])
+    notes: list[str] = []
+    pairs = [(one.first, one.second) for one in read_restraints(path, first, say=notes.append)]
+    assert pairs == [(0, 8), (0, 9)]
+    assert "counted through the whole proteins of all chains" in notes[0]
+    with pytest.raises(InputError, match="residue 1 of 33 is not in the parts"):
+        read_restraints(path, second)
+
+
+def _lines(folder: Path, text: str) -> Path:
+    path = folder / "complexes.txt"
+    path.write_text(text)
+    return path
 
 
 def test_alphalink2s_links_name_chains(tmp_path: Path) -> None:

@@ -81,6 +81,22 @@ def test_residues_of_parts_have_the_numbers_of_the_whole_protein() -> None:
     assert boltz.place("X", "4") == 3
 
 
+def test_lists_without_chains_count_parts_in_the_whole_proteins() -> None:
+    """``P:3-5:9-10`` and ``Q`` have residues 3 to 5, 9 and 10, and 11 to 13 of 13."""
+    part = Chain("A", "TAYQY", whole="MKTAYIAKQY", regions=((3, 5), (9, 10)))
+    residues = Residues(Target("cut", (part, Chain("B", "GSH")), "", "cut", ()))
+    assert [residues.label(residues.numbered(number)) for number in ("3", "9", "10", "12")] == [
+        "A:T3",
+        "A:Q9",
+        "A:Y10",
+        "B:S2",
+    ]
+    with pytest.raises(ValueError, match="residue 6 of 13 is not in the parts that the target has"):
+        residues.numbered("6")
+    with pytest.raises(ValueError, match="the target has residues 1 to 13, found 14"):
+        residues.numbered("14")
+
+
 def test_unknown_residues_are_refused_and_left_out_of_pockets() -> None:
     residues = Residues(target_from_sequence("MKXAY:GS"))
     with pytest.raises(ValueError, match=r"residue A:X3 is unknown \(X\)"):
