@@ -120,7 +120,7 @@ class AlignmentSearch:
         if check:
             needs.check()
         if isinstance(engines, Sequence):
-            has_pairing = needs.is_hetero and bool(needs.pairs) and any(e.name == PAIRING for e in engines)
+            has_pairing = needs.is_paired and bool(needs.pairs) and any(e.name == PAIRING for e in engines)
         else:
             has_pairing = needs.has_pairing(engines.modes.pair_mode)
         return needs.line(has_pairing=has_pairing)
@@ -133,7 +133,7 @@ class AlignmentSearch:
         def skip(engine: SearchEngine, target: Target) -> bool:
             if not needed_alone:
                 return False
-            kinds = len({chain.sequence for chain in target.uncut.chains})
+            kinds = len({chain.sequence for chain in target.chains})
             return target.has_all_alignments or (engine.name == PAIRING and kinds == 1)
 
         plan = SearchPlan(targets, engines, self.out, skip=skip)

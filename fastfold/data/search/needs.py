@@ -28,6 +28,8 @@ class SearchNeeds:
     own: frozenset[str]  #: Sequences without an alignment
     pairs: frozenset[str]  #: Sequences without rows that are paired with other chains'
     files: ChosenFiles  #: Files that replace a search
+    #: True if the species of rows pair the target's chains, which differ or are other parts of one protein
+    is_paired: bool = False
 
     @property
     def is_hetero(self) -> bool:
@@ -101,8 +103,10 @@ def find_needs(out: Path, target: Target, *, by_colabfold: bool) -> SearchNeeds:
     decided = {chain.sequence for index, chain in enumerate(whole.chains) if target.has_alignment(index)}
     own = frozenset(s for s in sequences - decided if not files.own[s].files)
     unpaired = frozenset(s for s in sequences - decided if not files.pairs[s].files)
+    is_paired = len({chain.sequence for chain in target.chains}) > 1
     # UniProt's hits of a single kind of chain are of no use next to an alignment that is there.
-    return SearchNeeds(whole, own, unpaired if len(sequences) > 1 else unpaired & own, files)
+    has_use = len(sequences) > 1 or (is_paired and not by_colabfold)
+    return SearchNeeds(whole, own, unpaired if has_use else unpaired & own, files, is_paired)
 
 
 def _listed(files: tuple[Path, ...]) -> str:

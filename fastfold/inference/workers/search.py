@@ -126,7 +126,7 @@ def _queries(target: Target, out: Path) -> list[ChainQuery]:
         queries = []
         for letters in chain_places(target):
             sequence = mask_unknown(letters)
-            query = ChainQuery(letters, sequence in needs.own, needs.is_hetero and sequence in needs.pairs)
+            query = ChainQuery(letters, sequence in needs.own, needs.is_paired and sequence in needs.pairs)
             queries += [query] if query.own or query.paired else []
         if queries:
             needs.check()

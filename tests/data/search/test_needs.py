@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fastfold.data.queries.pairs import read_complexes
 from fastfold.data.search.needs import find_needs
 from fastfold.data.search.settings import PairMode
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore, publish, withdraw
@@ -69,6 +70,28 @@ def test_uniprot_is_for_chains_without_its_hits(tmp_path: Path) -> None:
     single = find_needs(tmp_path, target_from_sequence(A, "s"), by_colabfold=False)
     assert not single.wants(A, "uniprot")
     assert find_needs(tmp_path, target_from_sequence(A, "r"), by_colabfold=False).wants(A, "uniprot")
+
+
+def test_uniprot_is_for_different_parts_of_one_protein(tmp_path: Path) -> None:
+    """Also where the protein has an alignment; a server does not pair a protein with itself."""
+    put(tmp_path / "P.a3m", B)
+    (parts, copies), _ = read_complexes(
+        _lines(tmp_path, "P:1-2+P:3-4\nP:2:1-2\n"), [target_from_sequence(B, "P")]
+    )
+    for target, is_paired in ((parts, True), (copies, False)):
+        needs = find_needs(tmp_path, target, by_colabfold=False)
+        assert (needs.is_paired, needs.wants(B, "uniprot"), needs.wants(B, "uniref90")) == (
+            is_paired,
+            is_paired,
+            False,
+        )
+        assert not find_needs(tmp_path, target, by_colabfold=True).has_pairing("unpaired_paired")
+
+
+def _lines(folder: Path, text: str) -> Path:
+    path = folder / "complexes.txt"
+    path.write_text(text)
+    return path
 
 
 @pytest.mark.parametrize("by_colabfold", [True, False])

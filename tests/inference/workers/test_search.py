@@ -11,7 +11,7 @@ import pytest
 from fastfold.data.msa.find import load_alignments
 from fastfold.data.search.engine import Found, Report
 from fastfold.data.search.store import SearchKey, SearchStore
-from fastfold.data.targets import Target, target_from_sequence
+from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.workers.job import Job, Task
 from fastfold.inference.workers.search import BATCH, ChainQuery, EngineSearch, search_jobs
@@ -48,6 +48,19 @@ def test_only_chains_of_complexes_of_different_chains_are_paired(tmp_path: Path)
         ("AWL", True, True),
         ("CDE", True, True),
     ]
+
+
+def test_different_parts_of_one_protein_are_paired(tmp_path: Path):
+    """The rows of a species are in line in both parts; two copies of a part have one alignment."""
+    whole = "MKTAYIAKQR"
+    parts = [
+        Chain(name, whole[first - 1 : last], whole=whole, regions=((first, last),))
+        for name, first, last in (("A", 1, 5), ("B", 6, 10), ("C", 1, 5))
+    ]
+    for chains, is_paired in ((parts, True), (parts[::2], False)):
+        target = Target("t", tuple(chains), "", "t", ())
+        jobs, _ = search_jobs([target], [1.0], tmp_path)
+        assert jobs[0].payload == [(whole, True, is_paired)]
 
 
 def test_letters_that_are_read_as_x_are_searched_as_they_were_given(tmp_path: Path):
