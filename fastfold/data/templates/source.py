@@ -143,6 +143,7 @@ class TemplateFinder:
             keep_clashes=self.options.keep_clashes,
             overlap=self.options.overlap,
             chain_map=None if self._chain_map is None else self._chain_map.of_target(target.chains),
+            parts=parts,
         )
         return [first + second for first, second in zip(whole, per_chain, strict=True)]
 

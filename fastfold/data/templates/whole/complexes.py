@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -78,6 +78,7 @@ def complex_templates(
     keep_clashes: bool = False,
     overlap: float | None = None,
     chain_map: Mapping[str, Mapping[int, str]] | None = None,
+    parts: Sequence[Collection[int] | None] | None = None,
 ) -> list[ChainTemplates]:
     """Make templates that span the chains of a target.
 
@@ -89,12 +90,16 @@ def complex_templates(
     ``complexes`` gives the n-th template of every chain. The ``chains`` replace those of the complexes, superposed on
     them. Residues whose CA atoms are within 3.5 Å of another residue's are left free, unless ``keep_clashes``; with
     ``overlap``, those whose van der Waals spheres overlap by this in Å instead (:func:`overlapping_residues`).
+
+    The ``parts`` are the residues that each chain of the target has of its sequence, from 0; None for all. Only these
+    are aligned, and different parts may be in one chain of a structure.
     """
-    replacing = _assign(sequences, profiles, chains)
+    parts = [None] * len(sequences) if parts is None else parts
+    replacing = _assign(sequences, profiles, chains, parts)
     templates = [ChainTemplates() for _ in sequences]
-    used = {id(placed.one) for placed in replacing.values()}
+    used = {placed.one.name for placed in replacing.values()}
     for one in chains:
-        if id(one) not in used:
+        if one.name not in used:
             templates[0] += _left_out(
                 one.name, "it aligns with no chain of the target that another one does not replace"
             )
@@ -102,8 +107,9 @@ def complex_templates(
         name = structure[0].file
         if chain_map is not None and name in chain_map:
             placed = _assign_as_given(sequences, profiles, structure, chain_map[name])
+            placed = {index: _cut(one, parts[index]) for index, one in placed.items()}
         else:
-            placed = _assign(sequences, profiles, structure)
+            placed = _assign(sequences, profiles, structure, parts)
         for index, other in replacing.items():
             if index in placed:
                 placed[index] = _superposed(other, placed[index])
@@ -117,7 +123,10 @@ def complex_templates(
 
 
 def _assign(
-    sequences: Sequence[str], profiles: Sequence[Msa], chains: Sequence[CustomChain]
+    sequences: Sequence[str],
+    profiles: Sequence[Msa],
+    chains: Sequence[CustomChain],
+    parts: Sequence[Collection[int] | None],
 ) -> dict[int, _Placed]:
     """Assign chains of a structure to those of the target, those with most equal residues first."""
     known: dict[str, list[Places | None]] = {}
@@ -127,22 +136,36 @@ def _assign(
             known[sequence] = [
                 _places(places, sequence, one) for places, one in zip(aligned, chains, strict=True)
             ]
-    candidates = []
+    options: dict[tuple[int, int], _Placed] = {}
+    equal: dict[tuple[int, int], int] = {}
     for i, sequence in enumerate(sequences):
         for j, places in enumerate(known.get(sequence, ())):
-            if places:
+            placed = _cut(_Placed(chains[j], places or {}), parts[i])
+            if placed.places:
                 letters = chains[j].chain.sequence
-                equal = sum(sequence[mine] == letters[theirs] for mine, theirs in places.items())
-                candidates.append((-equal, -len(places), i, j))
+                options[i, j] = placed
+                equal[i, j] = sum(sequence[mine] == letters[theirs] for mine, theirs in placed.places.items())
     assigned: dict[int, _Placed] = {}
-    used: set[int] = set()
-    for _, _, i, j in sorted(candidates):
-        if i not in assigned and j not in used:
-            places = known[sequences[i]][j]
-            assert places is not None
-            assigned[i] = _Placed(chains[j], places)
-            used.add(j)
+    used: dict[int, set[int]] = {}
+    for i, j in sorted(options, key=lambda pair: (-equal[pair], -len(options[pair].places), pair)):
+        placed = options[i, j]
+        residues = set(range(len(chains[j].chain.sequence)) if parts[i] is None else placed.places.values())
+        if i not in assigned and used.setdefault(j, set()).isdisjoint(residues):
+            assigned[i] = placed
+            used[j] |= residues
     return assigned
+
+
+def _cut(placed: _Placed, part: Collection[int] | None) -> _Placed:
+    """Return the residues of a chain that are aligned with a part of the target's chain; None for all."""
+    if part is None:
+        return placed
+    places = {mine: theirs for mine, theirs in placed.places.items() if mine in part}
+    chain = placed.one.chain
+    mask = np.zeros_like(chain.mask)
+    shown = list(places.values())
+    mask[shown] = chain.mask[shown]
+    return replace(placed, one=replace(placed.one, chain=replace(chain, mask=mask)), places=places)
 
 
 def _assign_as_given(

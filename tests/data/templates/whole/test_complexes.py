@@ -72,6 +72,26 @@ def test_chains_are_assigned_by_sequence() -> None:
     assert found[0].sources == ("whole complex x",)
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_parts_of_a_protein_are_shown_where_they_are(is_split: bool) -> None:
+    """Residues 1-20 and 21-40 of one chain, or of two that the file has in the other order; no part clashes itself."""
+    whole = chain("x", QUERY)
+    file = [whole]
+    if is_split:
+        file = [chain("x", QUERY[20:], 60.0), chain("x", QUERY[:20])]
+    parts = [frozenset(range(20)), frozenset(range(20, 40))]
+    profiles = [alone(QUERY)] * 2
+    first, second = complex_templates([QUERY] * 2, profiles, [file], parts=parts)
+    for shown, part, moved in ((first, parts[0], 0.0), (second, parts[1], 60.0 * is_split)):
+        (template,) = shown.templates
+        assert set(template.mapping) == part
+        assert np.flatnonzero(template.mask.any(-1)).tolist() == sorted(part)
+        source = ca(whole.chain)[sorted(part)] if not is_split else ca(chain("x", QUERY[:20], moved).chain)
+        np.testing.assert_allclose(ca(template)[sorted(part)], source, atol=1e-4)
+    copies = complex_templates([QUERY] * 2, profiles, [[whole]], parts=[parts[0]] * 2)
+    assert [bool(each.templates[0].mask.any()) for each in copies] == [True, False]
+
+
 def test_chains_of_other_files_are_superposed() -> None:
     """The monomer's atoms lie where the complex has the chain, and other chains stay."""
     file = [chain("x", HOMOLOGUE), chain("x", OTHER, 30.0)]
