@@ -42,7 +42,7 @@ def _set_rows(network: Any, clusters: int, extra: int) -> None:
     least = 1 + (data.eval.max_templates if data.common.reduce_msa_clusters_by_max_templates else 0)
     if clusters < least:
         raise ConfigError(
-            f"max_msa={clusters}:{extra} leaves no row for the sequence: {least - 1} of the rows are templates; give "
+            f"`max_msa={clusters}:{extra}` leaves no row for the sequence: {least - 1} of the rows are templates; give "
             f"at least {least}:{extra}"
         )
     data.eval.max_msa_clusters, data.common.max_extra_msa = clusters, extra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, as_option, settings_spelled
 from fastfold.evoformer.config import model_config
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import check_settings
@@ -43,7 +43,10 @@ def test_where_and_in_which_pieces_a_target_is_folded_does_not_make_it_another_r
 
 
 def test_templates_leave_a_row_for_the_sequence():
-    with pytest.raises(ConfigError, match="give at least 5:1"):
+    with (
+        settings_spelled(as_option),
+        pytest.raises(ConfigError, match=r"--max-msa 4:1 leaves no row .* give at least 5:1"),
+    ):
         apply_settings(InferConfig(max_msa=(4, 1)), model_config("model_1_ptm"))
     apply_settings(InferConfig(max_msa=(1, 1)), model_config("model_3_ptm"))
 
