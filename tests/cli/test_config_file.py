@@ -43,6 +43,25 @@ def test_printed_options_are_read_back(cli: CommandLine) -> None:
     assert own | {"config": None} == plain
 
 
+def test_the_part_of_a_job_array_is_read_back(cli: CommandLine) -> None:
+    command = [
+        "screen",
+        "x.fasta",
+        "--out",
+        "o",
+        "--time-limit",
+        "2h",
+        "--memory-limit",
+        "4GiB",
+        "--shard",
+        "2/3",
+    ]
+    path = cli.folder / "options.yaml"
+    path.write_text(cli.run(*command, "--print-config").out)
+    assert "shard: 2/3\n" in path.read_text()
+    assert cli.run("screen", "--config", path, "--print-config").out == path.read_text()
+
+
 def test_options_of_the_command_replace_those_of_the_file(cli: CommandLine) -> None:
     path = cli.folder / "c.yaml"
     path.write_text("out: a\nweights: [one, two]\nnum_recycles: 3\ncomplex: false\nquiet:\n")

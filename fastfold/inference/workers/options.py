@@ -25,6 +25,10 @@ class Shard:
     index: int
     count: int
 
+    def __str__(self) -> str:
+        """Return the part as the option names it."""
+        return f"{self.index}/{self.count}"
+
     def of(self, targets: Sequence[Target], costs: Sequence[float]) -> list[int]:
         """Return the targets of this part as indices, in the order of the input.
 
