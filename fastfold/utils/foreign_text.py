@@ -68,7 +68,7 @@ def read_settings_text(path: PathLike, *, limit: int) -> str:
     return _decoded(read_text_bytes(path, limit=limit), path)
 
 
-def parse_yaml(text: str | bytes, path: PathLike) -> Any:
+def parse_yaml(text: str | bytes, path: PathLike, *, as_text: bool = False) -> Any:
     """Parse one YAML document of plain values, or JSON.
 
     Values are null, true or false, decimal numbers, texts, lists and mappings; dates stay texts. Aliases and tags are
@@ -77,6 +77,7 @@ def parse_yaml(text: str | bytes, path: PathLike) -> Any:
     Args:
         text: The content; bytes are UTF-8.
         path: Its file, for messages.
+        as_text: Return all values but null as they are written: ``no``, ``007``.
 
     Raises:
         InputError: The text is larger than ``MAX_YAML_BYTES``, is not YAML, has an alias, a tag or a repeated key, or
@@ -87,7 +88,7 @@ def parse_yaml(text: str | bytes, path: PathLike) -> Any:
     if len(text) > MAX_YAML_BYTES:
         raise InputError(f"is larger than {MAX_YAML_BYTES:,} bytes, the most that is read of YAML", path=path)
     try:
-        return yaml.load(_decoded(text, path), _plain_loader())
+        return yaml.load(_decoded(text, path), _plain_loader(as_text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context or ""
@@ -245,11 +246,14 @@ def _decoded(text: str | bytes, path: PathLike, remedy: str = "save it as UTF-8"
 
 
 @cache
-def _plain_loader() -> type[SafeLoader]:
-    """Return PyYAML's safe loader without aliases, tags, repeated keys, dates and numbers of base 60."""
+def _plain_loader(as_text: bool) -> type[SafeLoader]:
+    """Return PyYAML's safe loader without aliases, tags, repeated keys, dates and numbers of base 60.
+
+    With ``as_text``, values other than null are texts.
+    """
     import yaml
 
-    kept = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "null")}
+    kept = {f"tag:yaml.org,2002:{kind}" for kind in (("null",) if as_text else ("bool", "null"))}
     resolvers = {
         letter: [(tag, pattern) for tag, pattern in rules if tag in kept]
         for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -281,7 +285,8 @@ def _plain_loader() -> type[SafeLoader]:
                 raise yaml.constructor.ConstructorError(None, None, problem, node.value[place][0].start_mark)
             return mapping
 
-    for kind, pattern, first in (("int", _INTEGER, "-+0123456789"), ("float", _FLOAT, "-+.0123456789")):
+    numbers = (("int", _INTEGER, "-+0123456789"), ("float", _FLOAT, "-+.0123456789"))
+    for kind, pattern, first in () if as_text else numbers:
         PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", pattern, list(first))
     PlainLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
     return PlainLoader

@@ -71,6 +71,35 @@ def test_options_of_the_command_replace_those_of_the_file(cli: CommandLine) -> N
     assert (options.inputs, options.complex, options.quiet) == ([Path("x.fasta")], False, False)
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("pae: no", ["--pae", "no"]),
+        ("pae: yes", ["--pae", "yes"]),
+        ("cuda-graphs: false", ["--no-cuda-graphs"]),
+        ("cuda-graphs: on", ["--cuda-graphs"]),
+        ("no-cuda-graphs: true", ["--no-cuda-graphs"]),
+        ("no_cuda_graphs: off", ["--cuda-graphs"]),
+        ("jobname-prefix: 007", ["--jobname-prefix", "007"]),
+        ("jobname-prefix: 1e3", ["--jobname-prefix", "1e3"]),
+        ("jobname-prefix: on", ["--jobname-prefix", "on"]),
+        ("msa-dir: 2024_10", ["--msa-dir", "2024_10"]),
+        ("relax: yes", ["--relax"]),
+        ("relax: no", []),
+        ("templates: true", ["--templates"]),
+        ("no-plots: No", []),
+        ("quiet: ON", ["--quiet"]),
+    ],
+)
+def test_values_are_those_of_the_command_line(cli: CommandLine, text: str, arguments: list[str]) -> None:
+    """YAML reads ``no`` as false and ``007`` as 7, which options do not."""
+    path = cli.folder / "c.yaml"
+    path.write_text(text)
+    command = ["infer", "x.fasta", "--out", "r"]
+    of_file = vars(_parser().parse_args([*command, "--config", str(path)]))
+    assert of_file | {"config": None} == vars(_parser().parse_args([*command, *arguments]))
+
+
 @pytest.mark.parametrize("iterations", [("-N2",), ("-N", "2"), ("--iter", "2"), ("--iterations=2",)])
 def test_an_option_of_the_command_is_known_in_all_its_forms(
     cli: CommandLine, iterations: tuple[str, ...]
@@ -95,7 +124,7 @@ def test_two_files_are_refused(cli: CommandLine) -> None:
         ("num-recycels: 3", "no option 'num-recycels'; did you mean num-recycles?"),
         ("a: [", "c.yaml:1: is not plain YAML"),
         ("- a", "expected lines such as 'num-recycles: 3', found list"),
-        ("complex: 3", "complex: expected true or false, found 3"),
+        ("complex: 3", "complex: expected true or false, found '3'"),
         ("weights: []", "weights: expected a number, a text or a list of them, found []"),
         ("seeds: {a: 1}", "seeds: expected a number, a text or a list of them"),
         ("num-recycles: three", "argument --num-recycles"),

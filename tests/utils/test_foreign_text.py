@@ -240,3 +240,9 @@ def test_no_other_module_reads_yaml_csv_json_or_tar() -> None:
     assert other_readers(ast.parse("from json import dumps, loads\njson.dumps(json.load(x))")) == [1, 2]
     found = {str(path) for path, tree in package_trees().items() if other_readers(tree)}
     assert found == {"fastfold/utils/foreign_text.py", "fastfold/evoformer/config.py"}
+
+
+def test_values_of_yaml_may_stay_as_they_are_written() -> None:
+    text = "a: no\nb: 007\nc: 1e3\nd: ~\ne: [on, 2024-10-01]\nf: 'x'\n"
+    values = {"a": "no", "b": "007", "c": "1e3", "d": None, "e": ["on", "2024-10-01"], "f": "x"}
+    assert parse_yaml(text, "f.yaml", as_text=True) == values

@@ -14,6 +14,7 @@ from fastfold.utils.foreign_text import parse_yaml, read_settings_text, shown
 CONFIG = "--config"
 _MAX_BYTES = 1 << 20
 _OWN = frozenset(("help", "help_all", "config", "print_config"))
+_SWITCHES = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -65,13 +66,23 @@ def expand_config(
             raise ConfigError(f"{path}: {name}: expected one value, found a list: {shown(value)}")
         if not action.option_strings:
             inputs += _texts(value, path, name)
-        elif action.dest not in set_here and value is not None and value is not False:
-            more += [action.option_strings[0]]
-            if value is not True:
-                if action.nargs == 0:
-                    raise ConfigError(f"{path}: {name}: expected true or false, found {shown(value)}")
-                more += _texts(value, path, name)
+        elif action.dest not in set_here and value is not None:
+            more += _arguments(action, name, value, path)
     return [*inputs, *own, *more, *rest]
+
+
+def _arguments(action: argparse.Action, name: str, value: Any, path: Path) -> list[str]:
+    """Return the arguments of an option with a value other than null."""
+    is_on = _SWITCHES.get(value.lower()) if isinstance(value, str) else None
+    if isinstance(action, argparse.BooleanOptionalAction) and is_on is not None:
+        is_on = is_on != name.startswith("no-")
+        return [next(text for text in action.option_strings if text.startswith("--no-") != is_on)]
+    if action.nargs == 0 and is_on is None:
+        raise ConfigError(f"{path}: {name}: expected true or false, found {shown(value)}")
+    option = action.option_strings[0]
+    if is_on is None or action.nargs not in (0, "?", "*"):
+        return [option, *_texts(value, path, name)]
+    return [option] if is_on else []
 
 
 def config_text(options: argparse.Namespace, actions: Iterable[argparse.Action]) -> str:
@@ -129,7 +140,7 @@ def _names(action: argparse.Action) -> list[str]:
 
 def _read(path: Path) -> dict[Any, Any]:
     try:
-        values = parse_yaml(read_settings_text(path, limit=_MAX_BYTES), path)
+        values = parse_yaml(read_settings_text(path, limit=_MAX_BYTES), path, as_text=True)
     except InputError as error:
         raise ConfigError(f"{error}; write lines such as 'num-recycles: 3'") from None
     if not isinstance(values, dict):
@@ -140,11 +151,11 @@ def _read(path: Path) -> dict[Any, Any]:
 def _texts(value: Any, path: Path, name: str) -> list[str]:
     """Return a value as arguments."""
     values = value if isinstance(value, list) else [value]
-    if not values or any(isinstance(one, dict | list | bool) or one is None for one in values):
+    if not values or any(not isinstance(one, str) for one in values):
         raise ConfigError(
             f"{path}: {name}: expected a number, a text or a list of them, found {shown(value)}"
         )
-    return [str(one) for one in values]
+    return values
 
 
 def _plain(value: Any) -> Any:
