@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def reason(error: Exception, target: Target) -> str:
     """Return one message that names the target and the reason of its failure."""
     if isinstance(error, FastFoldError):
-        named = getattr(error, "record", None) == target.name or str(error).startswith(f"{target.name} ")
-        return str(error) if named else f"{target.name}: {error}"
+        begins = str(error).startswith((f"{target.name} ", f"{target.name}: "))
+        is_named = begins or getattr(error, "record", None) == target.name
+        return str(error) if is_named else f"{target.name}: {error}"
     if is_out_of_memory(error):
         return spelled(
             f"{target.name}: out of memory for {target.num_residues} residues; use `precision=bf16`, close other "

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastfold.data.targets import target_from_sequence
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.inference.error_messages import debugging, internal_error, is_out_of_memory, reason
 
 TARGET = target_from_sequence("MKV", "T1")
@@ -21,6 +21,8 @@ TARGET = target_from_sequence("MKV", "T1")
     [
         (InputError("is empty", record="T1"), "record 'T1': is empty"),
         (InputError("T1 is a complex"), "T1 is a complex"),
+        (ConfigError("T1: `cyclic` closes whole chains"), "T1: cyclic= closes"),
+        (InputError("T10: is empty"), "T1: T10: is empty"),
         (InputError("is empty"), "T1: is empty"),
         (MemoryError(), "T1: out of memory for 3 residues"),
         (KeyError("x"), "T1: internal error, KeyError: 'x'. This is a bug"),

@@ -68,7 +68,7 @@ def ring_chains(target: Target, cyclic: bool | str) -> set[int]:
         return set(range(len(names))) if cyclic else set()
     chosen = [name.strip() for name in cyclic.split(",")]
     if missing := [name for name in chosen if name not in names]:
-        raise ConfigError(f"{target.name}: rings: no chain {missing[0]!r}, only {', '.join(names)}")
+        raise ConfigError(f"{target.name}: `rings`: no chain {missing[0]!r}, only {', '.join(names)}")
     return {names.index(name) for name in chosen}
 
 
