@@ -25,6 +25,9 @@ from fastfold.utils.text_files import PathLike, read_text_bytes
 _LIMIT = 1 << 28
 _log = logging.getLogger(__name__)
 _STRUCTURE = re.compile(r"\.(pdb|ent|cif|mmcif)(\.gz)?$", re.IGNORECASE)
+_OF_A_PASS = re.compile(r".+_rank_\d{3,9}_.+[._]r\d+")
+"""Name of the structure after one pass of a prediction, in FastFold's results and ColabFold's."""
+_OF_AN_ENSEMBLE = "_ensemble"
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,19 @@ def _read_chains(path: Path | Structure, files: dict[str, Path | Structure]) -> 
 def structures_inside(folder: Path) -> list[Path]:
     """Return the structures of a folder, sorted by name; of one in several formats the mmCIF file.
 
+    Of results of FastFold and ColabFold these are predictions, without structures after single passes and
+    representatives of ensembles.
+
     Raises:
         InputError: The folder has none.
     """
     files = sorted(
         file
         for file in folder.iterdir()
-        if _STRUCTURE.search(file.name) and not file.name.startswith(".") and file.is_file()
+        if _STRUCTURE.search(file.name)
+        and not file.name.startswith(".")
+        and file.is_file()
+        and not _repeats_prediction(file)
     )
     by_name: dict[str, Path] = {}
     for file in sorted(files, key=lambda file: ".cif" not in file.name and ".mmcif" not in file.name):
@@ -122,6 +131,13 @@ def structures_inside(folder: Path) -> list[Path]:
     if not by_name:
         raise InputError("contains no structure (.cif, .mmcif, .pdb, .ent, plain or with .gz)", path=folder)
     return sorted(by_name.values())
+
+
+def _repeats_prediction(file: Path) -> bool:
+    """Return True for a structure of results that is not a prediction of its own."""
+    name = structure_name(file)
+    is_of_ensemble = name.endswith(_OF_AN_ENSEMBLE) and file.with_name(f"{name}.json").is_file()
+    return is_of_ensemble or _OF_A_PASS.fullmatch(name) is not None
 
 
 def read_custom_alignment(path: PathLike) -> CustomAlignment:

@@ -76,6 +76,25 @@ def test_a_structure_in_two_formats_counts_once(tmp_path: Path) -> None:
     assert [path.name for path in structures_inside(tmp_path)] == ["a.cif", "b.pdb", "c.ent"]
 
 
+def test_results_are_their_predictions_alone(tmp_path: Path) -> None:
+    """Files of --save-recycles in both styles and of fastfold ensemble repeat what other files show."""
+    names = [
+        "p_rank_001_model_1_ptm_seed_0.cif",
+        "p_rank_001_model_1_ptm_seed_0_r0.pdb",
+        "p_rank_001_model_1_ptm_seed_0_relaxed.pdb",
+        "q_unrelaxed_rank_002_alphafold2_ptm_model_1_seed_000.pdb",
+        "q_unrelaxed_rank_002_alphafold2_ptm_model_1_seed_000.r3.pdb",
+        "p_ensemble.pdb",
+        "p_ensemble.json",
+        "my_ensemble.pdb",
+        "1abc_r1.pdb",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    chosen = {path.name for path in structures_inside(tmp_path)}
+    assert chosen == {names[0], names[2], names[3], names[7], names[8]}
+
+
 def test_a_bad_file_of_a_folder_is_left_out_with_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
