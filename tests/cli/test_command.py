@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import is_dataclass
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fastfold import cli as module
 from fastfold.cli.command import _parser
 from fastfold.inference import runner
 from fastfold.kernels.cpu.products import multiplies_bfloat16
+from fastfold.utils.option_fields import options_of
 from tests.conftest import REPOSITORY
 from tests.helpers.command_line import ORACLES, QUICK, CommandLine
 from tests.helpers.forked import fork_command
@@ -86,6 +89,29 @@ def test_a_command_has_the_same_parser_alone_and_among_all():
         (alone,) = commands(_parser(name)).items()
         assert (alone[0], alone[1].format_help()) == (name, every[name].format_help())
     assert commands(_parser("completion")).keys() == commands(_parser("unknown")).keys() == every.keys()
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Names of a parser's options and arguments, with those of its commands."""
+    commands = [
+        one
+        for action in parser._actions
+        if isinstance(action.choices, dict)
+        for one in action.choices.values()
+    ]
+    own = {name for action in parser._actions for name in (*action.option_strings, action.dest)}
+    return own.union(*map(_options, commands))
+
+
+def test_a_command_has_each_option_of_a_setting():
+    """An option in a group that no command lists would be nowhere."""
+    known = _options(_parser())
+    for path in (REPOSITORY / "fastfold").rglob("*.py"):
+        if "utils.option_fields import" in path.read_text("utf-8"):
+            name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+            for kind in filter(is_dataclass, vars(importlib.import_module(name)).values()):
+                for field, choice in options_of(kind):
+                    assert known >= set(choice.names), f"no command has {kind.__name__}.{field.name}"
 
 
 def test_version(cli: CommandLine):
