@@ -187,14 +187,14 @@ class Evaluator:
     def _named_losses(
         self, outputs: Outputs, relaxed: RelaxedSequence, relaxation: Relaxation, aatype: Tensor
     ) -> dict[str, Tensor]:
-        found = {name: self._losses[name](outputs, aatype) for name in self.weights if name in self._losses}
+        named = {name: self._losses[name](outputs, aatype) for name in self.weights if name in self._losses}
         form = relaxed.hard if relaxation.hard else relaxed.soft
         limited = self.limits.losses(self.task.sequence(form)[torch.from_numpy(self.task.designed_chain)])
-        found |= {name: loss for name, loss in limited.items() if name in self.weights}
+        named |= {name: loss for name, loss in limited.items() if name in self.weights}
         if "seq_ent" in self.weights:
             everyone = relaxed.logits.new_ones(len(relaxed.logits))
-            found["seq_ent"] = seq_ent_loss(relaxed.logits, everyone, relaxation.temperature)
-        return found
+            named["seq_ent"] = seq_ent_loss(relaxed.logits, everyone, relaxation.temperature)
+        return named
 
     def _passes(
         self, network: int, leaf: Tensor, relaxation: Relaxation, recycles: int, seed: int, dropout: bool

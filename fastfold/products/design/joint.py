@@ -193,5 +193,5 @@ class SharedEvaluator(Evaluator):
 
     def __call__(self, *arguments: Any, **settings: Any) -> Evaluation:
         """Compute the losses, and their gradient, on all processes; arguments as those of :class:`Evaluator`."""
-        found: Evaluation = self._call(*arguments, **settings)
-        return found
+        evaluation: Evaluation = self._call(*arguments, **settings)
+        return evaluation

@@ -57,19 +57,19 @@ class Limits:
 
         ``residues [L, 20]`` are shares of the residue types of a chain.
         """
-        found: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
         if self.shares:
             excess = [
                 (share - one.high).relu() + (one.low - share).relu()
                 for one in self.shares
                 for share in [residues[:, _places(one.letters)].sum(-1).mean()]
             ]
-            found["composition"] = torch.stack(excess).sum()
+            losses["composition"] = torch.stack(excess).sum()
         if self.charge is not None:
             charge = (residues * torch.from_numpy(_CHARGES).to(residues)).sum()
             low, high = self.charge
-            found["charge"] = ((charge - high).relu() + (low - charge).relu()) / len(residues)
-        return found
+            losses["charge"] = ((charge - high).relu() + (low - charge).relu()) / len(residues)
+        return losses
 
     def violation(self, counts: np.ndarray) -> np.ndarray:
         """Return how many residues and charges are outside the limits, from counts ``[*, 20]`` of residue types."""
@@ -100,15 +100,15 @@ class Limits:
     def broken(self, sequence: str) -> list[str]:
         """Return the limits that a chain breaks, in words."""
         counts = count_residues(sequence)
-        found = [
+        texts = [
             f"{one.letters} {counts[_places(one.letters)].sum() / len(sequence):.2f}, not {one}"
             for one in self.shares
             if Limits((one,)).violation(counts) > 0
         ]
         if self.charge is not None and Limits((), self.charge).violation(counts) > 0:
             low, high = self.charge
-            found.append(f"charge {net_charge(sequence):+.0f}, not {low:g} to {high:g}")
-        return found
+            texts.append(f"charge {net_charge(sequence):+.0f}, not {low:g} to {high:g}")
+        return texts
 
 
 _CHARGES = np.array([CHARGES.get(letter, 0.0) for letter in rc.restypes])
@@ -145,7 +145,7 @@ def forbidden_letters(text: str) -> list[str]:
 
 def parse_shares(text: str) -> tuple[Share, ...]:
     """Parse limits of the composition such as ``KE<=0.3,W>=0.02``, with shares from 0 to 1, or raise ConfigError."""
-    found = []
+    shares = []
     for part in filter(None, (one.strip() for one in text.split(","))):
         match = _SHARE.fullmatch(part)
         if match is None or not float(match[3]) <= 1 or not set(match[1]) <= set(rc.restypes):
@@ -154,8 +154,8 @@ def parse_shares(text: str) -> tuple[Share, ...]:
             )
         letters = "".join(dict.fromkeys(match[1]))
         value = float(match[3])
-        found.append(Share(letters, high=value) if match[2] == "<=" else Share(letters, low=value))
-    return tuple(found)
+        shares.append(Share(letters, high=value) if match[2] == "<=" else Share(letters, low=value))
+    return tuple(shares)
 
 
 def _places(letters: Sequence[str]) -> list[int]:

@@ -237,11 +237,11 @@ def _descend(state: DesignState, gradient: Tensor, config: DesignConfig, rate: f
     state.parameters = state.parameters - config.learning_rate * rate * update
 
 
-def _keep_best(evaluator: Evaluator, state: DesignState, found: Evaluation, parameters: Tensor) -> None:
+def _keep_best(evaluator: Evaluator, state: DesignState, evaluation: Evaluation, parameters: Tensor) -> None:
     violation = evaluator.violation(parameters)
-    if (violation, found.loss) < (state.best_violation, state.best_loss):
-        state.best_violation, state.best_loss, state.best = violation, found.loss, parameters.clone()
-        state.positions = found.positions
+    if (violation, evaluation.loss) < (state.best_violation, state.best_loss):
+        state.best_violation, state.best_loss, state.best = violation, evaluation.loss, parameters.clone()
+        state.positions = evaluation.positions
 
 
 def _mutate(

@@ -73,7 +73,7 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         is_same = metadata["identity"] == identity
         record = parse_json(metadata["state"], path)
     except Exception as error:
@@ -87,9 +87,9 @@ def load_state(path: Path, identity: str, *, overwrite: bool) -> DesignState | N
             f"{path}: belongs to a design with other settings, networks or versions; choose another `out`, or "
             "`overwrite` to start again"
         )
-    record |= {key: found[key] for key in _TENSORS}
-    record |= {key: found[key].numpy() for key in ("plddt", "positions")}
-    return DesignState(**record, trace=list(found["trace"].numpy()))
+    record |= {key: tensors[key] for key in _TENSORS}
+    record |= {key: tensors[key].numpy() for key in ("plddt", "positions")}
+    return DesignState(**record, trace=list(tensors["trace"].numpy()))
 
 
 def film_pdb(trace: np.ndarray, chain: np.ndarray, names: AuthorNames | None = None) -> str:

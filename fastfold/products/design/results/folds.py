@@ -90,22 +90,22 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
 
 def _deviations(ca: np.ndarray, present: np.ndarray, task: DesignTask, design: np.ndarray | None) -> Figures:
     """Return the deviations of the ``present [N]`` CA atoms ``[N, 3]`` that are defined for a task."""
-    found: Figures = {}
+    deviations: Figures = {}
     points = torch.from_numpy(ca).double()
     whole = torch.from_numpy(present).double()
     binder = torch.from_numpy(task.in_designed).double() * whole
     if design is not None:
         wanted = torch.from_numpy(design[:, rc.atom_order["CA"]]).double()
-        found["RMSD"] = float(rmsd(points, wanted, whole))
+        deviations["RMSD"] = float(rmsd(points, wanted, whole))
         if task.bound_ca is not None:
             moved = superpose(points, wanted, whole - binder).apply(points)
             squared = (moved - wanted).square().sum(-1)
-            found["Hotspot_RMSD"] = float(((squared * binder).sum() / binder.sum()).sqrt())
+            deviations["Hotspot_RMSD"] = float(((squared * binder).sum() / binder.sum()).sqrt())
     if task.bound_ca is not None:
         known = np.isfinite(task.bound_ca).all(-1) & present
         bound = torch.from_numpy(np.nan_to_num(task.bound_ca)).double()
-        found["Target_RMSD"] = float(rmsd(points, bound, torch.from_numpy(known).double()))
-    return found
+        deviations["Target_RMSD"] = float(rmsd(points, bound, torch.from_numpy(known).double()))
+    return deviations
 
 
 def geometry_figures(
@@ -176,14 +176,14 @@ def touching(positions: np.ndarray, mask: np.ndarray, chain: np.ndarray) -> np.n
     """
     residue, slot = np.nonzero(mask > 0.5)
     atoms = positions[residue, slot]
-    found = np.zeros(len(chain), bool)
+    near = np.zeros(len(chain), bool)
     for number in range(len(chain)):
         others = atoms[chain[residue] != chain[number]]
         own = positions[number][mask[number] > 0.5]
         if len(own) and len(others):
             apart = np.square(own[:, None] - others[None]).sum(-1)
-            found[number] = apart.min() <= TOUCH**2
-    return found
+            near[number] = apart.min() <= TOUCH**2
+    return near
 
 
 def mean_figure(folds: Sequence[Figures], name: str) -> float | None:

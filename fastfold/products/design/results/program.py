@@ -122,29 +122,29 @@ class SequenceProgram:
         return self.forbid.upper().replace(",", "").replace(" ", "")
 
     def sequences(
-        self, task: DesignTask, pdb: str, given: str, *, kept: np.ndarray, folder: Path, name: str, seed: int
+        self, task: DesignTask, pdb: str, types: str, *, kept: np.ndarray, folder: Path, name: str, seed: int
     ) -> list[ProgramSequence]:
         """Return the program's sequences for a backbone, without repetitions.
 
         Results are kept in the folder, and read again if nothing has changed. ``pdb`` is the text of a PDB file with
-        all chains, and ``given`` their letters, joined. Residues ``kept [K]`` of designed chains stay, in addition to
-        those of the task. An InputError tells that the program fails, or its sequences do not fit the task.
+        all chains, and ``types`` their residue types, joined. Residues ``kept [K]`` of designed chains stay, in
+        addition to those of the task. An InputError tells that the program fails, or its sequences do not fit the task.
         """
         stays = np.union1d(np.flatnonzero(task.source < 0), kept)
         key = input_hash(self.line, self.number, self.forbid, self.temperature, pdb, stays, seed)
         path = folder / f"{name}_{key[:12]}.fa"
         if not path.exists():
             write_atomic(path, self._run(task, pdb, stays, name, seed))
-        found = []
+        written = []
         for header, _, lines in split_records(_read(path))[1]:
             if "sample=" in header or "id=" in header:
                 score = re.search(r"\bscore=(-?\d+\.?\d*)", header)
-                parameters = self._parameters(task, "".join(lines), given, stays, path)
-                found.append(ProgramSequence(parameters, None if score is None else float(score[1])))
-        if not found:
+                parameters = self._parameters(task, "".join(lines), types, stays, path)
+                written.append(ProgramSequence(parameters, None if score is None else float(score[1])))
+        if not written:
             raise InputError("has no record with sample= or id=, as ProteinMPNN writes them", path=path)
-        first = {one.parameters: one for one in reversed(found)}
-        return [one for one in found if first[one.parameters] is one]
+        first = {one.parameters: one for one in reversed(written)}
+        return [one for one in written if first[one.parameters] is one]
 
     def _run(self, task: DesignTask, pdb: str, stays: np.ndarray, name: str, seed: int) -> str:
         with tempfile.TemporaryDirectory() as temporary:
@@ -198,13 +198,13 @@ class SequenceProgram:
             "temperature": f"{self.temperature:g}",
         }
 
-    def _parameters(self, task: DesignTask, letters: str, given: str, stays: np.ndarray, path: Path) -> str:
-        """Return the designed residues of a record, after all checks."""
-        parts = re.split("[/:]", letters.strip().upper())
+    def _parameters(self, task: DesignTask, record: str, types: str, stays: np.ndarray, path: Path) -> str:
+        """Return the designed residues of the sequence of a record, after all checks."""
+        parts = re.split("[/:]", record.strip().upper())
         chains = np.unique(task.chain)
         designed = np.unique(task.chain[task.source >= 0])
         covered = next((one for one in (chains, designed) if len(one) == len(parts)), None)
-        whole = np.array(list(given))
+        whole = np.array(list(types))
         for place, c in enumerate(() if covered is None else covered):
             own = "".join(whole[task.chain == c])
             # Unknown residues of given chains lack atoms, so programs leave them out or name them as they like.
@@ -216,10 +216,10 @@ class SequenceProgram:
             raise InputError(f"expected chains of {wanted} residues, found {lengths}", path=path)
         for c, part in zip(covered, parts, strict=True):
             whole[task.chain == c] = list(part)
-        if changed := [i for i in stays if whole[i] != given[i]]:
+        if changed := [i for i in stays if whole[i] != types[i]]:
             where = f"{chain_name(int(task.chain[changed[0]]))}{task.place[changed[0]] + 1}"
             raise InputError(
-                f"residue {where} stays, but the program changed {given[changed[0]]} to {whole[changed[0]]}; give the "
+                f"residue {where} stays, but the program changed {types[changed[0]]} to {whole[changed[0]]}; give the "
                 "command {fixed} or {fixed_json}",
                 path=path,
             )

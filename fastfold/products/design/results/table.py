@@ -116,8 +116,8 @@ def _row(
         ("target_iptm", "_target_", "i_pTM", min, 3),
         ("off_iptm", "_off_", "i_pTM", max, 3),
     ):
-        own = [found for name, found in figures.items() if name.startswith(f"{design.name}{prefix}")]
-        means = [mean_figure([one for _, one in found], figure) for found in own]
+        own = [folded for name, folded in figures.items() if name.startswith(f"{design.name}{prefix}")]
+        means = [mean_figure([one for _, one in folded], figure) for folded in own]
         if known := [value for value in means if value is not None]:
             row[column] = f"{worst(known):.{digits}f}"
     notes = [] if limits is None else limits.broken(design.designed)
@@ -145,7 +145,7 @@ def _failures(
     filters: Sequence[Filter],
 ) -> list[str]:
     """Return the filters that a design fails with any of its targets or off-targets, in words."""
-    found = []
+    failures = []
     for name, folds in figures.items():
         folding = [network.name for network in suitable(networks, design.complexes[name].target)]
         by_network = {network: [one for model, one in folds if model == network] for network in folding}
@@ -157,13 +157,13 @@ def _failures(
             if one.is_alone != (rest == "alone"):
                 continue
             if text := one.failure(by_network):
-                found.append(f"{rest}: {text}" if rest and not one.is_alone else text)
-    return found
+                failures.append(f"{rest}: {text}" if rest and not one.is_alone else text)
+    return failures
 
 
 def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
     plddt = [float(value) for value in best.scores["plddt"]]
-    found = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
+    cells = {"plddt": f"{sum(plddt) / len(plddt):.2f}"}
     columns = (
         *(("ptm", "pTM", 3), ("iptm", "i_pTM", 3), ("i_pae", "i_pAE", 3), ("rmsd", "RMSD", 2)),
         *(("dsasa", "dSASA", 0), ("sc", "ShapeComplementarity", 3), ("hbonds", "n_InterfaceHbonds", 0)),
@@ -171,8 +171,8 @@ def _cells(best: FoundPrediction, figures: Figures) -> dict[str, str]:
     )
     for column, name, digits in columns:
         if (value := figures.get(name)) is not None:
-            found[column] = f"{value:.{digits}f}"
-    return found
+            cells[column] = f"{value:.{digits}f}"
+    return cells
 
 
 def open_ring(row: Mapping[str, Any]) -> str | None:

@@ -125,12 +125,12 @@ def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> n
     name may be left out if there is one chain. An InputError names a part that cannot be read, or a missing chain or
     residue.
     """
-    found: set[int] = set()
+    chosen: set[int] = set()
     starts = np.cumsum([0, *map(len, chains)])
     for part in filter(None, (one.strip() for one in text.split(","))):
         if part in (names := [chain.chain_id for chain in chains]):
             number = names.index(part)
-            found.update(range(starts[number], starts[number + 1]))
+            chosen.update(range(starts[number], starts[number + 1]))
             continue
         if (match := _match(part, chains)) is None:
             raise InputError(
@@ -143,8 +143,8 @@ def residue_places(text: str, chains: Sequence[ChainStructure], path: Path) -> n
         places = [_place(chains[number], one, path) for one in (first, last)]
         if places[1] < places[0]:
             raise InputError(f"{part}: the last residue comes before the first", path=path)
-        found.update(range(start + places[0], start + places[1] + 1))
-    return np.array(sorted(found), np.int64)
+        chosen.update(range(start + places[0], start + places[1] + 1))
+    return np.array(sorted(chosen), np.int64)
 
 
 def _match(part: str, chains: Sequence[ChainStructure]) -> tuple[int, str, str] | None:
