@@ -262,10 +262,10 @@ class AlphaFold(PolicyModule):
     ) -> dict[str, Any]:
         """Return the structure after the descent on the distogram."""
         head = self.heads["distogram"](representations) if distogram is None else distogram
-        found, aatype = structure["final_affines"], features["aatype"]
+        affines, aatype = structure["final_affines"], features["aatype"]
         phi_and_psi = structure["sidechains"]["angles_sin_cos"][-1][..., 1:3, :]
         predicted = torch.atan2(phi_and_psi[..., 0], phi_and_psi[..., 1])
-        moved = torch.empty_like(found)
+        moved = torch.empty_like(affines)
         index, mask = features["residue_index"], features["seq_mask"]
         if "asym_id" in features:
             index = index + CHAIN_GAP * features["asym_id"]
@@ -275,7 +275,7 @@ class AlphaFold(PolicyModule):
             logits, edges = of_sample(head["logits"], sample), head["bin_edges"]
             springs = RestraintSprings.from_features(features, sample)
             moved[sample] = descend(
-                found[sample],
+                affines[sample],
                 logits,
                 edges,
                 aatype=aatype[sample],
@@ -395,8 +395,8 @@ class AlphaFold(PolicyModule):
             del features[key]
         msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask, last_block)
         first_row = self._first_row(msa)
-        found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
-        return found | {"msa": msa[..., :sequences, :, :]} if self._wants("masked_msa") else found
+        parts = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
+        return parts | {"msa": msa[..., :sequences, :, :]} if self._wants("masked_msa") else parts
 
     def _embed_inputs(self, features: Features, previous: Features) -> tuple[Tensor, Tensor]:
         """Return ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]`` of features and previous cycle (lines 5-6)."""
@@ -410,13 +410,13 @@ class AlphaFold(PolicyModule):
 
     def _embed_extra_msa(self, embedder: Linear, features: Features) -> Tensor:
         """Return the embedded extra MSA ``[*, E, N, c_e]``."""
-        taken = {key: features.pop(key) for key in EXTRA_MSA_FEATURES}
+        extra_features = {key: features.pop(key) for key in EXTRA_MSA_FEATURES}
 
         def embed_rows(_: Tensor, index: slice) -> Tensor:
-            part = {key: value[..., index, :] for key, value in taken.items()}
+            part = {key: value[..., index, :] for key, value in extra_features.items()}
             return embedder(extra_msa_features(part).to(embedder.weight.dtype))
 
-        extra = taken["extra_msa"].unsqueeze(-1)
+        extra = extra_features["extra_msa"].unsqueeze(-1)
         return self.policy.map(extra, embed_rows, dim=-3, channels=embedder.out_features)
 
     def _first_row(self, msa: Tensor) -> Tensor:
@@ -444,10 +444,10 @@ class AlphaFold(PolicyModule):
         if on_cycle is None:
             return
         with torch.no_grad():
-            found = plddt(self.heads["predicted_lddt"](representations)["logits"])
+            confidence = plddt(self.heads["predicted_lddt"](representations)["logits"])
             atoms = {key: structure[f"final_{key}"] for key in ("atom_positions", "atom_mask")}
             more = {} if result is None else {"result": result}
-            on_cycle(cycle, {"mean_plddt": float(found.mean()), "plddt": found, **atoms, **more})
+            on_cycle(cycle, {"mean_plddt": float(confidence.mean()), "plddt": confidence, **atoms, **more})
 
 
 def recycled(representations: Features, structure: dict[str, Any]) -> Features:

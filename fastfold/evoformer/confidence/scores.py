@@ -187,8 +187,8 @@ def chain_confidence(
             here, there = chain_of[rows] == chain, chain_of == chain
             if here.any():
                 columns = _span(there)
-                found = probabilities[_span(here), columns] @ tm_of_bin
-                own[rows][here] = found.sum(-1) / (_EPSILON + sizes[chain])
+                expected_tm = probabilities[_span(here), columns] @ tm_of_bin
+                own[rows][here] = expected_tm.sum(-1) / (_EPSILON + sizes[chain])
 
     outside = 1.0 - member
     scores = {
@@ -214,11 +214,11 @@ def contact_probability(logits: Tensor, bin_edges: Tensor) -> Tensor:
 
 def _touching(distogram: Tensor | LazyRows, bin_edges: Tensor, member: Tensor, threshold: float) -> Tensor:
     """Return ``[N, C]``, 1 where a residue touches another chain with at least this probability."""
-    found = [
+    counts = [
         (contact_probability(part, bin_edges) >= threshold).float() @ member
         for _, part in row_blocks(distogram)
     ]
-    return (torch.cat(found) > 0).float() * (1.0 - member)
+    return (torch.cat(counts) > 0).float() * (1.0 - member)
 
 
 def _span(chosen: Tensor) -> slice:

@@ -168,9 +168,9 @@ class InputEmbedder(PolicyModule):
                 msa = torch.cat([first, msa[..., count:, :, :]], dim=-3)
             return msa
 
-        given = features["msa_feat"]
-        widening = -(-self.msa.out_features // given.shape[-1])
-        return self.policy.map(given, sequences, dim=-3, start=first_sequence, channels=widening)
+        msa_feat = features["msa_feat"]
+        widening = -(-self.msa.out_features // msa_feat.shape[-1])
+        return self.policy.map(msa_feat, sequences, dim=-3, start=first_sequence, channels=widening)
 
     def _pair(
         self, features: dict[str, Tensor], target: Tensor, previous: dict[str, Tensor], first_row: int
@@ -182,8 +182,8 @@ class InputEmbedder(PolicyModule):
             pair = left[..., rows, None, :] + right[..., None, :, :]
             if self.prev_distance is not None:
                 bins = distogram_bins(beta, self.prev_pos, rows)
-                found = one_hot_linear(self.prev_distance, (bins - 1).clamp(min=0))
-                pair = pair + torch.where(bins.unsqueeze(-1) > 0, found, 0) + self.prev_distance.bias
+                embedded = one_hot_linear(self.prev_distance, (bins - 1).clamp(min=0))
+                pair = pair + torch.where(bins.unsqueeze(-1) > 0, embedded, 0) + self.prev_distance.bias
             if self.coevolution is not None:
                 coupled = features["coevolution_pair"][..., rows, :, :]
                 pair = pair + self.coevolution(coupled.to(left.dtype))

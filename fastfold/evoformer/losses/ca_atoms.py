@@ -31,24 +31,24 @@ def ca_losses(structure: dict[str, Any], batch: dict[str, Tensor], config: Confi
     """
     ca = rc.atom_order["CA"]
     true, mask = batch["all_atom_positions"][..., ca, :], batch["all_atom_mask"][..., ca]
-    found = {}
+    losses = {}
     if "chain_center_of_mass" in config:
         last, node = structure["final_atom_positions"][..., ca, :], config.chain_center_of_mass
-        found["chain_center_of_mass"] = chain_center_of_mass_loss(
+        losses["chain_center_of_mass"] = chain_center_of_mass_loss(
             last, true, mask, asym_id=batch["asym_id"], config=node
         )[None]
     if "smooth_lddt" in config:
         layers = structure["traj"][..., 4:]
-        found["smooth_lddt"] = smooth_lddt_loss(layers, true, mask, cutoff=config.smooth_lddt.cutoff)
+        losses["smooth_lddt"] = smooth_lddt_loss(layers, true, mask, cutoff=config.smooth_lddt.cutoff)
     if "ca_trace" in config:
         layers, node = structure["traj"][..., 4:], config.ca_trace
         terms = ca_trace_losses(
             layers, true, mask, residue_index=batch["residue_index"], overlap_distance=node.overlap_distance
         )
-        found["ca_trace"] = (
+        losses["ca_trace"] = (
             node.overlap * terms["overlap"] + node.bond * terms["bond"] + node.radius * terms["radius"]
         )
-    return found
+    return losses
 
 
 def smooth_lddt_loss(positions: Tensor, target: Tensor, mask: Tensor, *, cutoff: float) -> Tensor:

@@ -245,8 +245,8 @@ def clash_loss(
 ) -> Tensor:
     """Return the overlap of atoms of different residues beyond 1.5 Å, in Å per residue of ``mask [N]``."""
     exists = lookup("restype_atom14_mask", aatype, outputs.atom14)
-    found = between_residue_clashes(outputs.atom14, exists, residue_index, chain, aatype, 1.5)
-    return _mean(found["clashes_per_atom_loss_sum"].sum(-1), mask)
+    clashes = between_residue_clashes(outputs.atom14, exists, residue_index, chain, aatype, 1.5)
+    return _mean(clashes["clashes_per_atom_loss_sum"].sum(-1), mask)
 
 
 def seq_ent_loss(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:

@@ -101,8 +101,8 @@ class PairLogits:
         if self.order is not None:
             back = torch.argsort(self.order)
             pairs = tuple(x[back][:, back] for x in pairs)
-        found = self._of_rows(function, pairs, -2)
-        return found if self.order is None else found[self.order][:, self.order]
+        reduced = self._of_rows(function, pairs, -2)
+        return reduced if self.order is None else reduced[self.order][:, self.order]
 
     def whole(self) -> Tensor:
         """Return all logits ``[N, N, bins]``."""
@@ -113,8 +113,8 @@ class PairLogits:
         """Return the logits of some columns of each row; see :func:`at_columns`."""
         if self.order is not None:
             columns = self.order[columns[torch.argsort(self.order)]]
-        found = self._of_rows(_columns, (columns,), -3)
-        return found if self.order is None else found[self.order]
+        rows = self._of_rows(_columns, (columns,), -3)
+        return rows if self.order is None else rows[self.order]
 
     def _of_rows(self, function: Callable[..., Tensor], rows: tuple[Tensor, ...], dim: int) -> Tensor:
         """Return a function of all rows of the logits and of other tensors, joined along the axis of the rows."""
@@ -123,18 +123,18 @@ class PairLogits:
             rows = tuple(x[own] for x in rows)
         logits = self.logits
         if isinstance(logits, Tensor):
-            found = function(logits, *rows)
+            values = function(logits, *rows)
         else:
             blocks = []
             for index in logits.slices():
                 of_block = partial(_of_block, function, logits, index)
-                given = tuple(x[index] for x in rows)
+                inputs = tuple(x[index] for x in rows)
                 recorded = torch.is_grad_enabled()
                 blocks.append(
-                    checkpoint(of_block, *given, use_reentrant=False) if recorded else of_block(*given)
+                    checkpoint(of_block, *inputs, use_reentrant=False) if recorded else of_block(*inputs)
                 )
-            found = torch.cat(blocks)
-        return found if self.rows is None else self.rows.join(found, dim)
+            values = torch.cat(blocks)
+        return values if self.rows is None else self.rows.join(values, dim)
 
 
 def _of_block(function: Callable[..., Tensor], logits: LazyRows, index: slice, *rows: Tensor) -> Tensor:

@@ -61,9 +61,9 @@ def permute_labels(
     }
     for asym, index in chosen.items():
         here = (asym_id == asym).nonzero().squeeze(-1)
-        there, found = _rows(residue_index[here], chains[index]["residue_index"])
+        there, is_known = _rows(residue_index[here], chains[index]["residue_index"])
         for name, value in result.items():
-            value[here[found]] = chains[index][name][there[found]].to(value.dtype)
+            value[here[is_known]] = chains[index][name][there[is_known]].to(value.dtype)
     return result
 
 
@@ -105,7 +105,7 @@ class _Pairs:
     """All ``K`` pairs of a predicted and an experimental chain of one sequence; arguments of :func:`match_chains`.
 
     Positions are ``[K, L, 3]`` of CA in Å, padded to the longest chain, and ``mask [K, L]`` is 1 for residues that the
-    experiment resolved. A pair is ``given`` if both chains have the same ``asym_id``.
+    experiment resolved. ``is_same`` tells for each pair if both chains have one ``asym_id``.
     """
 
     def __init__(
@@ -124,21 +124,21 @@ class _Pairs:
             if int(chain["entity_id"][0]) == int(entity_id[rows[0]])
         ]
         self.asym, self.chain, self.entity = ([key[axis] for key in keys] for axis in range(3))
-        self.given = [int(chains[index]["asym_id"][0]) == asym for asym, index, _ in keys]
+        self.is_same = [int(chains[index]["asym_id"][0]) == asym for asym, index, _ in keys]
         longest = max((len(rows) for rows in members.values()), default=0)
         self.predicted = predicted.new_zeros((len(keys), longest, 3), dtype=torch.float64)
         self.true, self.mask = torch.zeros_like(self.predicted), self.predicted.new_zeros(len(keys), longest)
         for k, (asym, index, _) in enumerate(keys):
             rows, chain = members[asym], chains[index]
-            there, found = _rows(residue_index[rows], chain["residue_index"])
+            there, is_known = _rows(residue_index[rows], chain["residue_index"])
             self.predicted[k, : len(rows)] = predicted[rows].double()
             self.true[k, : len(rows)] = chain["all_atom_positions"][there, _CA].double()
-            self.mask[k, : len(rows)] = found * (chain["all_atom_mask"][there, _CA] > 0.5)
+            self.mask[k, : len(rows)] = is_known * (chain["all_atom_mask"][there, _CA] > 0.5)
         self.true.masked_fill_(self.mask[..., None] < 0.5, 0.0)
 
     def as_given(self) -> list[int]:
         """Return pairs of the same ``asym_id``; chains without one get the first unused chain of their sequence."""
-        return self._greedy([0.0 if given else 1.0 for given in self.given])
+        return self._greedy([0.0 if is_same else 1.0 for is_same in self.is_same])
 
     def anchors(self) -> list[int]:
         """Return the pairs of the anchor's sequence that can be superposed."""
@@ -172,15 +172,15 @@ class _Pairs:
         return ((moved - self.predicted).square().sum(-1) * self.mask).sum(-1)
 
     def _greedy(self, cost: list[float]) -> list[int]:
-        taken: list[int] = []
+        chosen: list[int] = []
         asym, chain = set[int](), set[int]()
         # Ties keep the given partner, then the order of the chains.
-        for k in sorted(range(len(cost)), key=lambda k: (cost[k], not self.given[k], k)):
+        for k in sorted(range(len(cost)), key=lambda k: (cost[k], not self.is_same[k], k)):
             if self.asym[k] not in asym and self.chain[k] not in chain:
-                taken.append(k)
+                chosen.append(k)
                 asym.add(self.asym[k])
                 chain.add(self.chain[k])
-        return taken
+        return chosen
 
 
 def _rows(wanted: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:

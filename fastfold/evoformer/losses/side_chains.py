@@ -72,11 +72,11 @@ def _better(predicted: Tensor, truth: Tensor, alternative: Tensor, moving: Tenso
         delta = points[..., rows, None, :] - points[..., None, columns, :]
         return (delta.square().sum(-1) + 1e-10).sqrt()
 
-    found = distances(predicted)
+    of_prediction = distances(predicted)
     weight = moving[..., rows, None] * fixed[..., None, columns]
 
     def misfit(points: Tensor) -> Tensor:
-        return (weight * ((found - distances(points)).square() + 1e-10).sqrt()).sum(-1)
+        return (weight * ((of_prediction - distances(points)).square() + 1e-10).sqrt()).sum(-1)
 
     gain = misfit(truth) - misfit(alternative)
     residues = torch.arange(moving.shape[-1], device=moving.device)[rows] // 14

@@ -39,16 +39,16 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
         them.
     """
     positions = structure["final_atom14_positions"]
-    found: dict[str, Any] = dict(rename_ground_truth(positions, batch))
+    terms: dict[str, Any] = dict(rename_ground_truth(positions, batch))
     violations = find_violations(positions, batch, config)
     metrics = violation_metrics(positions, violations, batch)
     if "intra_chain_fape" in config:
         within, between = complex_backbone_fape(structure, batch, config)
-        found |= {"intra_chain_fape": within[-1], "interface_fape": between[-1]}
+        terms |= {"intra_chain_fape": within[-1], "interface_fape": between[-1]}
         backbone = within + between
     else:
         backbone = backbone_fape(structure, batch, config)
-    sidechain = sidechain_fape(structure | found, batch, config)
+    sidechain = sidechain_fape(structure | terms, batch, config)
     angles = torsion_losses(structure, batch)
     share = config.sidechain.weight_frac
     loss = (1.0 - share) * backbone.mean(0) + share * sidechain
@@ -59,10 +59,10 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
         violations, batch, config.get("violation")
     )
     for name, layers in ca_losses(structure, batch, config).items():
-        found[name] = layers[-1]
+        terms[name] = layers[-1]
         loss = loss + config[name].weight * layers.mean(0)
-    found |= {"violations": violations, "metrics": metrics, "fape": backbone[-1], "sidechain_fape": sidechain}
-    return found | angles | {"loss": loss}
+    terms |= {"violations": violations, "metrics": metrics, "fape": backbone[-1], "sidechain_fape": sidechain}
+    return terms | angles | {"loss": loss}
 
 
 def alphafold_loss(

@@ -148,9 +148,9 @@ def _quantized(
             multiply_with_fewer_bits(model, "int8")
     errors: dict[str, list[float]] = {}
     for batch, outputs in zip(batches, expected, strict=True):
-        found = _outputs(model, batch)
+        results = _outputs(model, batch)
         for name, x in outputs.items():
-            errors.setdefault(name, []).append(_relative(found[name], x))
+            errors.setdefault(name, []).append(_relative(results[name], x))
     return QuantizationReport(
         before,
         stored_bytes(model),
@@ -304,8 +304,8 @@ def _largest(errors: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: float(np.max(values)) for name, values in errors.items()}
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _relative(output: Tensor, expected: Tensor) -> float:
     """Return the norm of the error relative to that of the result; NaN if either has values that are not finite."""
-    difference = float((found.double() - expected.double()).norm())
+    difference = float((output.double() - expected.double()).norm())
     size = float(expected.double().norm())
     return difference / size if size else (0.0 if difference == 0 else float("inf"))

@@ -193,21 +193,21 @@ class _Fall:
         """Return the fall of ``copies`` structures with the same potential, whose frames follow one another."""
         if copies == 1:
             return self
-        found = copy.copy(self)
-        found._shape = self._shape.repeat(copies, 1, 1)
-        found._distances = self._distances.repeated(copies)
-        found._overlaps = Overlaps(found._distances.blocks, self._config.overlap_distance, len(found._shape))
-        found._bonds, found._local = self._bonds.repeated(copies), self._local.repeated(copies)
+        other = copy.copy(self)
+        other._shape = self._shape.repeat(copies, 1, 1)
+        other._distances = self._distances.repeated(copies)
+        other._overlaps = Overlaps(other._distances.blocks, self._config.overlap_distance, len(other._shape))
+        other._bonds, other._local = self._bonds.repeated(copies), self._local.repeated(copies)
         if self._restraints is not None:
-            found._restraints = self._restraints.repeated(copies)
-        return found
+            other._restraints = self._restraints.repeated(copies)
+        return other
 
     def stiffer(self, factor: float) -> _Fall:
         """Return the fall with stronger sterics and peptide bonds."""
-        found = copy.copy(self)
-        found._overlap = factor * self._overlap
-        found._bonds = replace(self._bonds, weight=factor * self._bonds.weight)
-        return found
+        other = copy.copy(self)
+        other._overlap = factor * self._overlap
+        other._bonds = replace(self._bonds, weight=factor * self._bonds.weight)
+        return other
 
     def energy(self, affines: Tensor) -> Tensor:
         """Return the energy of frames ``[N, 7]``, a scalar that is equal on all processes."""

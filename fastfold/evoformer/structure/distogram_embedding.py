@@ -63,9 +63,9 @@ def mirror_images(
     for image in (points, points * points.new_tensor([1.0, 1.0, -1.0])):
         # The embedding has no position and no axes of its own.
         placed = superpose(image, fixed, torch.ones(len(fixed)))[..., None].apply(image)
-        found = affines.clone()
-        found[present] = turned(affines[present], placed.to(affines))
-        images.append(found)
+        mirrored = affines.clone()
+        mirrored[present] = turned(affines[present], placed.to(affines))
+        images.append(mirrored)
     return images
 
 

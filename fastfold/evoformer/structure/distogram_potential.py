@@ -66,8 +66,8 @@ def _wide_rows(points: Tensor) -> Tensor:
 
 def _selected(rows: Tensor, numbers: Tensor) -> Tensor:
     """Return some of :func:`_wide_rows`, ``[P, 3]`` or wider."""
-    found = rows.index_select(0, numbers)
-    return found.view(torch.float32).view(-1, 4) if found.is_complex() else found
+    selected = rows.index_select(0, numbers)
+    return selected.view(torch.float32).view(-1, 4) if selected.is_complex() else selected
 
 
 NEAREST = 3
@@ -200,8 +200,8 @@ class Distances:
         """Return the sum of ``weight * max(distance - d, 0)²`` over pairs of ``points [N, 3]`` in Å, a scalar."""
         total = points.new_zeros(())
         for pairs in self.blocks:
-            _, found = pairs.offsets(points)
-            total += weight * torch.relu(distance - found).square().sum()
+            _, lengths = pairs.offsets(points)
+            total += weight * torch.relu(distance - lengths).square().sum()
         return total
 
     def _parts(self) -> Iterator[tuple[PointPairs, Tensor]]:

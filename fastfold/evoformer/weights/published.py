@@ -38,8 +38,8 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
 
 def weights_folder() -> Path:
     """Return the folder of downloaded parameters: ``FASTFOLD_WEIGHTS``, or one in the user's cache."""
-    if given := os.environ.get("FASTFOLD_WEIGHTS"):
-        return Path(given).expanduser()
+    if folder := os.environ.get("FASTFOLD_WEIGHTS"):
+        return Path(folder).expanduser()
     return user_cache() / "weights"
 
 
@@ -128,12 +128,12 @@ def read_sums(folder: Path) -> dict[str, str]:
         ) from None
     sums = {}
     for number, line in enumerate(text.splitlines(), 1):
-        found = re.fullmatch(r"([0-9a-f]{64}) [ *](\S+)", line)
-        if found is None:
+        match = re.fullmatch(r"([0-9a-f]{64}) [ *](\S+)", line)
+        if match is None:
             raise WeightsError(
                 f"{folder / SUMS}:{number}: expected '<SHA-256>  <file>'; remove {SUMS} to record the weights again"
             )
-        sums[found[2]] = found[1]
+        sums[match[2]] = match[1]
     return sums
 
 
@@ -158,18 +158,18 @@ def verify_recorded(folder: Path, files: Iterable[str]) -> None:
     new = {}
     for name in files:
         try:
-            found = file_digest(folder / name)
+            digest = file_digest(folder / name)
         except OSError as error:
             raise WeightsError(
                 f"{folder / name}: cannot be read ({error.strerror}); check its permissions"
             ) from None
-        if sums.get(name, found) != found:
+        if sums.get(name, digest) != digest:
             raise WeightsError(
-                f"{folder / name}: expected SHA-256 {sums[name][:16]}… ({SUMS}), found {found[:16]}…; "
+                f"{folder / name}: expected SHA-256 {sums[name][:16]}… ({SUMS}), found {digest[:16]}…; "
                 f"the file was changed or damaged. Download it again, or remove its line in {SUMS} to accept it"
             )
         if name not in sums:
-            new[name] = found
+            new[name] = digest
     if new:
         try:
             record_sums(folder, new)

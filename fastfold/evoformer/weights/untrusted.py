@@ -187,11 +187,11 @@ def read_torch(path: Path) -> tuple[dict[str, Tensor], str]:
             source: Any = str(path) if mapped else file
             content = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # objects in a damaged file may raise any error
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        if found is None:
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        if match is None:
             raise WeightsError(f"{path}: {DAMAGED}") from None
         raise WeightsError(
-            f"{path}: expected only tensors, found a Python object ({found[1]}); it {NO_PICKLES}. (From a training "
+            f"{path}: expected only tensors, found a Python object ({match[1]}); it {NO_PICKLES}. (From a training "
             "checkpoint, save only the parameters: torch.save(checkpoint['ema']['params'], FILE).)"
         ) from None
     state, place = _network(path, content)
