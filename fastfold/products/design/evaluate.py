@@ -263,10 +263,8 @@ class Evaluator:
         features: dict[str, Tensor] = {}
         for key, sampled in sampler.sample(0, 0).items():
             value = torch.as_tensor(np.asarray(sampled))
-            if key.startswith("extra_"):
-                # No further sequences: one row that is masked out.
-                value = torch.zeros_like(value[:1]) if value.dim() > 1 else value
-            elif value.is_floating_point():
+            # Without further sequences, the extra MSA is one row that is masked out.
+            if value.is_floating_point() and not key.startswith("extra_"):
                 value = value.to(self.dtype)
             features[key] = value.to(self.device)
         order = torch.from_numpy(input_order(sampler))
