@@ -92,7 +92,8 @@ class StageComparison:
                     ) from error
                 passed = result if isinstance(result, tuple | list) else (result,)
                 if number + 1 < len(stages) and not all(isinstance(x, Tensor) for x in passed):
-                    kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in passed))
+                    kinds_of = ("Tensor" if isinstance(x, Tensor) else type(x).__name__ for x in passed)
+                    kinds = ", ".join(dict.fromkeys(kinds_of))
                     raise ConfigError(
                         f"{place} returns {kinds}, expected a tensor or a tuple of tensors to send: {_REMEDY}"
                     )

@@ -99,6 +99,31 @@ def test_results_that_cannot_be_sent_and_errors_name_their_stage() -> None:
         _compare(model, lambda m, _: [m[0], nn.ModuleList([m[1]])])
 
 
+def test_a_tuple_is_sent_if_all_of_it_are_tensors() -> None:
+    class Pair(nn.Module):
+        def __init__(self, part: nn.Module, more: Any) -> None:
+            super().__init__()
+            self.part, self.more = part, more
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+            return self.part(x), self.more
+
+    class First(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part = part
+
+        def forward(self, x: Tensor, more: Any) -> Tensor:
+            return self.part(x)  # type: ignore[no-any-return]
+
+    def split(more: Any) -> Callable[[nn.Module, int], list[nn.Module]]:
+        return lambda model, _: [Pair(_halves(model, 2)[0], more), First(_halves(model, 2)[1])]
+
+    _compare(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), split(X))
+    with pytest.raises(ConfigError, match="stage 0 of 2 of the pipeline returns Tensor, str, expected"):
+        _compare(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), split("more"))
+
+
 def test_a_model_with_other_arguments_is_not_compared_and_no_model_twice() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double()
     comparison = StageComparison(model, lambda m, _: [m[1], m[0]], 2)
