@@ -62,17 +62,22 @@ def test_only_a_best_structure_that_is_not_physical_gives_a_warning() -> None:
     assert progress.said == [(warning, True)]
 
 
-@pytest.mark.parametrize(("residues", "is_said"), [(4, False), (9000, True)])
-def test_a_target_is_announced_with_its_evidence_networks_and_seeds(residues: int, is_said: bool) -> None:
-    """Aligned errors that are left out by default are named."""
+@pytest.mark.parametrize(
+    ("residues", "is_said", "seeds", "shown"),
+    [(4, False, (1, 2), ", 2 seeds"), (9000, True, (1, 2), ", 2 seeds"), (4, False, (3,), "")],
+)
+def test_a_target_is_announced_with_its_evidence_networks_and_seeds(
+    residues: int, is_said: bool, seeds: tuple[int, ...], shown: str
+) -> None:
+    """Aligned errors that are left out by default are named, and more than one seed."""
     progress: Any = _Lines()
     target, network = (
         target_from_sequence("A" * residues, "one"),
         SimpleNamespace(name="model_1", info=SimpleNamespace(multimer=False)),
     )
     networks: Any = [network]
-    announce(progress, target, "1/1 one", [([], [])], networks, InferConfig(seeds=(1, 2)), msa_dir=None)
+    announce(progress, target, "1/1 one", [([], [])], networks, InferConfig(seeds=seeds), msa_dir=None)
     *before, last = progress.said
     evidence = f"{residues:,} residues, no alignment, from the sequence alone"
-    assert last == (f"1/1 one: {evidence}, by model_1, 2 seeds", False)
+    assert last == (f"1/1 one: {evidence}, by model_1{shown}", False)
     assert any("aligned errors of all pairs are left out" in line for line, _ in before) == is_said

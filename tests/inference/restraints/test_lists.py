@@ -145,6 +145,7 @@ def test_casps_probable_contacts_are_between_cb(tmp_path: Path) -> None:
         (0, 8, 8.0, 0.7),
         (0, 9, 8.0, 0.7),
     ]
+    assert [one.weight for one in read(tmp_path, "1 9 0 8 0.50\n1 10 0 8 0.49\n")] == [0.5]
     with_sequence = read(tmp_path, f"{CHAIN}\n1 9 0 8 0.70\n")
     assert [(one.second, one.line) for one in with_sequence] == [(8, "line 2")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -284,6 +285,26 @@ def test_a_result_of_a_worker_is_reported_by_its_kind() -> None:
     search = Job(1, "s", "search", (), 1.0)
     assert notes(search, JobResult("done")) == []
     assert notes(search, JobResult("failed", "why")) == [("line", "error: s: why", True)]
+
+
+@pytest.mark.parametrize(("count", "ahead"), [(1, 16), (4, 16), (5, 20), (9, 36)])
+def test_four_targets_a_worker_are_searched_ahead(
+    count: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def scheduler(*_: Any, ahead: int, **others: Any) -> SimpleNamespace:
+        seen.append(ahead)
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr("fastfold.inference.workers.run.Scheduler", scheduler)
+    executor = SimpleNamespace(close=lambda: None)
+    workers = SimpleNamespace(executor=executor, count=count, text="", on_cpu=True, are_finished=False)
+    setup: Any = SimpleNamespace(memory_plan=int, start=lambda: workers, jobs=lambda *_, **settings: [])
+    progress = SimpleNamespace(line=lambda *_, **settings: None)
+    results: Any = SimpleNamespace(progress=progress, kept=nullcontext, finish=lambda *, has_page: has_page)
+    assert _Screen([], [], results).run(setup) is True
+    assert seen == [ahead]
 
 
 def test_folded_targets_are_finished_by_other_workers() -> None:

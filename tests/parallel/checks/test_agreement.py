@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError
 from fastfold.memory import Gemini, GeminiConfig, SimulatedDevice
 from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, parallelize
+from fastfold.parallel.checks import agreement as agreement_module
 from fastfold.parallel.checks.agreement import StepAgreement, compare_inputs
 from fastfold.parallel.comm.groups import Group, agree_over_store
 from fastfold.parallel.tensor_parallel import ParallelMLP
@@ -232,6 +234,42 @@ def test_one_process_has_nothing_to_agree_on() -> None:
     compare_inputs(module, Group(None))
     assert not module._forward_pre_hooks
     agree_over_store("test", {}, "")
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize(("name", "tolerance"), [("replicas", 1e-9), ("tp", 1e-4)])
+def test_weights_may_differ_by_rounding_errors_of_their_norm(
+    name: str, tolerance: float, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names may not differ, sums and norms within a tolerance; cut weights differ in a tensor parallel group."""
+    model = nn.Module()
+    model.whole, model.cut = (nn.Parameter(torch.tensor(x).double()) for x in ([3.0, 4.0], [6.0, 8.0]))
+    model.whole.grad, model.cut.grad = torch.ones(2).double(), torch.ones(2).double()
+    groups = {
+        one: SimpleNamespace(size=1 + (one == name), backend="gloo", name=one)
+        for one in ("tp", "pp", "replicas")
+    }
+    mesh: Any = SimpleNamespace(plan=SimpleNamespace(tp_mode="1d", pp=1), group=groups.__getitem__)
+    agreement = StepAgreement(model, mesh, frozenset({"cut"}), [])
+    change = 0.0
+
+    def gather(own: Tensor, _: Group) -> Tensor:
+        if own.shape == (6,):  # two hashes, and sum and norm of whole and of cut weights
+            assert own[2:].tolist() == [7.0, 5.0, 14.0, 10.0]
+        other = own.clone()
+        if len(own.view(-1)) == 6:
+            other[place] += change
+        return torch.stack([own, other])
+
+    monkeypatch.setattr(agreement_module.async_ops, "gather_numbers", gather)
+    norm = (0.0, 0.0, 5.0, 5.0, 10.0, 10.0)[place]
+    for share, is_refused in ((0.5, norm == 0.0), (2.0, True)):
+        change = share * tolerance * norm if norm else 1.0
+        if is_refused and not (name == "tp" and place > 3):
+            with pytest.raises(ConfigError, match=r"have different values|freeze different parameters"):
+                agreement.check({})
+        else:
+            agreement.check({})
 
 
 @pytest.mark.parametrize(

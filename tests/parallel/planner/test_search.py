@@ -7,6 +7,7 @@ from inspect import getclosurevars
 from typing import Any
 
 import pytest
+from torch import nn
 
 from examples.gpt.gpt import GPTConfig
 from examples.gpt.plan import gpt_workload
@@ -14,6 +15,7 @@ from fastfold.cli import main
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.parallel import best_plans
+from fastfold.parallel.alphafold import workload as alphafold_module
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
@@ -56,6 +58,19 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alphafold(traced_once: None) -> Workload:
     return alphafold_workload(model_config("model_5"), samples=1, **SIZES)
+
+
+@pytest.mark.parametrize(("precision", "devices"), [("bf16", ["cpu"]), ("fp32", [])])
+def test_the_traced_trunk_has_the_precision_of_the_step(
+    precision: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(alphafold_module, "AlphaFold", lambda _: nn.Module())
+    monkeypatch.setattr(alphafold_module, "shard", lambda network, _: network)
+    monkeypatch.setattr(alphafold_module, "autocast_trunk", lambda _, device: seen.append(device))
+    work = alphafold_workload(model_config("model_5"), samples=1, precision=precision, **SIZES)
+    work.build(ParallelMesh(ParallelPlan()))
+    assert seen == devices
 
 
 @pytest.mark.long
