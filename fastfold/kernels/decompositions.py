@@ -41,24 +41,24 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _decompose(name: str, operator: Any, *arguments: Any, **options: Any) -> Any:
-    given = dict(zip((x.name for x in operator._schema.arguments), arguments, strict=False)) | options
+    call = dict(zip((x.name for x in operator._schema.arguments), arguments, strict=False)) | options
     for option in ("backend", "keep"):  # of the operators alone
-        given.pop(option, None)
+        call.pop(option, None)
     if name in _GROUPS:
-        lists = (given.pop(key, ()) for key in ("sides", "masks", "parameters"))
-        given |= _GROUPS[name](*(x for tensors in lists for x in tensors))._asdict()
+        lists = (call.pop(key, ()) for key in ("sides", "masks", "parameters"))
+        call |= _GROUPS[name](*(x for tensors in lists for x in tensors))._asdict()
     elif name == "attention":
-        given |= dict(zip("qkv", given.pop("qkv"), strict=True))
+        call |= dict(zip("qkv", call.pop("qkv"), strict=True))
     elif name == "gated_attention":
-        given |= GatedAttentionParams.of(given.pop("parameters"))._asdict()
+        call |= GatedAttentionParams.of(call.pop("parameters"))._asdict()
     definition = getattr(reference, name)
     if name == "residual_update":
-        return definition(**given)
-    residual, dropout = given.pop("residual", None), given.pop("dropout", None)
+        return definition(**call)
+    residual, dropout = call.pop("residual", None), call.pop("dropout", None)
     for flag, x in (("add_x", "x"), ("add_z", "z")):
-        if given.pop(flag, False):
-            residual = given[x]
-    update = definition(**given)
+        if call.pop(flag, False):
+            residual = call[x]
+    update = definition(**call)
     if name == "attention":  # without sums of exponentials
         return update, update.new_empty(0, dtype=torch.float32)
     update = update if dropout is None else update * dropout

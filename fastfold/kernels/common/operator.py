@@ -33,7 +33,7 @@ class BackwardPass:
     #: Returns what ``compute`` takes as ``out``, from the result and the forward pass' inputs
     saved_result: Callable[[Any, Arguments], Any] = lambda result, call: result
     #: Returns the gradients, from the results and arguments of ``compute``: for gradients that are views
-    arrange: Callable[[list[Tensor], Arguments], Sequence[Tensor | None]] = lambda found, call: found
+    arrange: Callable[[list[Tensor], Arguments], Sequence[Tensor | None]] = lambda results, call: results
 
 
 def kept_memory(result: tuple[Any, Tensor], call: Arguments) -> list[Tensor]:
@@ -63,11 +63,11 @@ def define_operator(
         signature = inspect.signature(backward.compute)
 
         def fake_gradients(*arguments: Any, **options: Any) -> list[Tensor]:
-            given = signature.bind(*arguments, **options).arguments
+            call = signature.bind(*arguments, **options).arguments
             if backward.fake is not None:
-                return backward.fake(given)
-            tensors = _flat(given[x] for x in backward.gradients)
-            return empty_grads([given["grad"] if x is None else x for x in tensors], given["needs"])
+                return backward.fake(call)
+            tensors = _flat(call[x] for x in backward.gradients)
+            return empty_grads([call["grad"] if x is None else x for x in tensors], call["needs"])
 
         compute = define_operator(
             f"{name}_backward", backward.compute, fake=fake_gradients, cost=backward.cost
@@ -100,10 +100,10 @@ class _Gradient:
     def save(
         self, ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Mapping[str, Any] | None = None
     ) -> None:
-        given = {**dict(zip(self.inputs, inputs, strict=True)), **(keyword_only_inputs or {})}
+        call = {**dict(zip(self.inputs, inputs, strict=True)), **(keyword_only_inputs or {})}
         if "out" in self.kept:
-            given["out"] = self.backward.saved_result(output, given)
-        kept = {name: given[name] for name in self.kept}
+            call["out"] = self.backward.saved_result(output, call)
+        kept = {name: call[name] for name in self.kept}
         tensors = {name: x for name, x in kept.items() if x is None or isinstance(x, Tensor | list | tuple)}
         ctx.options = {name: x for name, x in kept.items() if name not in tensors}
         ctx.lengths = {name: len(x) if isinstance(x, list | tuple) else None for name, x in tensors.items()}
@@ -122,16 +122,16 @@ class _Gradient:
         needs = _flat(needed[name] for name in self.backward.gradients)
         call = {**tensors, **ctx.options, **self.backward.constants, "needs": needs}
         grads = iter(grads_or_none(self.backward.arrange(self.operator(grad, **call), call), needs))
-        found: dict[str, Any] = {
+        by_input: dict[str, Any] = {
             name: [None] * len(x) if isinstance(x, list | tuple) else None for name, x in needed.items()
         }
         for name in self.backward.gradients:
             many = isinstance(needed[name], list | tuple)
-            found[name] = [next(grads) for _ in needed[name]] if many else next(grads)
+            by_input[name] = [next(grads) for _ in needed[name]] if many else next(grads)
         residual = self.backward.residual
         if residual is not None and needed[residual]:
-            found[residual] = grad
-        return tuple(found.values())
+            by_input[residual] = grad
+        return tuple(by_input.values())
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:

@@ -69,13 +69,13 @@ class Totals:
 
         A ``needed`` parameter without any gradient gets zeros in float32, any other gets None.
         """
-        found: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         for name, x in zip(parameters._fields, parameters, strict=True):
             gradient = self._sums.get(name)
             if gradient is None and name in needed:
                 gradient = torch.zeros_like(x, dtype=torch.float32)
-            found.append(gradient)
-        return found
+            gradients.append(gradient)
+        return gradients
 
 
 def needed_names(names: Iterable[str], needs: Iterable[bool]) -> frozenset[str]:

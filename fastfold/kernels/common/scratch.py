@@ -36,7 +36,7 @@ class Scratch:
         self.device, self.dtype = torch.device(device), dtype
         self.buffers: dict[str, Tensor] = {}
         self._kinds: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
-        self._lanes: dict[int, Scratch] = {}
+        self._threads: dict[int, Scratch] = {}
 
     def of(self, x: Tensor | Scratch, dtype: torch.dtype | None = None) -> Scratch:
         """Return the same buffers for the device of ``x``, in its dtype or in ``dtype``."""
@@ -45,15 +45,15 @@ class Scratch:
             return self
         scratch = Scratch(x.device, dtype)
         self._kinds.setdefault((self.dtype, self.device), self.buffers)
-        scratch._kinds, scratch._lanes = self._kinds, self._lanes
+        scratch._kinds, scratch._threads = self._kinds, self._threads
         scratch.buffers = self._kinds.setdefault((dtype, x.device), scratch.buffers)
         return scratch
 
-    def lane(self, index: int) -> Scratch:
+    def of_thread(self, index: int) -> Scratch:
         """Return the buffers of thread ``index``, for operators that share work among threads; thread 0 has these."""
         if index == 0:
             return self
-        return self._lanes.setdefault(index, Scratch()).of(
+        return self._threads.setdefault(index, Scratch()).of(
             torch.empty((), device=self.device, dtype=self.dtype)
         )
 

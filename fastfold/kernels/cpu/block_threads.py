@@ -30,7 +30,7 @@ from fastfold.kernels.common.scratch import (
 
 T = TypeVar("T")
 
-MAX_LANES = 8
+MAX_THREADS = 8
 """Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
 it; on more cores, several cores work on each block. Not measured on more than two cores."""
 
@@ -44,26 +44,30 @@ def forward_positions(channels: int, positions: int, dtype: torch.dtype = torch.
     for each thread. ``channels`` are those of the widest buffer, ``positions`` those of all blocks. Fast products of
     ``dtype`` bfloat16 get one block of up to 4 ``BLOCK_ELEMENTS``, or blocks of 2,048 positions at least.
     """
-    lanes = min(MAX_LANES, torch.get_num_threads())
+    threads = min(MAX_THREADS, torch.get_num_threads())
     largest = min(4096, BLOCK_ELEMENTS // 4 // channels)
     if dtype == torch.bfloat16:
         if positions * channels <= 4 * BLOCK_ELEMENTS:
             return positions
         largest = max(2048, largest)
-    return max(block_positions(channels), min(largest, positions // (4 * lanes)))
+    return max(block_positions(channels), min(largest, positions // (4 * threads)))
 
 
-def lanes_of(positions: int, dtype: torch.dtype) -> int:
+def threads_of(positions: int, dtype: torch.dtype) -> int:
     """Return the maximum number of concurrent blocks of an operator on ``positions`` in ``dtype``."""
-    return 1 if dtype == torch.bfloat16 and positions <= ONE_BLOCK else MAX_LANES
+    return 1 if dtype == torch.bfloat16 and positions <= ONE_BLOCK else MAX_THREADS
 
 
 def for_blocks(
-    work: Callable[..., None], blocks: Iterable[tuple[Any, ...]], scratch: Scratch, *, lanes: int = MAX_LANES
+    work: Callable[..., None],
+    blocks: Iterable[tuple[Any, ...]],
+    scratch: Scratch,
+    *,
+    threads: int = MAX_THREADS,
 ) -> None:
     """Call ``work(scratch, *block)`` for each block; on a CPU with several threads, for several blocks at once.
 
-    The number of threads is :func:`torch.get_num_threads`, and at most ``lanes``. Each has its own buffers, which are
+    The number of threads is :func:`torch.get_num_threads`, and at most ``threads``. Each has its own buffers, which are
     kept in ``scratch`` too. The result of a block does not depend on its thread; blocks must write to separate places.
     No gradients are recorded. After an exception of ``work`` or ``blocks``, which is raised, no block is started.
     """
@@ -72,14 +76,14 @@ def for_blocks(
     if len(first) == 1:
         work(scratch, *first[0])
         return
-    threads = _lanes(scratch, lanes)
+    threads = _threads(scratch, threads)
     first.extend(itertools.islice(blocks, max(0, threads - 2)))
     blocks = itertools.chain(first, blocks)
     if threads == 1 or len(first) < threads:
         for block in blocks:
             work(scratch, *block)
         return
-    _run([functools.partial(work, scratch.lane(i)) for i in range(threads)], [_Queue(blocks)] * threads)
+    _run([functools.partial(work, scratch.of_thread(i)) for i in range(threads)], [_Queue(blocks)] * threads)
 
 
 def for_positions(
@@ -112,7 +116,7 @@ def sum_blocks(
     scratch: Scratch,
     totals: Any,
     *,
-    lanes: int = MAX_LANES,
+    threads: int = MAX_THREADS,
 ) -> None:
     """Call ``work(scratch, totals, *block)`` for each block, as :func:`for_blocks` does, to add to ``totals``.
 
@@ -121,16 +125,16 @@ def sum_blocks(
     so sums are the same bits every time.
     """
     size = sum(x.numel() for x in tree_leaves(totals) if isinstance(x, Tensor))
-    lanes = _lanes(scratch, lanes) if size <= _OWN_TOTALS else 1
+    threads = _threads(scratch, threads) if size <= _OWN_TOTALS else 1
     blocks = list(blocks)
-    if lanes == 1 or len(blocks) < lanes:
+    if threads == 1 or len(blocks) < threads:
         for block in blocks:
             work(scratch, totals, *block)
         return
-    own = [totals, *(tree_map_only(Tensor, torch.zeros_like, totals) for _ in range(1, lanes))]
+    own = [totals, *(tree_map_only(Tensor, torch.zeros_like, totals) for _ in range(1, threads))]
     _run(
-        [functools.partial(work, scratch.lane(i), own[i]) for i in range(lanes)],
-        [_Queue(iter(blocks[i::lanes])) for i in range(lanes)],
+        [functools.partial(work, scratch.of_thread(i), own[i]) for i in range(threads)],
+        [_Queue(iter(blocks[i::threads])) for i in range(threads)],
     )
     for total, *parts in zip(*map(tree_leaves, own), strict=True):
         for part in parts:
@@ -143,7 +147,7 @@ def on_one_core(work: Callable[[], T]) -> T:
 
     Cores that share an operator of a few thousand numbers wait for each other longer than it takes.
     """
-    if torch.get_num_threads() == 1 or is_traced() or _thread.is_lane:
+    if torch.get_num_threads() == 1 or is_traced() or _thread.is_block_thread:
         return work()
     inference = torch.is_inference_mode_enabled()
 
@@ -155,10 +159,10 @@ def on_one_core(work: Callable[[], T]) -> T:
         return pool.submit(copy_context().run, alone).result()
 
 
-def _lanes(scratch: Scratch, most: int) -> int:
+def _threads(scratch: Scratch, limit: int) -> int:
     """Return the number of blocks to compute at once."""
-    threads = min(most, torch.get_num_threads())
-    if threads == 1 or scratch.device.type != "cpu" or is_traced() or _thread.is_lane:
+    threads = min(limit, torch.get_num_threads())
+    if threads == 1 or scratch.device.type != "cpu" or is_traced() or _thread.is_block_thread:
         return 1
     return threads
 
@@ -167,7 +171,7 @@ def _run(works: Sequence[Callable[..., None]], queues: Sequence[_Queue]) -> None
     """Call each function on a thread of its own for the blocks of its queue."""
     inference = torch.is_inference_mode_enabled()
 
-    def lane(work: Callable[..., None], queue: _Queue) -> None:
+    def run_queue(work: Callable[..., None], queue: _Queue) -> None:
         with torch.inference_mode(inference), torch.no_grad():
             try:
                 for block in queue:
@@ -183,7 +187,7 @@ def _run(works: Sequence[Callable[..., None]], queues: Sequence[_Queue]) -> None
     pool = _pools.get(len(works), torch.get_num_threads())
     # Settings of the caller, as the library of products, are in its context.
     pairs = zip(works, queues, strict=True)
-    running = [pool.submit(copy_context().run, lane, work, queue) for work, queue in pairs]
+    running = [pool.submit(copy_context().run, run_queue, work, queue) for work, queue in pairs]
     try:
         for one in running:
             one.result()
@@ -223,12 +227,12 @@ class _Pools:
     def _drop(self) -> None:
         self._lock, self._pools = threading.Lock(), dict[tuple[int, int], ThreadPoolExecutor]()
 
-    def get(self, lanes: int, threads: int) -> ThreadPoolExecutor:
+    def get(self, blocks: int, threads: int) -> ThreadPoolExecutor:
         """Return a pool whose threads each have an equal part of ``threads`` cores for PyTorch's operators."""
         with self._lock:
-            if (lanes, threads) not in self._pools:
-                self._pools[lanes, threads] = _started_pool(lanes, threads // lanes)
-            return self._pools[lanes, threads]
+            if (blocks, threads) not in self._pools:
+                self._pools[blocks, threads] = _started_pool(blocks, threads // blocks)
+            return self._pools[blocks, threads]
 
 
 def _started_pool(threads: int, cores: int) -> ThreadPoolExecutor:
@@ -236,7 +240,7 @@ def _started_pool(threads: int, cores: int) -> ThreadPoolExecutor:
     own, started = torch.get_num_threads(), threading.Barrier(threads)
 
     def start() -> None:
-        _thread.is_lane = True
+        _thread.is_block_thread = True
         # A thread takes the process's number when it first asks. A number set after that is its own, but also the
         # process's for later threads, so it is restored below.
         torch.get_num_threads()
@@ -249,7 +253,7 @@ def _started_pool(threads: int, cores: int) -> ThreadPoolExecutor:
 
 
 class _Thread(threading.local):
-    is_lane = False  #: True in a thread that computes blocks for another
+    is_block_thread = False  #: True in a thread that computes blocks for another
 
 
 _thread = _Thread()

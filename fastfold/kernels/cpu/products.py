@@ -102,8 +102,8 @@ def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
     The product is the same bit for bit. Most calls have ``rows`` rows.
     """
-    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-    return found
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return packed
 
 
 def multiplied_by_onednn() -> bool:
@@ -136,8 +136,8 @@ def _vendor() -> str | None:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
-    return next(found, None)
+    vendors = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    return next(vendors, None)
 
 
 def _is_exact() -> bool:

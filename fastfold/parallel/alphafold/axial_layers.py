@@ -41,16 +41,21 @@ class GatheredBias(RegatheringLayer):
     dropout: Any
 
     def attend(
-        self, x: Tensor, mask: Tensor, bias: Tensor, again: Regather | None, begun: Sequence[Tensor] = ()
+        self,
+        x: Tensor,
+        mask: Tensor,
+        bias: Tensor,
+        again: Regather | None,
+        projections: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the updated shard ``x [*, R, N, c]``, with gradients; ``mask [*, R, N]`` is that of the shard.
 
-        The bias ``[*, H, N, N]`` is gathered; ``again`` gathers it again in the backward pass, None keeps it. ``begun``
-        is the result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
+        The bias ``[*, H, N, N]`` is gathered; ``again`` gathers it again in the backward pass, None keeps it.
+        ``projections`` are the result of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, or empty.
         """
         dropout = self.dropout(x)
         return attention_regathered(
-            self.norm, self.attention, x, bias, mask, dropout=dropout, again=again, begun=begun
+            self.norm, self.attention, x, bias, mask, dropout=dropout, again=again, projections=projections
         )
 
 
@@ -85,11 +90,16 @@ class AxialTriangleAttention(GatheredBias, TriangleAttention):
         return super().forward(pair, pair_mask, whole)
 
     def attend(
-        self, x: Tensor, mask: Tensor, bias: Tensor, again: Regather | None, begun: Sequence[Tensor] = ()
+        self,
+        x: Tensor,
+        mask: Tensor,
+        bias: Tensor,
+        again: Regather | None,
+        projections: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the updated shard of the pair; the bias is as read along the pair's rows."""
         if self.starting:
-            return super().attend(x, mask, bias, again, begun)
+            return super().attend(x, mask, bias, again, projections)
         dropout = self.dropout(x)
         return attention_regathered(
             self.norm,
@@ -99,7 +109,7 @@ class AxialTriangleAttention(GatheredBias, TriangleAttention):
             mask.mT,
             dropout=columns(dropout),
             again=None if again is None else lambda: again().mT,
-            begun=begun,
+            projections=projections,
         ).transpose(-3, -2)
 
 

@@ -64,8 +64,8 @@ class Regathered:
     def started_by(self, x: Tensor) -> Tensor:
         """Return ``x``; its gradient starts the gathering when the backward pass reaches it."""
         # A node of its own: the engine runs it before the other work of the block.
-        found: Tensor = _Starting.apply(x, self) if self._moves else x
-        return found
+        started: Tensor = _Starting.apply(x, self) if self._moves else x
+        return started
 
 
 class _Starting(Function):
@@ -154,14 +154,14 @@ class _Attention(Function):
         bias: Tensor | None,
         mask: Tensor,
         dropout: Tensor | None,
-        how: tuple[Regather | None, list[Tensor], dict[str, Any]],
+        settings: tuple[Regather | None, list[Tensor], dict[str, Any]],
         *parameters: Tensor,
     ) -> Tensor:
-        again, begun, options = how
+        again, projections, options = settings
         ctx.save_for_backward(x, bias if again is None else None, mask, dropout, *parameters)
-        ctx.again, ctx.begun, ctx.options, ctx.begin = again, None, options, _Attention.begin
+        ctx.again, ctx.projections, ctx.options, ctx.begin = again, None, options, _Attention.begin
         out: Tensor = torch.ops.fastfold.gated_attention_begun(
-            x, begun, bias, mask, dropout, parameters, **options
+            x, projections, bias, mask, dropout, parameters, **options
         )
         return out
 
@@ -170,24 +170,24 @@ class _Attention(Function):
         # Saved tensors are read once: activation checkpointing returns them a single time.
         x, *others = saved = ctx.saved_tensors
         parameters = GatedAttentionParams.of(others[3:])
-        ctx.begun = saved, gated_attention_begin(x, parameters, **ctx.options, backward=True)
+        ctx.projections = saved, gated_attention_begin(x, parameters, **ctx.options, backward=True)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x, bias, mask, dropout, *parameters), begun = ctx.begun or (ctx.saved_tensors, [])
-        ctx.begun = None
+        (x, bias, mask, dropout, *parameters), projections = ctx.projections or (ctx.saved_tensors, [])
+        ctx.projections = None
         bias = bias if ctx.again is None else ctx.again()
-        found = iter(
+        gradients = iter(
             torch.ops.fastfold.gated_attention_backward(
-                *(grad, x, begun, bias, mask, dropout, parameters),
+                *(grad, x, projections, bias, mask, dropout, parameters),
                 needs=[True, bias is not None, *ctx.needs_input_grad[5:]],
                 add_x=True,
                 **ctx.options,
             )
         )
-        grad_x, of_bias = next(found), None if bias is None else next(found).to(bias.dtype)
-        of_parameters = gradients_of_parameters(found, parameters)
+        grad_x, of_bias = next(gradients), None if bias is None else next(gradients).to(bias.dtype)
+        of_parameters = gradients_of_parameters(gradients, parameters)
         return grad_x, of_bias, None, None, None, *of_parameters
 
 
@@ -208,7 +208,7 @@ def _parameters(norm: LayerNorm, attention: Attention) -> GatedAttentionParams:
 def begin_attention(norm: LayerNorm, attention: Attention, x: Tensor) -> list[Tensor]:
     """Compute the part of attention that needs ``x [*, R, N, c]`` only, while a bias is sent.
 
-    Pass the result as ``begun`` to :func:`attention_regathered`.
+    Pass the result as ``projections`` to :func:`attention_regathered`.
     """
     return gated_attention_begin(x, _parameters(norm, attention), **_options(attention, x))
 
@@ -222,15 +222,15 @@ def attention_regathered(
     *,
     dropout: Tensor | None,
     again: Regather | None = None,
-    begun: Sequence[Tensor] = (),
+    projections: Sequence[Tensor] = (),
 ) -> Tensor:
     """Compute ``x + dropout * attention(norm(x))`` along N of ``x [*, R, N, c]``, with a gathered bias.
 
     The bias is ``[*, H, N, N]``, and the mask is ``[*, R, N]``. ``again`` gathers the bias again in the backward pass;
-    None keeps it. ``begun`` is the result of :func:`begin_attention`, or empty.
+    None keeps it. ``projections`` is the result of :func:`begin_attention`, or empty.
     """
-    how = again, list(begun), _options(attention, x)
-    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *_parameters(norm, attention).present())
+    settings = again, list(projections), _options(attention, x)
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, settings, *_parameters(norm, attention).present())
     return out
 
 

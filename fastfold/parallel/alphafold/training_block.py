@@ -84,9 +84,9 @@ class TrainingBlock:
         attention = self._block.msa_row_attention
         move, again = self._gathering(attention, attention.bias(pair), -1, attention.regathers(pair))
         needed, later = self._start_overlapping([move], self._to_rows(pair))
-        begun = begin_attention(attention.norm, attention.attention, msa)
+        projections = begin_attention(attention.norm, attention.attention, msa)
         (bias, *_) = needed()
-        msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, again, begun)
+        msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, again, projections)
         (msa,) = self._start([self._reshard_msa(msa, -2)], begins_backward(msa)).wait()
         msa, begin = self._update_columns(msa)
         if self._contraction == "channels":
@@ -102,9 +102,9 @@ class TrainingBlock:
         move, regather = self._gathering(attention, attention.bias(pair), cut, again)
         gathering = self._start([move])
         (msa,) = by_sequence()
-        begun = begin_attention(attention.norm, attention.attention, msa)
+        projections = begin_attention(attention.norm, attention.attention, msa)
         (bias,) = gathering.wait()
-        msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, begun)
+        msa = attention.attend(msa, self._shards.take(self._msa_mask, -2), bias, regather, projections)
         later, begin, has_gradient = self._start([self._reshard_msa(msa, -2)]), begins_backward(msa), Event()
         pair = self._update_pair(pair, lambda: begin() if has_gradient.is_set() else None)
         msa, _ = self._update_columns(later.wait()[0])
@@ -217,12 +217,12 @@ class TrainingBlock:
         move, again = self._gathering(layer, layer.bias(pair), cut + 1, layer.regathers(pair))
         if needed == cut:
             gathering = self._start([move], begin)
-            begun = begin_attention(layer.norm, layer.attention, pair)
+            projections = begin_attention(layer.norm, layer.attention, pair)
             (bias,) = gathering.wait()
         else:
             moved = pair, self._shards.resharding(pair, cut=needed, join=cut, length=self._residues)
-            (bias, pair), begun = self._start([move, moved], begin).wait(), []
-        pair = layer.attend(pair, self._own_mask(needed), bias, again, begun)
+            (bias, pair), projections = self._start([move, moved], begin).wait(), []
+        pair = layer.attend(pair, self._own_mask(needed), bias, again, projections)
         return pair, needed, begins_backward(pair)
 
     def _own_mask(self, cut: int) -> Tensor:

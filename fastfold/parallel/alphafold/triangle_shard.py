@@ -57,9 +57,9 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         out = pair if self.policy.inplace else torch.empty_like(pair)
         for i in batch_elements(pair):
             for rows, product in self._streamed(pair[i], mask[i], contract, ranks, host):
-                found = self.updated(pair[i][rows], product, None if dropout is None else dropout[i])
+                updated = self.updated(pair[i][rows], product, None if dropout is None else dropout[i])
                 if out is not pair:
-                    out[i][rows] = found
+                    out[i][rows] = updated
         return out
 
     def _streamed(
@@ -158,15 +158,15 @@ class SummedTerms:
 
     def gradients(self, grad: Tensor, factors: Tensor) -> Tensor:
         """Return the gradients of the factors, from that of the whole product."""
-        found = torch.empty_like(factors)
-        (left, right), (of_left, of_right) = factors.chunk(2, -3), found.chunk(2, -3)
+        gradients = torch.empty_like(factors)
+        (left, right), (of_left, of_right) = factors.chunk(2, -3), gradients.chunk(2, -3)
         if self.outgoing:
             padded_matmul(grad, right, out=of_left)
             padded_matmul(grad.mT, left, out=of_right)
         else:
             padded_matmul(right, grad, out=of_left)
             padded_matmul(left, grad.mT, out=of_right)
-        return found
+        return gradients
 
     def send(self, terms: Tensor, pair: Tensor) -> list[AsyncResult[Tensor]]:
         """Start summing terms, and with outgoing edges resharding the pair to its rows."""
@@ -178,9 +178,9 @@ class SummedTerms:
         # The gather has its own message: in a shared one its data would be copied for each rank.
         moves = (grad, self._sum(grad).adjoint), (pair, self._to_rows(pair).adjoint)
         return [
-            found
+            result
             for move in (moves if self.outgoing else moves[:1])
-            for found in async_ops.start_exchange([move], self.shards.group)
+            for result in async_ops.start_exchange([move], self.shards.group)
         ]
 
     def _sum(self, x: Tensor) -> Move:
@@ -204,10 +204,10 @@ class TriangleOfTerms(Function):
         ctx: Any, pair: Tensor, mask: Tensor, dropout: Tensor | None, how: SummedTerms, *parameters: Tensor
     ) -> Tensor:
         group = TriangleParams(*parameters)
-        ctx.how, ctx.begun, ctx.begin = how, None, TriangleOfTerms.begin
+        ctx.how, ctx.factors, ctx.begin = how, None, TriangleOfTerms.begin
         ctx.backend = choose_backend(pair, fits=max(group.out_weight.shape) <= MAX_CHANNELS)
         factors = torch.ops.fastfold.triangle_factors(pair, mask, group.factors, ctx.backend)
-        product, *rows = [found.wait() for found in how.send(how.product(factors), pair)]
+        product, *rows = [result.wait() for result in how.send(how.product(factors), pair)]
         ctx.save_for_backward(pair, mask, dropout, product, rows[0] if rows else None, *parameters)
         out: Tensor = torch.ops.fastfold.triangle_update(
             product, rows[0] if rows else pair, dropout, group.update, True, ctx.backend
@@ -220,14 +220,14 @@ class TriangleOfTerms(Function):
         # Saved tensors are read once: activation checkpointing returns them a single time.
         pair, mask, *others = saved = ctx.saved_tensors
         parameters = TriangleParams(*others[3:]).factors
-        ctx.begun = saved, torch.ops.fastfold.triangle_factors(pair, mask, parameters, ctx.backend)
+        ctx.factors = saved, torch.ops.fastfold.triangle_factors(pair, mask, parameters, ctx.backend)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         how: SummedTerms = ctx.how
-        saved, factors = ctx.begun or (ctx.saved_tensors, None)
-        ctx.begun = None
+        saved, factors = ctx.factors or (ctx.saved_tensors, None)
+        ctx.factors = None
         pair, mask, dropout, product, by_rows, *parameters = saved
         group, needs = TriangleParams(*parameters), list(ctx.needs_input_grad[4:])
         of_update = [*(needs[:2] if how.outgoing else [False] * 2), *needs[6:]]
@@ -251,5 +251,5 @@ class TriangleOfTerms(Function):
         )
         if how.outgoing:
             of_factors[:2] = torch._foreach_add(of_factors[:2], update[:2])
-        found = zip([*of_factors, *update[2:]], needs, strict=True)
-        return grad_pair, None, None, None, *(g if need else None for g, need in found)
+        pairs = zip([*of_factors, *update[2:]], needs, strict=True)
+        return grad_pair, None, None, None, *(g if need else None for g, need in pairs)

@@ -64,8 +64,8 @@ def alphafold_workload(
 
     def loss(network: nn.Module) -> Tensor:
         result = network(dummy_features(config, residues, msa, extra_msa), 0)
-        found = [x for x in tree_iter(result) if isinstance(x, Tensor) and x.requires_grad]
-        return torch.stack([x.float().sum() for x in found]).sum()
+        tensors = [x for x in tree_iter(result) if isinstance(x, Tensor) and x.requires_grad]
+        return torch.stack([x.float().sum() for x in tensors]).sum()
 
     return Workload(
         name=name,

@@ -24,9 +24,9 @@ from fastfold.kernels.cpu.block_threads import (
     for_blocks,
     for_positions,
     forward_positions,
-    lanes_of,
     on_one_core,
     sum_blocks,
+    threads_of,
 )
 from fastfold.kernels.cpu.linear import reduced_products
 from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
@@ -68,7 +68,7 @@ def test_every_block_is_made_once_and_by_as_many_threads_as_there_are(threads: i
 def test_too_few_blocks_one_lane_and_other_devices_stay_in_the_caller_s_thread(threads: int) -> None:
     own = {threading.current_thread().name}
     assert set(_makers(threads - 1, wait=False)) == own
-    assert set(_makers(2 * threads, wait=False, lanes=1)) == own
+    assert set(_makers(2 * threads, wait=False, threads=1)) == own
     found: list[str] = []
     for_blocks(lambda *_: found.append(threading.current_thread().name), [()] * 9, Scratch("meta"))
     assert set(found) == own
@@ -76,13 +76,13 @@ def test_too_few_blocks_one_lane_and_other_devices_stay_in_the_caller_s_thread(t
 
 
 def test_a_block_s_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer lanes than cores, several cores work on each block; the caller's number stays as it was."""
+    """With fewer blocks at once than cores, several cores work on each block; the caller's number stays as it was."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(block_threads, "MAX_LANES", 2)
+    monkeypatch.setattr(block_threads, "MAX_THREADS", 2)
     torch.set_num_threads(5)
     try:
         found: list[int] = []
-        for_blocks(lambda *_: found.append(torch.get_num_threads()), [()] * 9, Scratch(), lanes=2)
+        for_blocks(lambda *_: found.append(torch.get_num_threads()), [()] * 9, Scratch(), threads=2)
         assert found == [2] * 9
         assert torch.get_num_threads() == 5
     finally:
@@ -307,26 +307,26 @@ LARGE = {
 
 @pytest.fixture
 def on_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Tensor]], Tensor]:
-    """Call something with a number of threads, after which lanes were used if there are two."""
-    lanes: list[Scratch] = []
-    lane = Scratch.lane
+    """Call something with a number of threads, after which blocks were divided if there are two."""
+    divided: list[Scratch] = []
+    of_thread = Scratch.of_thread
 
     def watched(self: Scratch, index: int) -> Scratch:
-        lanes.append(self)
-        return lane(self, index)
+        divided.append(self)
+        return of_thread(self, index)
 
-    monkeypatch.setattr(Scratch, "lane", watched)
+    monkeypatch.setattr(Scratch, "of_thread", watched)
 
     def run(threads: int, operator: Callable[[], Tensor]) -> Tensor:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        lanes.clear()
+        divided.clear()
         try:
             with torch.no_grad():
                 found = operator()
         finally:
             torch.set_num_threads(before)
-        assert bool(lanes) == (threads > 1)
+        assert bool(divided) == (threads > 1)
         return found
 
     return run
@@ -463,5 +463,5 @@ def test_fast_products_get_larger_blocks(
 
 
 def test_few_positions_in_bfloat16_are_not_shared_among_threads() -> None:
-    assert lanes_of(4096, torch.bfloat16) == 1
-    assert lanes_of(4097, torch.bfloat16) == lanes_of(10, torch.float32) == block_threads.MAX_LANES
+    assert threads_of(4096, torch.bfloat16) == 1
+    assert threads_of(4097, torch.bfloat16) == threads_of(10, torch.float32) == block_threads.MAX_THREADS

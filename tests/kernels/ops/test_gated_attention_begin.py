@@ -123,7 +123,7 @@ def test_both_parts_cost_what_the_whole_does(
     begun = gated_attention_begin(made["x"], parameters, heads=2, backend="torch")
     assert begin.flops == gated_attention_flops(2, 5, 24, 32, gated=not leave_out)[0]
     rest, nothing_begun = (
-        OPERATOR_COSTS["gated_attention_begun"](call | {"begun": given}) for given in (begun, [])
+        OPERATOR_COSTS["gated_attention_begun"](call | {"projections": given}) for given in (begun, [])
     )
     assert begin.flops + rest.flops == whole.flops
     assert begin.launches + rest.launches == whole.launches

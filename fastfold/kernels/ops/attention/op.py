@@ -121,13 +121,13 @@ def _compute_gradients(
         grad = batched(innermost(grad))
         grad_bias = attend_backward_triton(grad, operands, batched(out[0]), out[1], targets, scale, need_bias)
     else:
-        given = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
+        whole = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
         scratch = Scratch().of(q, gradient_dtype(q))
         if bias is not None and need_bias:
             grad_bias = bias.new_zeros(bias.shape, dtype=accumulation_dtype(q))
         grads = Operands(grad_q, grad_k, grad_v, grad_bias, None, grad_gate)
         for i in itertools.product(*map(range, q.shape[:-4])):
-            attend_backward(grad[i], given.batch(i), grads.batch(i), scale, scratch)
+            attend_backward(grad[i], whole.batch(i), grads.batch(i), scale, scratch)
     if grad_bias is not None and bias is not None:
         grad_bias = grad_bias.view(bias.shape).to(bias.dtype)
     return [_empty(q) if x is None else x for x in (grad_q, grad_k, grad_v, grad_bias, grad_gate)]

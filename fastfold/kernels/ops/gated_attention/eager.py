@@ -317,13 +317,13 @@ class AttentionGradients:
         grad_bias: Tensor | None,
         totals: Weights | None,
         scratch: Scratch,
-        begun: Sequence[Tensor] = (),
+        projections: Sequence[Tensor] = (),
         kept: Kept | None = None,
     ) -> tuple[Tensor, Weights | None]:
         """Compute gradients of a block of rows, from that of its result ``[r, N, c]``.
 
         The bias's gradients ``[H, N, N]`` and the parameters', if they are needed, are added to ``grad_bias`` and
-        ``totals``. ``begun`` is the result of :meth:`begin` if it was called before, and ``kept`` what
+        ``totals``. ``projections`` is the result of :meth:`begin` if it was called before, and ``kept`` what
         :class:`AttentionForward` kept. The buffers have the dtype of the products.
 
         Returns:
@@ -333,7 +333,7 @@ class AttentionGradients:
         x, bias, masked, _, dropout = rows
         x = scratch.contiguous("x", x)
         if kept is None:
-            normed, *statistics, projected = begun or self.begin(x, scratch)
+            normed, *statistics, projected = projections or self.begin(x, scratch)
             q, k, v, *gate = projected.unbind(2)
         else:
             normed, *statistics = normalize(x, *weights.norm, EPS)

@@ -49,8 +49,8 @@ def gated_attention_definition(
 ) -> Tensor:
     """Compute :func:`gated_attention` by its specification, from its :class:`~.eager.GatedAttentionParams`."""
     exact = accumulation_dtype(x)
-    given: dict[str, Any] = {k: None if p is None else p.to(exact) for k, p in parameters.items()}
-    w = GatedAttentionParams(**given)
+    exact_parameters: dict[str, Any] = {k: None if p is None else p.to(exact) for k, p in parameters.items()}
+    w = GatedAttentionParams(**exact_parameters)
     normed = layer_norm_definition(x.to(exact), w.norm_weight, w.norm_bias)
 
     def project(weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -300,13 +300,13 @@ def _wrong_shape(name: str, shape: list[int], x: Tensor, operand: Tensor) -> Inp
 def _compute_beginning(
     x: Tensor, parameters: Sequence[Tensor], *, heads: int, backend: str, backward: bool
 ) -> list[Tensor]:
-    blocks, given = blocks_of(backend), GatedAttentionParams.of(parameters)
+    blocks, params = blocks_of(backend), GatedAttentionParams.of(parameters)
     for _, rows in row_blocks(x, blocks.row_step):
         if backward:
             dtype = blocks.backward_dtype(x)
-            step = blocks.gradient_step(arrange(given, dtype), heads, needs_parameters=False)
+            step = blocks.gradient_step(arrange(params, dtype), heads, needs_parameters=False)
             return step.begin(part(x, rows), Scratch().of(x, dtype))
-        weights = centered_on(x, arrange(given, x.dtype))
+        weights = centered_on(x, arrange(params, x.dtype))
         scratch = Scratch().of(x, product_dtype(x))
         projected = blocks.forward_step(weights, heads).begin(part(x, rows), scratch)
         return [projected.to(x.dtype)]
@@ -316,12 +316,12 @@ def _compute_beginning(
 def _begin_fake(
     x: Tensor, parameters: Sequence[Tensor], *, heads: int, backend: str, backward: bool
 ) -> list[Tensor]:
-    blocks, given = blocks_of(backend), GatedAttentionParams.of(parameters)
+    blocks, params = blocks_of(backend), GatedAttentionParams.of(parameters)
     for _, rows in row_blocks(x, blocks.row_step):
         first = part(x, rows)
         dtype = blocks.backward_dtype(x) if backward else x.dtype
-        width = len(given.query_weight) // heads
-        projected = (*first.shape[:2], 3 if given.gate_weight is None else 4, heads, width)
+        width = len(params.query_weight) // heads
+        projected = (*first.shape[:2], 3 if params.gate_weight is None else 4, heads, width)
         normalized = blocks.empty_normalized(first) if backward else []
         return [*normalized, x.new_empty(projected, dtype=dtype)]
     return []
@@ -343,19 +343,21 @@ def gated_attention_begin(
     """Compute the values of :func:`fastfold.kernels.gated_attention` for its first block of rows that need only ``x``.
 
     No gradients are recorded. ``fastfold::gated_attention_begun`` continues from the result. With ``backward``, the
-    backward pass is begun, which ``fastfold::gated_attention_backward`` continues. The backend is ``triton`` or
+    backward pass is started, which ``fastfold::gated_attention_backward`` continues. The backend is ``triton`` or
     ``torch``.
 
     Returns:
         Projections of the block; for the backward pass, the normalised block before them. Empty without rows.
     """
-    found: list[Tensor] = _begin(x, parameters.present(), heads=heads, backend=backend, backward=backward)
-    return found
+    projections: list[Tensor] = _begin(
+        x, parameters.present(), heads=heads, backend=backend, backward=backward
+    )
+    return projections
 
 
 def _continue(
     x: Tensor,
-    begun: Sequence[Tensor],
+    projections: Sequence[Tensor],
     bias: Tensor | None,
     mask: Tensor | None,
     dropout: Tensor | None,
@@ -371,12 +373,12 @@ def _continue(
         GatedAttentionParams.of(parameters),
         heads=heads,
         backend=backend,
-        begun=begun,
+        projections=projections,
     )
 
 
 def _begun_cost(call: Arguments) -> OperatorCost:
-    return _without_projections(call, _last_elements(call["begun"]), _cost(call))
+    return _without_projections(call, _last_elements(call["projections"]), _cost(call))
 
 
 define_operator("gated_attention_begun", _continue, fake=like_first, cost=_begun_cost)

@@ -22,7 +22,7 @@ from fastfold.kernels.common.scratch import (
     finish,
 )
 from fastfold.kernels.common.shared_masks import once
-from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks, sum_blocks
+from fastfold.kernels.cpu.block_threads import MAX_THREADS, for_blocks, sum_blocks
 from fastfold.kernels.cpu.linear import product_dtype, requested_products
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
@@ -85,14 +85,14 @@ def forward(
     heads: int,
     backend: str,
     scratch: Scratch | None = None,
-    begun: Sequence[Tensor] = (),
+    projections: Sequence[Tensor] = (),
     kept: Kept | None = None,
     at_once: bool = False,
 ) -> Tensor:
     """Fill ``out``, without autocast; projections, scores and output exist for one block of rows at a time.
 
-    Arguments are those of :func:`fastfold.kernels.gated_attention`; ``begun`` may have the first block's projections.
-    PyTorch fills ``kept`` for :func:`compute_gradients`.
+    Arguments are those of :func:`fastfold.kernels.gated_attention`; ``projections`` are those of the first block, or
+    empty. PyTorch fills ``kept`` for :func:`compute_gradients`.
     """
     blocks: _Backend = eager if backend == "torch" else blocks_of(backend)
     x, bias, mask, residual, dropout = operands
@@ -112,35 +112,43 @@ def forward(
     step = blocks.forward_step(weights, heads)
     rows_of_block = len if at_once and backend == "triton" else blocks.row_step
     if x.dim() == 3 and x.numel() > 0 and x.shape[0] <= rows_of_block(x):  # a single block
-        step(out, RowBlock(x, bias, mask, residual, dropout), scratch, begun[0] if begun else None, kept)
+        step(
+            out,
+            RowBlock(x, bias, mask, residual, dropout),
+            scratch,
+            projections[0] if projections else None,
+            kept,
+        )
         return out
 
-    def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
+    def block(scratch: Scratch, i: Index, rows: Index, projections: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
         of_block = None if kept is None else kept.part(rows)
-        step(part(out, rows), own, scratch, begun[0] if begun else None, of_block)
+        step(part(out, rows), own, scratch, projections[0] if projections else None, of_block)
 
-    blocks_and_begun = _with_first(row_blocks(x, rows_of_block), begun)
-    for_blocks(block, blocks_and_begun, scratch, lanes=_most_lanes(x, backend))
+    blocks_and_projections = _with_first(row_blocks(x, rows_of_block), projections)
+    for_blocks(block, blocks_and_projections, scratch, threads=_most_threads(x, backend))
     return out
 
 
 def lanes_bytes(residues: int, channels: int) -> int:
     """Return the bytes of a CPU's threads that compute blocks at the same time, except one."""
     block = _LANE * channels * max(eager.POSITIONS, min(residues, LONG_ROW)) + 4 * BLOCK_ELEMENTS
-    return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
+    return (min(MAX_THREADS, torch.get_num_threads()) - 1) * block
 
 
-def _with_first(indices: Iterator[tuple[Index, Index]], begun: Sequence[Tensor]) -> Iterator[tuple[Any, ...]]:
-    """Add ``begun`` to the indices of the first block, and nothing to the others'."""
-    given = itertools.chain([begun], itertools.repeat(()))
-    return ((*index, own) for index, own in zip(indices, given, strict=False))
+def _with_first(
+    indices: Iterator[tuple[Index, Index]], projections: Sequence[Tensor]
+) -> Iterator[tuple[Any, ...]]:
+    """Add ``projections`` to the indices of the first block, and nothing to the others'."""
+    firsts = itertools.chain([projections], itertools.repeat(()))
+    return ((*index, own) for index, own in zip(indices, firsts, strict=False))
 
 
-def _most_lanes(x: Tensor, backend: str) -> int:
+def _most_threads(x: Tensor, backend: str) -> int:
     """Return the maximum number of blocks at a time."""
     # A block has at least one row, so long rows enlarge its buffers; all cores then share one block.
-    return MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
+    return MAX_THREADS if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
 
 
 def compute_gradients(
@@ -164,12 +172,12 @@ def compute_gradients(
     pass; or nothing. With ``add_x``, ``x`` is also the residual. Gradients of parameters are left out if
     ``needs`` asks for none of them. The bias's is in the dtype of accumulation.
     """
-    given, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
-    kept = Kept.of(out[0], x, given, heads) if len(out) == 1 else None
+    params, blocks, exact = GatedAttentionParams.of(parameters), blocks_of(backend), accumulation_dtype(x)
+    kept = Kept.of(out[0], x, params, heads) if len(out) == 1 else None
     needs_parameters = any(needs[2:])
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    weights = arrange(given, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
+    weights = arrange(params, blocks.backward_dtype(x))._replace(positions=x.shape[:-1].numel())
     step = blocks.gradient_step(weights, heads, needs_parameters)
     # Triton's first block makes the totals.
     begins_with_totals = needs_parameters and backend != "triton"
@@ -178,42 +186,46 @@ def compute_gradients(
         sums[0] = torch.zeros(bias.shape, dtype=exact, device=bias.device)
     grad_x = torch.empty_like(x)
 
-    def block(scratch: Scratch, sums: list[Any], i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
+    def block(
+        scratch: Scratch, sums: list[Any], i: Index, rows: Index, projections: Sequence[Tensor]
+    ) -> None:
         own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
         b_grad, grad_bias = part(grad, rows), part(sums[0], i)
         of_block = None if kept is None else kept.part(rows)
-        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, begun, of_block)
+        block_grad, sums[1] = step(b_grad, own, grad_bias, sums[1], scratch, projections, of_block)
         finish(part(grad_x, rows), block_grad, b_grad if add_x else None, None)
 
-    blocks_and_begun = _with_first(row_blocks(x, blocks.row_step), out if kept is None else ())
+    blocks_and_projections = _with_first(row_blocks(x, blocks.row_step), out if kept is None else ())
     scratch = Scratch().of(x, blocks.backward_dtype(x))
-    sum_blocks(block, blocks_and_begun, scratch, sums, lanes=_most_lanes(x, backend))
+    sum_blocks(block, blocks_and_projections, scratch, sums, threads=_most_threads(x, backend))
     grad_bias, totals = sums
     gradients = [grad_x, *([] if grad_bias is None else [grad_bias])]
     if not needs_parameters:
         return gradients
     if totals is None:  # without rows, Triton has no totals
         totals = zeros_like(weights, exact)
-    found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
-    return gradients + [g.to(p.dtype) for g, p in found if g is not None and p is not None]
+    pairs = zip(_flat(totals), _flat(_first_of_each(params)), strict=True)
+    return gradients + [g.to(p.dtype) for g, p in pairs if g is not None and p is not None]
 
 
 def fake_gradients(call: Arguments) -> list[Tensor]:
     """Return uninitialised results of :func:`compute_gradients`."""
     x, bias, p = call["x"], call["bias"], GatedAttentionParams.of(call["parameters"])
-    found = [torch.empty_like(x)]
+    gradients = [torch.empty_like(x)]
     if bias is not None and call["needs"][1]:
-        found.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
+        gradients.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
     if not any(call["needs"][2:]):
-        return found
+        return gradients
     merged = (3 + (p.gate_weight is not None)) * len(p.query_weight), x.shape[-1]
     firsts = [first for first in _flat(_first_of_each(p)) if first is not None]
-    return found + [first.new_empty(merged if first is p.query_weight else first.shape) for first in firsts]
+    return gradients + [
+        first.new_empty(merged if first is p.query_weight else first.shape) for first in firsts
+    ]
 
 
-def arrange_gradients(found: list[Tensor], call: Arguments) -> list[Tensor | None]:
+def arrange_gradients(results: list[Tensor], call: Arguments) -> list[Tensor | None]:
     """Return the gradients of ``x``, bias and parameters; views of the operator's results."""
-    rest = iter(found)
+    rest = iter(results)
     grad_x, grad_bias = next(rest), next(rest) if call["needs"][1] else None
     return [grad_x, grad_bias, *gradients_of_parameters(rest, call["parameters"])]
 

@@ -134,14 +134,14 @@ class TritonAttentionGradients(eager.AttentionGradients):
         grad_bias: Tensor | None,
         totals: Weights | None,
         scratch: Scratch,
-        begun: Sequence[Tensor] = (),
+        projections: Sequence[Tensor] = (),
         kept: eager.Kept | None = None,
     ) -> tuple[Tensor, Weights | None]:
         """Compute gradients of a block of rows; without totals, needed ones of the block become the totals."""
         assert kept is None
         weights = self._weights
         x, bias, hidden, _, dropout = rows
-        normed, projected = begun or self.begin(x, scratch)
+        normed, projected = projections or self.begin(x, scratch)
         bias, hidden = (None if t is None else t[None] for t in (bias, hidden))
         attended, lse, read = _attend(projected[None], bias, hidden, scratch)
         grad = (grad if dropout is None else grad * dropout).to(scratch.dtype).flatten(0, 1)
@@ -180,7 +180,7 @@ class TritonAttentionGradients(eager.AttentionGradients):
         bias = weights.bias
         if bias is not None:
             bias = grad_projected[:, -len(bias) :].sum(0, dtype=torch.float32)
-        found = Weights(
+        shares = Weights(
             norm=(grad_norm[0], grad_norm[1]),
             merged=merged,
             bias=bias,
@@ -188,8 +188,8 @@ class TritonAttentionGradients(eager.AttentionGradients):
             output_bias=grad.sum(0, dtype=torch.float32),
         )
         if totals is None:
-            return grad_x, found
-        for total, share in zip((*totals.norm, *totals[1:]), (*found.norm, *found[1:]), strict=True):
+            return grad_x, shares
+        for total, share in zip((*totals.norm, *totals[1:]), (*shares.norm, *shares[1:]), strict=True):
             if isinstance(total, Tensor) and isinstance(share, Tensor):
                 total.add_(share)
         return grad_x, totals

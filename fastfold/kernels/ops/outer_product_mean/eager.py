@@ -25,7 +25,7 @@ from fastfold.kernels.common.scratch import (
     finish,
     share_of,
 )
-from fastfold.kernels.cpu.block_threads import for_blocks, lanes_of, sum_blocks
+from fastfold.kernels.cpu.block_threads import for_blocks, sum_blocks, threads_of
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
     add_product,
@@ -142,7 +142,7 @@ class ProductRows:
         tiles = _tiles(factor.shape, c, sequences, columns_l.dtype)
         pairs = (out, *residuals)
         blocks = ((t, columns_l[t[0]], columns_r[t[1]], *(x[t] for x in pairs)) for t in tiles)
-        for_blocks(block, blocks, self._scratch, lanes=lanes_of(factor.numel(), columns_l.dtype))
+        for_blocks(block, blocks, self._scratch, threads=threads_of(factor.numel(), columns_l.dtype))
 
 
 def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
@@ -195,7 +195,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         tiles = _tiles(factor.shape, c, left.shape[-3], dtype)
         blocks = ((columns_l[t[0]], columns_r[t[1]], t, grad[i][t], factor[t]) for t in tiles)
         totals = [grad_weight, grad_bias, grad_l, grad_r]
-        sum_blocks(block, blocks, scratch, totals, lanes=lanes_of(factor.numel(), dtype))
+        sum_blocks(block, blocks, scratch, totals, threads=threads_of(factor.numel(), dtype))
         torch.mul(grad_l.permute(2, 0, 1), left_mask[i][..., None], out=grad_left[i])
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)

@@ -65,8 +65,8 @@ def write_update(out: Tensor, operands: UpdateOperands) -> None:
         return
     channels = x.shape[-1]
     # x replaces missing operands: the kernel does not read them.
-    given = [x if t is None else t for t in (x, residual, gate, dropout)]
-    rows = rows_of(*given, out, channels_apart=tuple(range(5)))
+    inputs = [x if t is None else t for t in (x, residual, gate, dropout)]
+    rows = rows_of(*inputs, out, channels_apart=tuple(range(5)))
     b_x, b_residual, b_gate, b_dropout, target = rows.tensors
     config = launch_config("residual_update_forward", str(padded(channels)), x.device)
     launch(residual_update_forward_kernel, (triton.cdiv(rows.count, config.blocks["BT"]),))(

@@ -123,8 +123,8 @@ class TritonTriangleGradients(TritonTriangleForward):
         assert self._update is not None
         totals, weights = self._update_totals, self._update
         if not self._needed.isdisjoint(UPDATE_LAYERS):  # before the gradient of the product takes its place
-            found = output_weights_backward(product, z, grad, dropout, weights, self.share)
-            totals.add(**dict(zip(UPDATE_LAYERS, found, strict=True)))
+            shares = output_weights_backward(product, z, grad, dropout, weights, self.share)
+            totals.add(**dict(zip(UPDATE_LAYERS, shares, strict=True)))
         weight, bias = output_backward(product, z, grad, grad_z, dropout, weights, self.share)
         totals.add(norm_out_weight=weight, norm_out_bias=bias)
 
@@ -135,20 +135,20 @@ class TritonTriangleGradients(TritonTriangleForward):
         assert self._factors is not None
         totals, weights = self._factor_totals, self._factors
         if not self._needed.isdisjoint(FACTOR_LAYERS):
-            found = projection_weights_backward(grad_factors, z, mask, weights)
-            totals.add(**dict(zip(FACTOR_LAYERS, found, strict=True)))
+            shares = projection_weights_backward(grad_factors, z, mask, weights)
+            totals.add(**dict(zip(FACTOR_LAYERS, shares, strict=True)))
         weight, bias = projection_backward(grad_factors, z, mask, add, grad_z, weights)
         totals.add(norm_weight=weight, norm_bias=bias)
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
         """Compute the gradient of the pair without factors."""
         assert self._update is not None
-        found, weight, bias = layer_norm_backward(grad_z, z, self._update.norm_weight, EPS)
-        assert found is not None
+        grad_x, weight, bias = layer_norm_backward(grad_z, z, self._update.norm_weight, EPS)
+        assert grad_x is not None
         assert weight is not None
         assert bias is not None
         self._update_totals.add(norm_weight=weight, norm_bias=bias)
-        return found
+        return grad_x
 
     def factor_grads(self) -> list[Tensor | None]:
         """Return gradients of the first part's parameters."""
