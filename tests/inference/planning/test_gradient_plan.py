@@ -130,6 +130,41 @@ def test_bytes_on_a_processor_are_tensors_pages_and_the_process(
     assert plan.host_room == (away + plan.offload_from if away else 0)
 
 
+@pytest.mark.parametrize("held", [0, 7 * MIB])
+@pytest.mark.parametrize("host", [0, 60 * MIB, 1 << 60])
+@pytest.mark.parametrize("room", [0, 300 * MIB, 2000 * MIB])
+def test_the_longest_target_fills_what_grows(
+    monkeypatch: pytest.MonkeyPatch, held: int, host: int, room: int
+) -> None:
+    """Memory grows with pairs: 570 MiB on the device with all inputs on the host, 670 MiB in both."""
+    _traced(monkeypatch)
+    planner = GradientPlanner(model_config("model_1"), 100, device="cpu", host_memory=host, held=held)
+    times = min(room / (570 * MIB), (room + host) / (670 * MIB))
+    found = planner.longest((520 << 20) + 50 * MIB + held + room)
+    assert found == pytest.approx(100 * math.sqrt(times), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("msa", "extra", "room", "proposal"),
+    [(200, 300, 400, "128:256"), (200, 300, 380, None), (128, 300, 400, "128:256"), (128, 256, 100, None)],
+)
+def test_fewer_rows_are_proposed_where_they_fit(
+    monkeypatch: pytest.MonkeyPatch, msa: int, extra: int, room: int, proposal: str | None
+) -> None:
+    def costs(self: GradientPlanner, recompute: bool, keep: bool, host: int) -> tuple[Any, Any]:
+        memory = {"parameters": float((self.msa + self.extra_msa) * MIB), "inputs": 0.0, "working": 0.0}
+        pass_ = SimpleNamespace(memory=memory, host=0.0, seconds=1.0, flops=1.0)
+        return pass_, pass_
+
+    monkeypatch.setattr(GradientPlanner, "_costs", costs)
+    planner = GradientPlanner(model_config("model_1"), 100, device="cpu", msa=msa, extra_msa=extra)
+    monkeypatch.setattr(GradientPlanner, "longest", lambda *_: 0)
+    with pytest.raises(InputError) as caught:
+        plan_gradients(planner, planner.fixed + room * MIB)
+    assert str(caught.value).count("max_msa=") == (proposal is not None)
+    assert f"max_msa='{proposal}'" in str(caught.value) or proposal is None
+
+
 @pytest.mark.parametrize(("precision", "size", "position"), [("fp32", 4, 8 << 10), ("bf16", 2, 6 << 10)])
 @pytest.mark.parametrize(("ranks", "residues"), [(1, 100), (3, 100), (1, 400)])
 @pytest.mark.parametrize("recompute", [False, True])

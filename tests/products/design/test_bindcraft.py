@@ -389,6 +389,13 @@ def test_every_key_changes_its_setting_alone(
     assert found.fold_recycles == (1 if key == "num_recycles_validation" else 3)
 
 
+@pytest.mark.parametrize(("soft", "by_profile"), [(0, False), (1, True)])
+def test_mutations_by_the_profile_need_soft_steps(soft: int, by_profile: bool) -> None:
+    values = AdvancedSettings({**DEFAULTS, "design_algorithm": "2stage", "soft_iterations": soft}).design()
+    assert (values["soft_steps"], values["profile_mutations"]) == (soft, by_profile)
+    assert DesignConfig(**values).profile_mutations is by_profile
+
+
 def test_parts_of_the_template_that_networks_do_not_see() -> None:
     for sequence, side_chains, expected in (
         (False, False, "none"),
@@ -442,6 +449,7 @@ def test_a_target_file_needs_few_keys_and_right_ones(tmp_path: Path) -> None:
     for key, value in (
         ("lengths", []),
         ("lengths", [70.0]),
+        ("lengths", [70, 90.0]),
         ("lengths", 70),
         ("lengths", [0]),
         ("number_of_final_designs", 0),

@@ -132,6 +132,40 @@ def test_a_wrong_setting_is_named(tmp_path: Path, settings: dict[str, Any], mess
         export(tiny(), tmp_path, **({"residues": 16} | settings))
 
 
+@pytest.mark.parametrize(
+    ("multimer", "most", "templates", "shown"),
+    [
+        (True, 4, None, 4),
+        (True, 4, 1, 1),
+        (True, 4, 0, None),
+        (True, 0, 0, 0),
+        (False, 4, 0, 0),
+        (False, 4, 5, None),
+    ],
+)
+def test_a_multimer_with_templates_shows_one_at_least(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    multimer: bool,
+    most: int,
+    templates: int | None,
+    shown: int | None,
+) -> None:
+    model = tiny("synthetic_multimer" if multimer else "synthetic_monomer")
+    monkeypatch.setattr("fastfold.products.exporting.export._own_templates", lambda _: most)
+    monkeypatch.setattr(
+        "fastfold.products.exporting.export._export_class",
+        lambda _, folder, shape, *settings: shape.templates,
+    )
+    if shown is None:
+        with pytest.raises(
+            ConfigError, match=f"templates must be {int(multimer)} to 4 for tiny, found {templates}"
+        ):
+            export(model, tmp_path, residues=16, templates=templates)
+    else:
+        assert export(model, tmp_path, residues=16, templates=templates) == [shown]
+
+
 def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="a network in int8 cannot be exported"):
         export(set_precision(tiny(), "int8"), tmp_path, residues=16)
