@@ -325,7 +325,7 @@ def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
     kept = max(kept_rows(n, 1.0 - away) * fold.own, kept_rows(fold.own, 1.0 - away) * n)
     # Two parts being offloaded, and later two returning blocks, which fit into the factors' memory.
     staging = 2 * group * channels // c if away else 0
-    return kept * c * e + max(contracting, 2 * group if away else 0) + staging
+    return kept * c * e + contracting + staging
 
 
 def _multiplication(
