@@ -15,7 +15,7 @@ from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.models import Network, check_takers
-from fastfold.inference.target_templates import find_templates, read_templates
+from fastfold.inference.target_templates import TargetTemplates, find_templates, read_templates
 from fastfold.protein import read_structure, to_biopython
 from tests.helpers.command_line import CommandLine, small_model
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, sto, write_entries
@@ -293,3 +293,11 @@ def test_templates_of_complexes_in_python(tmp_path: Path):
     ]
     with pytest.raises(ConfigError, match="in Python, TemplateOptions has files"):
         read_templates(target, [([], [])] * 2, TemplateOptions(mmcif_dir=tmp_path))
+
+
+@pytest.mark.parametrize(("numbers", "largest"), [((1, 3), 3), ((2, None, 0), 2), ((None, None), 0), ((), 0)])
+def test_a_target_has_the_templates_of_the_chain_with_most(
+    numbers: tuple[int | None, ...], largest: int
+) -> None:
+    features = [None if count is None else {"template_aatype": np.zeros((count, 4, 22))} for count in numbers]
+    assert TargetTemplates(tuple(features)).number == largest

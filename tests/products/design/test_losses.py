@@ -26,6 +26,16 @@ N, TARGET = 24, 14
 AATYPE = torch.arange(N) % 20
 
 
+def test_a_binder_of_two_chains_touches_its_target_alone(backbone: Path) -> None:
+    """Pairs between its own chains are neither contacts nor errors of the interface."""
+    task = binder(backbone, 6, chains=["A"], copies=2)
+    masked: Any = task_losses(task, torch.device("cpu"), torch.float64)
+    is_binder = torch.arange(26) >= 14
+    expected = (is_binder[:, None] & ~is_binder[None]).double()
+    for name in ("i_con", "i_pae", "avoid"):
+        assert torch.equal(masked[name].selected, expected), name
+
+
 def arrays() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {

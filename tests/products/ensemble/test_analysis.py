@@ -21,6 +21,7 @@ from fastfold.products.ensemble.analysis import (
 from fastfold.products.ensemble.members import read_ensembles
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.tm_score import rmsd, tm_score
+from tests.helpers.written_numbers import superposed
 from tests.products.ensemble.conftest import FAR
 
 # Not imported by the process that runs other tests.
@@ -102,6 +103,17 @@ def test_components_of_equal_structures_are_zero():
     assert points.shape == (3, 2)
     assert not points.any()
     assert not shares.any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_structures_stay_where_they_are_superposed_again(seed: int):
+    """Structures that differ much need several rounds, after which each fits the mean best as it is."""
+    rng = np.random.default_rng(seed)
+    shape = rng.normal(0, 6, (30, 3))
+    ca = [(shape + rng.normal(0, 4, shape.shape)) @ _rotation(rng) + rng.normal(0, 20, 3) for _ in range(5)]
+    found = superpose_on_mean(np.array(ca))
+    again = np.array([superposed(one, found.mean(0)) for one in found])
+    assert np.abs(again - found).max() < 2e-6
 
 
 def test_all_atoms_follow_the_superposition(two_states: Path):

@@ -166,6 +166,43 @@ def test_a_multimer_with_templates_shows_one_at_least(
         assert export(model, tmp_path, residues=16, templates=templates) == [shown]
 
 
+@pytest.mark.parametrize("num_recycles", [None, 1])
+def test_outputs_have_the_residues_of_the_target_alone(num_recycles: int | None) -> None:
+    """Arrays of pairs are cut in both axes, others in their first."""
+    shapes = {
+        "plddt": (8,),
+        "prev_pos": (8, 37, 3),
+        "prev_msa_first_row": (8, 4),
+        "prev_pair": (8, 8, 4),
+        "pae": (8, 8),
+    }
+    outputs = {name: torch.randn(shape) for name, shape in shapes.items()}
+    seen: list[Any] = []
+
+    def run(*tensors: Any) -> dict[str, Tensor]:
+        seen.append(tensors)
+        return outputs
+
+    sizes = {name: shapes[name] for name in ("prev_pos", "prev_msa_first_row", "prev_pair")}
+    program = ExportedNetwork(
+        Path("p"), LengthClass(8, 1, 1), num_recycles, False, run, ("aatype",), sizes, False
+    )
+    one = {"aatype": torch.arange(5)}
+    found = program(one if num_recycles is None else [one, one])
+    for name, value in outputs.items():
+        whole = value[:5, :5] if name in ("prev_pair", "pae") else value[:5]
+        assert torch.equal(found[name], whole), name
+    first = seen[0][0]["aatype"]
+    assert first[..., :5].tolist() == ([0, 1, 2, 3, 4] if num_recycles is None else [[0, 1, 2, 3, 4]] * 2)
+    if num_recycles is None:
+        assert not any(value.any() for value in seen[0][1].values())
+        program(one, found)
+        for name, value in seen[1][1].items():
+            inner = value[:5, :5] if name == "prev_pair" else value[:5]
+            assert torch.equal(inner, found[name]), name
+            assert value.count_nonzero() == found[name].count_nonzero(), name
+
+
 def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="a network in int8 cannot be exported"):
         export(set_precision(tiny(), "int8"), tmp_path, residues=16)
