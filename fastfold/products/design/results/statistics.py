@@ -36,13 +36,8 @@ def statistic_rows(ended: Sequence[str], rows: Sequence[dict[str, Any]]) -> list
     failed = Counter(name for row in judged for name in failed_filters(row["filters"]))
     for name, count in failed.most_common():
         counts.append(("filter", name, len(judged) - count, len(judged)))
+    shares = (f"{count / total:.3f}" if total else "" for _, _, count, total in counts)
     return [
-        {
-            "kind": kind,
-            "name": name,
-            "count": count,
-            "of": total,
-            "share": f"{count / total:.3f}" if total else "",
-        }
-        for kind, name, count, total in counts
+        dict(zip(STATISTIC_COLUMNS, (*row, share), strict=True))
+        for row, share in zip(counts, shares, strict=True)
     ]
