@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
 
 from fastfold._version import __version__
 from fastfold.protein.metrics.scores import definitions_table
+from fastfold.utils.option_fields import options_of
 
 project = "FastFold"
 author = "The FastFold developers"
@@ -138,7 +141,26 @@ def _through_package(
     return python.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], place, node, content)
 
 
+def _document_options(_: Sphinx) -> None:
+    """Describe fields by the help of their options, where no comment describes them."""
+    root = DOCS.parent
+    for path in root.glob("fastfold/**/*.py"):
+        if "fastfold.utils.option_fields import" not in path.read_text("utf-8"):
+            continue
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        analyzer = ModuleAnalyzer.for_module(name)
+        analyzer.analyze()
+        for kind in filter(is_dataclass, vars(import_module(name)).values()):
+            if isinstance(kind, type) and kind.__module__ == name:
+                for field, choice in options_of(kind):
+                    help = str(choice.help).replace("%%", "%").replace("--", r"\-\-").replace("*", r"\*")
+                    # Napoleon takes the words up to the first colon as the type.
+                    lines = [f"option ``{choice.names[0]}``: {help}", ""]
+                    analyzer.attr_docs.setdefault((kind.__name__, field.name), lines)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("builder-inited", _document_options)
     app.connect("source-read", _text)
     app.connect("missing-reference", _through_package)

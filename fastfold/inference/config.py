@@ -60,7 +60,6 @@ class InferConfig:
         ConfigError: A setting has the wrong type or an invalid value; names it.
     """
 
-    #: Passes after the first; None for each network's default
     num_recycles: int | None = _sampling(
         "--num-recycles",
         "--num-recycle",
@@ -72,7 +71,6 @@ class InferConfig:
     seeds: tuple[int, ...] = _sampling(
         default=DEFAULT_SEEDS, parse=parse_seeds, metavar="LIST", help="fold with these seeds: 0-4, or 1,3,7"
     )
-    #: Precision of the trunk, one of :data:`PRECISIONS`; None for ``auto`` on a GPU and ``fp32`` otherwise
     precision: str | None = _sampling(
         default=None,
         choices=PRECISIONS,
@@ -81,54 +79,44 @@ class InferConfig:
         "device (default: auto on GPUs, fp32 on CPUs)",
     )
     plots: bool = _structures("--no-plots", default=True, help="write no plots")  #: Draw plots
-    #: Keep and write the aligned errors of all pairs; None for short targets only
-    #: (:func:`~fastfold.inference.folding.prediction.keeps_pae`)
     pae: bool | None = _structures(
         default=None,
         choices={"auto": None, "yes": True, "no": False},
         help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
         "pTM and ipTM are computed anyway)",
     )
-    #: Write the aligned error of all pairs into the mmCIF file too; None for short targets only
-    #: (:data:`~fastfold.inference.output.prediction.MAX_CIF_PAE_RESIDUES`)
     cif_pae: bool | None = _rare_structures(
         default=None,
         choices={"auto": None, "yes": True, "no": False},
         help="write the predicted aligned error into new .cif files too, for ChimeraX and Mol* (default: of targets "
         "up to 400 residues; 36 MB at 1,000)",
     )
-    #: ``auto`` (CUDA if available), ``cpu``, ``cuda``, ``cuda:1`` or ``mps``
     device: str = _machine(
         default="auto",
         parse=parse_device,
         metavar="DEVICE",
         help="auto, cpu, cuda, cuda:1 for the second GPU, or mps for an Apple GPU (default: cuda where there is one)",
     )
-    #: ``dap=<number>``: processes that fold each target together (:mod:`fastfold.inference.distributed`); None for 1
     parallel: str | None = option(
         default=None,
         group="ranks",
         metavar="dap=N",
         help="N processes, started by torchrun, share each fold or gradient: memory and work of each fall with N",
     )
-    #: Memory of a fold in each process, as ``24GiB`` or a number of bytes; None for the device's free memory
     memory_budget: str | int | None = _memory(
         help="memory that a fold or a gradient may take, 24GiB for example (default: free memory of the device); the "
         "sizes of all blocks, and recomputation, follow from it",
     )
-    #: Host memory for offloaded tensors, in the same form; None for most of the free memory, on a CPU for none
     host_memory: str | int | None = _memory(
         is_rare=True,
         help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
     )
-    #: Folder on a fast disk for tensors that exceed ``host_memory``; None for no disk
     offload_dir: Path | None = _rare_machine(
         default=None,
         parse=Path,
         metavar="DIR",
         help="folder on a fast disk for tensors beyond --host-memory (default: none)",
     )
-    #: Seconds of a pass from which its state is saved to disk, so that an interrupted fold continues
     checkpoint_after: float = _rare_machine(
         default=180.0,
         bounds=(0.0, 1e9),
@@ -136,7 +124,6 @@ class InferConfig:
         help="save the state after each pass that takes at least this long, so that a killed fold can continue "
         "(default 180)",
     )
-    #: Alignment rows that are cluster centres, and rows of the extra MSA; None for each network's defaults
     max_msa: tuple[int, int] | None = _rare_sampling(
         default=None,
         metavar="CLUSTERS:EXTRA",
@@ -148,15 +135,12 @@ class InferConfig:
         default=True,
         help="give multimer networks no profiles of clusters of alignment rows (monomer networks always get them)",
     )
-    #: Replay passes from a CUDA graph (:mod:`fastfold.inference.planning.cuda_graph`), without offloading; None for
-    #: short targets with several passes
     cuda_graphs: bool | None = _rare_machine(
         default=None,
         choices=(True, False),
         help="on a GPU, record one pass as a CUDA graph and replay it for the others (default: for targets up to 256 "
         "residues, whose passes wait for the host)",
     )
-    #: Keep dropout on, for more diverse predictions of different seeds
     dropout: bool = _rare_sampling(
         "--dropout",
         "--use-dropout",
@@ -166,7 +150,6 @@ class InferConfig:
     #: Samples of the target per network and seed (:class:`~fastfold.inference.sampling.settings.Sampling`); a text is
     #: the method. None for one prediction.
     sample: Sampling | None = None
-    #: Recycling stops when CA distances change by less than this on average, in Å; None for each network's default
     recycle_tolerance: float | None = _rare_sampling(
         "--recycle-tolerance",
         "--recycle-early-stop-tolerance",
@@ -175,7 +158,6 @@ class InferConfig:
         metavar="Å",
         help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
     )
-    #: Stop after a prediction of a target with this score, 0 to 100
     stop_at_score: float | None = _restraints(
         default=None,
         bounds=(0.0, 100.0),
@@ -183,25 +165,20 @@ class InferConfig:
         help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
         "pTM)",
     )
-    #: Samples of the alignment whose representations are averaged in each pass; None for each network's default (1)
     num_ensemble: int | None = _rare_sampling(
         default=None, bounds=(1, 64), help="samples of the alignment averaged in each pass (default 1)"
     )
-    #: Score that ranks predictions
     rank: RankBy = _structures(
         default="auto",
         choices=get_args(RankBy),
         help="rank by mean pLDDT, pTM, ipTM, or 0.8 ipTM + 0.2 pTM (default: the last for complexes, else pLDDT)",
     )
-    #: Keep single and pair representation and the structure module's activations
     save_representations: bool = _rare_structures(
         default=False, help="write single, pair and structure module's activations"
     )
-    #: Keep the probabilities of distances of all pairs
     save_distogram: bool = _rare_structures(
         default=False, help="write the probabilities of distances of all pairs"
     )
-    #: Keep the structure after each pass
     save_recycles: bool = _rare_structures(default=False, help="write the structure after each pass")
     #: Structure file with initial atom positions, used as the recycled positions of the first pass. In Python also
     #: another structure of :func:`fastfold.protein.io.read.read_structure`.
@@ -211,34 +188,28 @@ class InferConfig:
         metavar="FILE",
         help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
     )
-    #: File of distances that the structure should have (:mod:`fastfold.inference.restraints`)
     restraints: Path | None = _restraints(
         default=None,
         parse=Path,
         metavar="FILE",
         help="distances that the structure should have: a table, or a file of Boltz, Chai, AlphaLink, xiVIEW or CASP",
     )
-    #: Largest number of gradient steps towards them
     restraint_steps: int = _restraints(
         default=60,
         bounds=(1, 100_000),
         help="largest number of gradient steps towards the restraints (default 60)",
     )
-    #: End any network in a descent with springs between restrained residues, in place of a fit
     restraint_springs: bool = _restraints(
         default=False,
         help="end any network in a descent on its distogram with springs between restrained residues, which takes "
         "about the time of a fold, in place of gradient steps",
     )
-    #: Find contradictions by fits that leave out each restraint or group in turn
     restraint_leave_one_out: bool = _restraints(
         default=False,
         help="if not all restraints hold, leave out each in turn with a quarter of the steps, to tell which contradict "
         "each other",
     )
-    #: Treat each chain as a ring, with a bond between last and first residue
     cyclic: bool = _rare_sampling(default=False, help="each chain is a ring (cyclic peptides)")
-    #: Names of the chains that are rings, by their order in the target; None for those of ``cyclic``
     rings: str | None = _rare_sampling(
         default=None,
         metavar="A,C",
@@ -246,7 +217,6 @@ class InferConfig:
     )
     #: Representations to compute instead of structures; None to fold
     embed: EmbedConfig | None = None
-    #: Predictions of a target that are relaxed
     relax: RelaxWhich = _structures(
         default="none",
         choices=get_args(RelaxWhich),
@@ -254,13 +224,11 @@ class InferConfig:
         bare="best",
         help="relax the best prediction of each target, or all, in the Amber force field (default none)",
     )
-    #: Number of best predictions that are relaxed; None for those of ``relax``
     num_relax: int | None = _rare_structures(
         default=None,
         bounds=(0, 10_000),
         help="relax the N best predictions of each target (default: as --relax says)",
     )
-    #: OpenMM's platform for the relaxation; ``auto`` for the fastest that works
     relax_platform: str = _rare_structures(
         default="auto",
         choices=PLATFORM_CHOICES,

@@ -38,7 +38,6 @@ class RunOptions:
         ConfigError: An option has the wrong type or an invalid value; names it.
     """
 
-    #: Folder of alignments; None to fold from the sequences alone
     msa_dir: Path | None = option(
         default=None,
         parse=Path,
@@ -46,7 +45,6 @@ class RunOptions:
         metavar="DIR",
         help="folder of alignments, found by record id",
     )
-    #: Alignment rows of a complex
     pair_mode: PairMode = option(
         default=ColabFoldModes.pair_mode,
         choices=get_args(PairMode),
@@ -57,35 +55,29 @@ class RunOptions:
     #: Sources of alignments, which go to ``msa_dir``, or to a folder ``alignments`` in the results
     sources: SearchSources = field(default_factory=SearchSources)
     templates: TemplateOptions = field(default_factory=TemplateOptions)  #: Sources of templates
-    #: True if each file is one complex
     complex_: bool = option(
         "--complex", default=False, group="targets", help="all records of a file are one complex"
     )
-    #: True if sequences of UniProt accessions and AlphaFold DB ids may be downloaded
     allow_download: bool = option(
         default=False,
         group="targets",
         help="fetch the sequences of inputs such as P69905 or AF-P69905-F1 from rest.uniprot.org (default: no network)",
     )
-    #: Largest number of networks for a target, in the order of the weights; None for all
     num_models: int | None = option(
         default=None,
         bounds=(1, 1000),
         group="networks",
         help="fold by the first N networks of --weights only (default: all)",
     )
-    #: Prefix of the targets' names, before a running number; None for the records' names
     name_prefix: str | None = _rare_output(
         "--jobname-prefix",
         default=None,
         metavar="TEXT",
         help="name targets TEXT_0, TEXT_1 and so on (default: by their records)",
     )
-    #: Pack the files of each target into an archive as well
     zip_results: bool = _structures(
         "--zip", default=False, help="pack the files of each target into <id>.result.zip, too"
     )
-    #: Experimental structures to compare with: a file, or a folder of files named like the targets
     reference: Path | None = option(
         default=None,
         parse=Path,
@@ -93,16 +85,13 @@ class RunOptions:
         metavar="PATH",
         help="experimental structure to compare with, or a folder of files named like the targets",
     )
-    #: Leave out invalid weights files instead of ending the run
     skip_bad_weights: bool = _rare_output(default=False, help="leave out weights files that cannot be used")
-    #: Fold everything again, and remove earlier results of the targets
     overwrite: bool = _output(
         "--overwrite",
         "--overwrite-existing-results",
         default=False,
         help="fold finished targets again, and remove their other predictions in DIR",
     )
-    #: Largest number of targets of similar length in a pass; ``auto`` where it is faster
     batch: BatchSize = option(
         default=1,
         parse=check_batch,
@@ -111,7 +100,6 @@ class RunOptions:
         help="fold up to N targets of similar length in one pass, for short targets; auto: where it is faster "
         "(default 1)",
     )
-    #: Order of the targets
     sort: Order = option(
         "--sort",
         "--sort-queries-by",
@@ -120,17 +108,13 @@ class RunOptions:
         group="order",
         help="length: short targets first; depth: those with few alignment rows first",
     )
-    #: Show only warnings and errors
     quiet: bool = _output(default=False, help="print only warnings and errors")
-    #: Style of file names and scores files
     output_format: OutputFormat = _structures(
         default="fastfold",
         choices=get_args(OutputFormat),
         help="colabfold: name files like ColabFold, with its scores files, and make a folder per target like "
         "AlphaFold, for programs that read these (default fastfold)",
     )
-
-    #: Write the files of each target into a folder of its name
     folder_per_target: bool = _structures(default=False, help="write the files of each target into DIR/<id>")
 
     def __post_init__(self) -> None:
@@ -165,7 +149,6 @@ class InferRequest:
     output: Path = option(
         "--out", is_required=True, parse=Path, group="results", metavar="DIR", help="folder for the results"
     )
-    #: Weights files or names of published networks; empty for the small network that ships with the package
     weights: Sequence[Path] = option(
         default=(),
         nargs="+",

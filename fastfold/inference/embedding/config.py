@@ -27,7 +27,6 @@ _PAIRWISE = ("distogram", "contacts")
 class EmbedConfig:
     """Settings of an embedding; ConfigError for invalid and contradicting ones."""
 
-    #: Evoformer block, from 1, after which the last pass ends; None for all of them
     layer: int | None = option(
         default=None,
         bounds=(1, LARGEST),
@@ -40,9 +39,7 @@ class EmbedConfig:
         metavar="LIST",
         help="names of arrays, joined by commas (default: single,pair; with --layer msa_row,pair)",
     )
-    #: Average over the residues, and over all pairs
     mean: bool = option(default=False, help="average over the residues, and over all pairs")
-    #: Type of the arrays in files
     dtype: EmbedType = option(
         default="float32", choices=get_args(EmbedType), help="type of the arrays (default float32)"
     )

@@ -36,7 +36,6 @@ class PlanOptions:
     )
     global_batch: int = _training(default=128, bounds=_COUNT, help="crops of a step (default 128)")
     precision: PlanPrecision = _training(default="bf16", choices=get_args(PlanPrecision), help="default bf16")
-    #: Recycling iterations; None for those of a training step, a fold or a design
     recycles: int | None = _training(
         default=None, bounds=(0, LARGEST), help="maximum recycling iterations (default 3; of a design 0)"
     )

@@ -41,7 +41,6 @@ class Sampling:
         2
     """
 
-    #: One of :data:`SampleMethod`
     method: SampleMethod = _sampling(
         "--sample",
         choices=get_args(SampleMethod),
@@ -57,7 +56,6 @@ class Sampling:
         bounds=(1, 100_000),
         help="samples per network and seed (default: 10; one of each depth; all clusters)",
     )
-    #: Share of masked columns, for ``columns``
     fraction: float = _sampling(
         "--sample-fraction",
         default=0.15,

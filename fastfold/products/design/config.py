@@ -76,7 +76,6 @@ class DesignConfig:
     )
     temperature_steps: int = 100  #: Steps in which the softmax sharpens
     hard_steps: int = 10  #: Steps on the most likely residues
-    #: Rounds of mutations, each the best of ``tries``
     mutation_steps: int = option(
         "--mutations",
         default=0,
@@ -88,7 +87,6 @@ class DesignConfig:
     tries: int = 10  #: Mutations that a round compares
     #: Mutations that a round compares in percent of the designed residues, rounded up; 0 for ``tries``
     tries_percent: float = 0.0
-    #: True to draw mutated residues by the softmax of the logits at the end of the soft steps, not evenly
     profile_mutations: bool = option(
         default=False,
         help="draw mutated residues by the softmax of the logits at the end of the soft steps, not evenly",
@@ -99,24 +97,19 @@ class DesignConfig:
     )
     #: Step length
     learning_rate: float = option(default=0.1, parse=parse_number, metavar="X", help="default 0.1")
-    #: Extra passes of the network
     recycles: int = _count("--num-recycles", default=0, help="extra passes of a step (default 0)")
-    #: Passes whose gradient counts
     recycle_mode: RecycleMode = option(
         default="last",
         choices=get_args(RecycleMode),
         help="passes whose gradient counts; add_prev for the loss of the mean output of all, backprop for the last "
         "through all before it (default last)",
     )
-    #: Settings of contacts within chains that differ from the protocol's, such as ``num=2,cutoff=14``
     con: str = option(default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("within"))
-    #: Settings of contacts between chains
     i_con: str = option(default="", metavar="SETTINGS", help=_CONTACTS_HELP.format("between"))
     #: True if the number of extra passes grows during the steps from logits to softmax
     ramp_recycles: bool = option(
         "--no-recycle-ramp", default=True, help="all extra passes in each step from logits to softmax as well"
     )
-    #: Extra passes after the screening steps if more than 15% of the binder is in strands; None for ``recycles``
     strand_recycles: int | None = _count(
         default=None,
         help="extra passes after --screen-steps if over 15%% of the binder is in strands (default --num-recycles)",
@@ -141,16 +134,14 @@ class DesignConfig:
         metavar="NAME=WEIGHT",
         help="weights of losses that differ from the defaults below",
     )
-    #: Residues never used, such as ``CM``
     forbid: str = option(default="", metavar="LETTERS", help="residues never used, such as CM")
-    #: Limits of the designed chain's composition, such as ``KE<=0.3,W>=0.02``
     composition: str = option(
         default="",
         metavar="LIMITS",
         help="shares of residue types in the designed chain, such as KE<=0.3,W>=0.02: a loss (composition), a rule for "
         "mutations, and the first criterion of the best sequence",
     )
-    #: Smallest and largest net charge of the designed chain at pH 7, used alike; None for any
+    #: Smallest and largest net charge of the designed chain at pH 7, used as the composition is; None for any
     charge: tuple[float, float] | None = option(
         default=None,
         nargs=2,
@@ -158,14 +149,12 @@ class DesignConfig:
         metavar=("LOW", "HIGH"),
         help="net charge of the designed chain at pH 7 (D and E -1, K and R +1, H 0), in the same way",
     )
-    #: Mean pLDDT (0 to 100) of the designed chain in a stage's best step below which the rest is left out
     give_up_below: float = option(
         default=0.0,
         bounds=(0.0, 100.0),
         metavar="PLDDT",
         help="end a design whose pLDDT is lower in the best step of a stage, and leave it out of the folds (default 0)",
     )
-    #: True to leave out binders that clash, do not touch their target or end with a pLDDT below 70
     check_binder: bool = option(
         default=False,
         help="leave out binders with CA atoms within 2.5 Å, under 3 residues at the target, or a pLDDT below 70",

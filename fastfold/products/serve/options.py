@@ -33,13 +33,11 @@ class ServeOptions:
     )
     #: Address to listen on; others than the loopback need tokens
     host: str = _access(default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
-    #: Port; 0 for a free one
     port: int = _access(
         default=DEFAULT_PORT, bounds=(0, 65_535), help=f"0 for a free one (default {DEFAULT_PORT})"
     )
     #: File of tokens (:func:`fastfold.products.serve.tokens.read_tokens`); None for one user without token
     tokens: Path | None = _access(default=None, parse=Path, metavar="FILE", help="users and their tokens")
-    #: Largest number of jobs of similar length that a worker gets together
     group: int = option(
         default=8,
         bounds=(1, 1000),
@@ -53,7 +51,6 @@ class ServeOptions:
     max_residues: int | None = _limit(
         default=None, bounds=(1, LARGEST), help="longest target (default: as the memory allows)"
     )
-    #: Largest number of bytes of a request
     max_body: int = _limit(
         metavar="SIZE",
         default=64 << 20,
