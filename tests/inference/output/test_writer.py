@@ -15,7 +15,15 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.errors import InputError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.output import writer
-from fastfold.inference.output.writer import draw_missing_coverage, find_coverage, ranking_scores, stops
+from fastfold.inference.output.results_folder import PredictionRecord
+from fastfold.inference.output.writer import (
+    draw_missing_coverage,
+    draw_plot,
+    find_coverage,
+    ranking_scores,
+    stops,
+)
+from tests.helpers.results import helix_prediction
 
 ROWS: list[dict[str, Any]] = [
     {"plddt": 90.0, "ptm": 0.5, "iptm": 0.25, "has_clash": False},
@@ -93,3 +101,32 @@ def test_targets_have_a_coverage_with_any_row() -> None:
     found = find_coverage([empty, ([msa], [])], target)
     assert found is not None
     assert "residue_ranges" not in found
+
+
+@pytest.mark.parametrize("has_errors", [True, False])
+def test_a_plot_is_drawn_from_the_files_of_its_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_errors: bool
+) -> None:
+    """Residues and chains are those of the file; aligned errors are left out where there is no file of them."""
+    drawn: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        writer, "confidence_png", lambda *arrays, **more: drawn.append((*arrays, more)) or b""
+    )
+    prediction = helix_prediction("t", 6, 4)
+    files = {
+        end: text for end, text in prediction.files(plots=False).items() if has_errors or end != "_pae.json"
+    }
+    for ending, text in files.items():
+        (tmp_path / f"t{ending}").write_bytes(text if isinstance(text, bytes) else text.encode())
+    results: Any = SimpleNamespace(path=lambda record, ending: tmp_path / f"t{ending}")
+    draw_plot(results, PredictionRecord("0" * 64, "t", dict.fromkeys(files, (0, "")), {}))
+    ((plddt, chain, more),) = drawn
+    assert plddt == pytest.approx(prediction.plddt, abs=0.01)
+    assert chain.tolist() == [0] * 6 + [1] * 4
+    title = "Predicted structure of t by model_1_multimer_v3"
+    assert (more["ptm"], more["iptm"], more["title"]) == (0.71, 0.62, title)
+    if has_errors:
+        assert more["pae"] == pytest.approx(prediction.pae, abs=0.01)
+        assert more["max_pae"] == 31.75
+    else:
+        assert (more["pae"], more["max_pae"]) == (None, None)

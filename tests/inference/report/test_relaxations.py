@@ -36,6 +36,12 @@ def test_a_row_has_the_figures_before_and_after(tmp_path: Path) -> None:
     assert "<script" not in page
 
 
+def test_columns_of_texts_are_aligned_as_texts(tmp_path: Path) -> None:
+    relaxed_results(tmp_path)
+    heads = re.findall(r'<th scope="col"( class="text")?>', relaxations_page(tmp_path, print))
+    assert [bool(one) for one in heads] == [True, True] + [False] * 6
+
+
 def test_other_files_are_left_out_with_a_reason(tmp_path: Path) -> None:
     said: list[str] = []
     for name, text in {"a": "{", "b": "[]", "c": '{"relaxed": 1}'}.items():

@@ -32,6 +32,26 @@ PAIRS = [Restraint(2, 26, 0.0, 8.0), Restraint(6, 22, 0.0, 8.0), Restraint(4, 24
 ALANINES = torch.zeros(6, dtype=torch.int64)
 
 
+def test_neighbours_keep_their_distance_within_eight_residues_of_a_chain() -> None:
+    """Chains are apart in the numbers of residues; gaps of numbering count."""
+    index = torch.tensor([0, 1, 2, 12, 13, 0, 1])
+    chain = torch.tensor([1, 1, 1, 1, 1, 2, 2])
+    features = {"residue_index": index, "asym_id": chain, "msa_feat": torch.zeros(1, dtype=torch.float64)}
+    assert fit_module._numbered(features).tolist() == (index + 200 * chain).tolist()
+    assert fit_module._numbered({"residue_index": index}).tolist() == index.tolist()
+    columns, near = fit_module._near_residues(features)
+    pairs = {
+        (i, int(j)) for i, row in enumerate(columns) for j, kept in zip(row, near[i], strict=True) if kept
+    }
+    expected = {(0, 1), (0, 2), (1, 2), (3, 4), (5, 6)}
+    assert pairs == expected | {(j, i) for i, j in expected}
+    assert near.sum() == len(pairs)
+    long = {"residue_index": torch.arange(12), "msa_feat": features["msa_feat"]}
+    columns, near = fit_module._near_residues(long)
+    assert sorted(columns[0][near[0] > 0].tolist()) == list(range(1, 9))
+    assert sorted(columns[11][near[11] > 0].tolist()) == list(range(3, 11))
+
+
 def outputs(ca: torch.Tensor, logits: torch.Tensor | None = None) -> Outputs:
     n = len(ca)
     positions = torch.zeros(n, 37, 3, dtype=ca.dtype)

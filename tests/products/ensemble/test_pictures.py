@@ -107,7 +107,9 @@ def test_samples_are_drawn_over_two_components_in_colours_of_clusters(figures: l
         ("1", *points[2, :2]),
         ("2", *points[0, :2]),
     ]
-    assert {text.xyann for text in axis.texts} == {(5, 5)}  # to the right of the point and above it, in points
+    assert {text.xyann for text in axis.texts} == {
+        (5, 5)
+    }  # to the right of the point and above it, in points
     assert axis.get_xlabel() == "component 1 (Å, 50% of the variance)"
     assert axis.get_ylabel() == "component 2 (Å, 25% of the variance)"
     assert len(figures[0].axes) == 2  # with a scale of the landscape
