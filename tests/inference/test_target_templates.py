@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -301,3 +302,25 @@ def test_a_target_has_the_templates_of_the_chain_with_most(
 ) -> None:
     features = [None if count is None else {"template_aatype": np.zeros((count, 4, 22))} for count in numbers]
     assert TargetTemplates(tuple(features)).number == largest
+
+
+def test_templates_of_a_part_are_columns_of_the_whole_chain(tmp_path: Path) -> None:
+    """Residues 2 to 4 and 6 of chain A; chain B is whole, and chain C has no template."""
+    columns = np.arange(8)
+    features = {
+        "template_aatype": np.broadcast_to(columns[:, None], (2, 8, 22)),
+        "template_all_atom_positions": np.broadcast_to(columns[:, None, None], (2, 8, 37, 3)),
+        "template_all_atom_masks": np.ones((2, 8, 37)),
+        "template_domain_names": np.array([b"a", b"b"]),
+    }
+    whole = TargetTemplates((features, features, None))
+    chains = [SimpleNamespace(regions=((2, 4), (6, 6)), numbers=[2, 3, 4, 6])]
+    chains += [SimpleNamespace(regions=(), numbers=list(range(1, 9)))] * 2
+    target: Any = SimpleNamespace(chains=chains)
+    cut, same, nothing = whole.cut(target).features
+    assert nothing is None
+    assert same is features
+    assert cut is not None
+    assert cut["template_aatype"][:, :, 0].tolist() == [[1, 2, 3, 5]] * 2
+    assert cut["template_all_atom_positions"][:, :, 0, 0].tolist() == [[1, 2, 3, 5]] * 2
+    assert cut["template_domain_names"].tolist() == [b"a", b"b"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,66 @@ def test_neighbours_keep_their_distance_within_eight_residues_of_a_chain() -> No
     columns, near = fit_module._near_residues(long)
     assert sorted(columns[0][near[0] > 0].tolist()) == list(range(1, 9))
     assert sorted(columns[11][near[11] > 0].tolist()) == list(range(3, 11))
+
+
+def test_the_loss_of_a_step_has_terms_of_confidence_of_neighbours_and_of_the_size() -> None:
+    """Of zeros, pLDDT is 50 and neighbours have not changed; the size is that of all biases together."""
+    fit = _Fit.__new__(_Fit)
+    made = outputs(line(4.0))
+    fit._neighbors, fit._near = torch.zeros(6, 16, dtype=torch.int64), torch.ones(6, 16, dtype=torch.float64)
+    fit._start = torch.zeros(6, 16, 64, dtype=torch.float64).log_softmax(-1)
+    fit._everyone, fit.residues = torch.ones(6, dtype=torch.float64), 6
+    fit.bias = {"one": torch.full((2, 3), 2.0).double(), "other": torch.full((4,), 3.0).double()}
+    loss: Any = lambda _: torch.tensor(7.0, dtype=torch.float64)  # noqa: E731
+    assert float(fit._total(loss, made)) == pytest.approx(7.0 + 0.3 * 0.5 + 0.1 * (6 * 4 + 4 * 9) / 6)
+    fit._start = (
+        torch.cat([torch.zeros(6, 16, 32), torch.full((6, 16, 32), -99.0)], -1).double().log_softmax(-1)
+    )
+    changed = math.log(2)  # from half of the bins to all
+    assert float(fit._total(loss, made)) == pytest.approx(7.0 + 0.15 + 2.0 * changed + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("with_all", "without", "expected"),
+    [
+        (
+            (9.0, 5.0, 9.0),
+            {0: (9.0, 9.0, 5.0), 1: (9.0, 5.0, 9.0), 2: (9.0, 5.0, 9.0)},
+            [((0,), (2,)), ((1,), ()), ((2,), ())],
+        ),
+        (
+            (9.0, 9.0, 9.0),
+            {0: (9.0, 5.0, 5.0), 1: (5.0, 9.0, 9.0), 2: (9.0, 9.0, 5.0)},
+            [((0,), (1, 2)), ((1,), (0,)), ((2,), ())],
+        ),
+        ((5.0, 5.0, 5.0), {}, []),  # all hold
+    ],
+)
+def test_a_group_contradicts_those_that_hold_without_it_alone(
+    with_all: tuple[float, ...], without: dict[int, tuple[float, ...]], expected: list[Any]
+) -> None:
+    """Distances of three restraints of at most 8 Å, after steps with all and without each one."""
+    fit = _Fit.__new__(_Fit)
+    fit._restraints = [Restraint(0, number, 0.0, 8.0) for number in (1, 2, 3)]
+    fit.bias = {"one": torch.zeros(1)}
+    calls: list[tuple[int, ...]] = []
+
+    def descend(steps: int, left_out: Sequence[int] = ()) -> tuple[int, Figures]:
+        assert (steps, float(fit.bias["one"])) == (4, 0.0)
+        calls.append(tuple(left_out))
+        fit.bias["one"] += 1.0  # restored after each trial
+        found = without[left_out[0]] if len(left_out) else with_all
+        return steps, Figures(np.array(found), 60.0 + len(left_out))
+
+    fit.descend = descend  # type: ignore[method-assign]
+    found = fit.contradictions(4)
+    assert [(one.group, one.contradicts) for one in found] == expected
+    assert calls == [(), *(one for one, _ in expected)]
+    assert all(one.plddt == 1.0 for one in found)
+    assert float(fit.bias["one"]) == 0.0
+    fit._restraints = fit._restraints[:1]
+    without[0] = with_all = (9.0,)
+    assert fit.contradictions(4) == []  # nothing is left to contradict
 
 
 def outputs(ca: torch.Tensor, logits: torch.Tensor | None = None) -> Outputs:

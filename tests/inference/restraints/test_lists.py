@@ -121,6 +121,34 @@ def test_alphalinks_distograms_have_the_limits_of_their_distribution(tmp_path: P
         read(tmp_path, " ".join(map(str, (4, 19, *(far / 2)))) + "\n")
 
 
+@pytest.mark.parametrize("total", [1.0, 0.995, 1.005])
+@pytest.mark.parametrize(
+    ("shares", "first", "last"),
+    [
+        ({0: 0.5, 5: 0.5}, 0, 5),
+        ({60: 0.5, 61: 0.5}, 60, 61),
+        ({125: 0.5, 126: 0.5}, 125, 126),
+        ({126: 0.5, 127: 0.5}, 126, 127),
+        (
+            {40: 0.02264, 60: 0.95472, 90: 0.02264},
+            60,
+            60,
+        ),  # less than a normal distribution has beyond two deviations
+        ({40: 0.02286, 60: 0.95428, 90: 0.02286}, 40, 90),
+        ({0: 0.02286, 60: 0.95428, 90: 0.02286}, 0, 90),
+    ],
+)
+def test_limits_of_a_distogram_are_edges_of_its_bins(
+    tmp_path: Path, shares: dict[int, float], first: int, last: int, total: float
+) -> None:
+    """Shares are those of their sum, which is nearly 1. The first bin has no lower limit, the last no upper one."""
+    values = [total * shares.get(number, 0.0) for number in range(128)]
+    (one,) = read(tmp_path, " ".join(map(str, (4, 19, *values))) + "\n")
+    low = 2.3125 + 0.3125 * first if first else 0.0
+    high = 2.3125 + 0.3125 * (last + 1) if last < 127 else math.inf
+    assert (one.low, one.high) == pytest.approx((low, high))
+
+
 def test_alphalinks_script_and_its_input_have_the_same_limits(tmp_path: Path) -> None:
     """Recorded output of ``preprocessing_distributions.py``, which draws 10,000 distances for each restraint."""
     published = json.loads(Path(__file__).with_name("published_alphalink.json").read_text())
