@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from fastfold.data.targets import Chain, Target
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.workers import ray_cluster, setup
-from fastfold.inference.workers.job import Worker
+from fastfold.inference.workers.job import Job, Worker
 from fastfold.inference.workers.options import ScreenOptions
 from fastfold.inference.workers.worker import FoldWorker
 from fastfold.utils.units import GIB
@@ -39,6 +43,56 @@ def test_a_fold_has_the_number_and_the_cost_of_its_target() -> None:
         (1, "b", "fold", 5.0),
     ]
     assert all(job.smallest == 0 and not job.needs for job in jobs)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("brings", [False, True])
+def test_a_fold_on_a_processor_has_the_memory_of_its_network_with_templates(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool, brings: bool
+) -> None:
+    """Without templates in any way they take none; otherwise as many as the network shows."""
+    seen: list[object] = []
+
+    def smallest_memory(networks: object, config: object, templates: int | None) -> Callable[[Target], int]:
+        seen.append(templates)
+        return lambda target: {"a": 5, "b": 7}[target.name]
+
+    monkeypatch.setattr(setup, "smallest_memory", smallest_memory)
+    made = _setup()
+    if wanted:
+        templates = TemplateOptions(structures=(Path("x.cif"),))
+        options = RunOptions(templates=templates)
+        made = replace(made, request=replace(made.request, options=options))
+    targets = [replace(TARGETS[0], templates=({},)) if brings else TARGETS[0], TARGETS[1]]
+    jobs = made.jobs(targets, [1.0, 2.0], on_cpu=True)
+    assert [job.smallest for job in jobs] == [5, 7]
+    assert seen == [None if wanted or brings else 0]
+
+
+def test_the_smallest_memory_of_a_target_is_that_of_the_largest_of_its_networks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    networks: Any = [
+        SimpleNamespace(name=name, info=SimpleNamespace(config=size, parameters=10))
+        for name, size in (("m", 3), ("n", 5))
+    ]
+    monkeypatch.setattr(setup, "apply_settings", lambda _, config: config)
+    monkeypatch.setattr(setup, "suitable", lambda networks, target: networks[: len(target.name)])
+    monkeypatch.setattr(
+        setup, "Planner", lambda size, *_, **more: SimpleNamespace(smallest=lambda residues: size * residues)
+    )
+    smallest = setup.smallest_memory(networks, InferConfig(), 0)
+    assert [smallest(replace(TARGETS[0], name=name)) for name in ("a", "ab")] == [9, 15]
+
+
+def test_a_job_of_several_targets_costs_their_sum_and_takes_the_largest_memory() -> None:
+    members = tuple(
+        Job(number, name, "fold", None, cost, smallest=size, needs=frozenset({9}))
+        for number, name, cost, size in ((2, "x", 1.0, 30), (4, "y", 2.5, 10), (5, "z", 4.0, 20))
+    )
+    job = setup._together(members, 8)
+    assert (job.id, job.name, job.cost, job.smallest) == (10, "x and 2 more", 7.5, 30)
+    assert (job.needs, job.members, job.kind) == (frozenset({9}), members, "fold")
 
 
 @pytest.mark.parametrize("gib", [1.0, 2.0])
