@@ -174,3 +174,10 @@ def test_a_plan_of_a_design_has_the_memory_of_its_machine(
     more = made[0][-1]
     assert more["templates"] == ()
     assert more["host_memory"] == 16 * GIB // (min(ranks, 8) if is_gpu else ranks)
+
+
+def test_the_rate_of_products_is_that_of_the_fastest_of_five() -> None:
+    """Two operations for each of 1024³ pairs of numbers."""
+    times = iter([0.0, 3.0, 10.0, 12.0, 20.0, 21.5, 30.0, 34.0, 40.0, 42.0])
+    assert product_rate(lambda: next(times)) == pytest.approx(2 * 1024**3 / 1.5)
+    assert next(times, None) is None

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 import torch
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.inputs import Relaxation, decode_sequence
+from fastfold.evoformer.inputs import Relaxation, decode_sequence, encode_sequence
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.products.design.config import DesignConfig
+from fastfold.products.design.config import DesignConfig, parse_counts
 from fastfold.products.design.evaluate import Evaluation, Evaluator, uniform_bias
 from fastfold.products.design.limits import Limits
 from fastfold.products.design.optimize import (
@@ -28,6 +29,7 @@ from fastfold.products.design.optimize import (
     first_state,
     optimize,
     schedule,
+    strand_share,
 )
 from fastfold.products.design.run import DesignRequest, run_designs
 from fastfold.products.design.saved import film_pdb
@@ -419,3 +421,38 @@ def test_a_trajectory_is_saved_said_and_continued(tmp_path: Path, monkeypatch: p
     assert lines == [f"{name}: continues after step 15"]
     assert again.sequences == design.sequences
     assert len(made.calls) == 15
+
+
+def test_the_share_of_strands_is_that_of_the_designed_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chain B of ten residues, of which three are in strands, next to a chain of strands alone."""
+    task = hallucination(10, copies=2)
+    task = replace(task, own_chains=(1,))
+    seen: list[Any] = []
+
+    def assign(positions: np.ndarray, mask: np.ndarray, aatype: np.ndarray, chain: np.ndarray) -> str:
+        seen.append((rc.aatype_to_sequence(aatype), mask, chain.tolist()))
+        return "E" * 10 + "LLEELHHHEL"
+
+    monkeypatch.setattr("fastfold.products.design.optimize.assign_secondary_structure", assign)
+    letters = "ACDEFGHIKL"
+    evaluation: Any = SimpleNamespace(positions=np.zeros((20, 37, 3)), logits=encode_sequence(letters))
+    assert strand_share(task, evaluation) == pytest.approx(0.3)
+    ((sequence, mask, chain),) = seen
+    assert (sequence, chain) == (letters * 2, [0] * 10 + [1] * 10)
+    assert mask[0].sum() == 5  # alanine
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most", "numbers"),
+    [("3", 1, 2, (3,)), (" 3 , 0", 1, 2, (3, 0)), ("1,2,3", 3, 3, (1, 2, 3))],
+)
+def test_counts_are_whole_numbers_with_commas(
+    text: str, least: int, most: int, numbers: tuple[int, ...]
+) -> None:
+    assert parse_counts(text, least=least, most=most) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "1", "1,2,3,4", "1,,3", "1,-2,3", "1,2.0,3", "1,x,3", "1,٣,3"])
+def test_other_counts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected 3 whole numbers with commas, found"):
+        parse_counts(text, least=3, most=3)

@@ -6,6 +6,8 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.products.design import DesignConfig, DesignRequest, hallucination, run_designs
 from fastfold.products.design.results.program import ProgramSequence, SequenceProgram
 from fastfold.products.design.results.redesign import Redesign
+from fastfold.products.design.results.refold import _take_names
 
 STEPS = DesignConfig(soft_steps=1, temperature_steps=0, hard_steps=0)
 
@@ -85,3 +88,17 @@ def test_sequences_of_another_program_have_their_own_folds(
     assert (row["sequence"], row["folds"]) == (letters[::-1], "2")
     (best,) = first.output.glob(f"{name}_rank_001_*_scores.json")
     assert float(row["plddt"]) == pytest.approx(mean_plddt(best), abs=0.02)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_names_of_folds_of_other_sequences_are_taken_with_overwrite_alone(overwrite: bool) -> None:
+    released: list[str] = []
+    others = {"b": SimpleNamespace(release=lambda: released.append("b"))}
+    folder: Any = SimpleNamespace(path="out", other_results=lambda target: others.get(target.name))
+    targets: Any = [SimpleNamespace(name=name) for name in "abc"]
+    if overwrite:
+        _take_names(folder, targets, overwrite=True)
+    else:
+        with pytest.raises(ConfigError, match="out has folds of another sequence named b; choose another"):
+            _take_names(folder, targets, overwrite=False)
+    assert released == ["b"] * overwrite

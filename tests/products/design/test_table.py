@@ -145,3 +145,11 @@ def test_all_failed_filters_are_named(folds: dict[str, list[Any]]) -> None:
 def test_a_ring_is_closed_by_a_bond(gap: Any, is_open: bool) -> None:
     text = f"the ring is not closed: {gap} Å from C of its last residue to N of its first"
     assert open_ring({} if gap is None else {"ring_gap": gap}) == (text if is_open else None)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [("0.25", 0.25), ("-3", -3.0), (4, 4.0), ("passed", "passed"), ("", None), (None, None)],
+)
+def test_cells_of_a_condition_are_numbers_texts_or_empty(cell: Any, value: Any) -> None:
+    assert table._value(cell) == value
