@@ -255,7 +255,7 @@ def triangle_output_weights_kernel(
     product, z, dropout, grad, grad_weight, grad_gate, grad_biases, weights, rows, n, width, size,
     z_strides, dropout_strides, grad_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
-    BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the weights' gradients."""
     # A program owns BO rows of output projection and gate, and a part of the positions. It writes partial sums
@@ -263,6 +263,7 @@ def triangle_output_weights_kernel(
     AGAIN: tl.constexpr = (
         weights.out_weight.dtype.element_ty != tl.float32
     )  # its products have smaller blocks
+    LEAN: tl.constexpr = FULL and AGAIN
     o_o = tl.program_id(0) * BO + tl.arange(0, BO)
     m_o = o_o < CZ
     b_grad_weight = tl.zeros([BO, BC], tl.float32)
@@ -271,15 +272,19 @@ def triangle_output_weights_kernel(
     b_grad_gate_bias = tl.zeros([BO], tl.float32)
     for i_m in range(tl.program_id(1), tl.cdiv(size, BM), tl.num_programs(1)):
         o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
+        o_own = index_again(tl.program_id(0), LEAN) * BO + tl.arange(0, BO)
+        m_own = o_own < CZ
         o_c, m_c = channels_again(C, BC, AGAIN)
         o_z, m_z = channels_again(CZ, BZ, AGAIN)
         b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
+        # Where rows and sums fill the registers, positions are computed again, as the output channels are.
+        _, _, o_i, o_j, m_pair = pair_positions(index_again(i_m, LEAN), size, rows, n, width, BM)
         b_out, b_logits = gated_output_gradients(
             b_p, b_statistics_p, p_p, size, b_z, b_statistics, p_z, z_strides[2], weights,
             grad + o_i * grad_strides[0] + o_j * grad_strides[1], grad_strides[2],
             dropout + o_i * dropout_strides[0] + o_j * dropout_strides[1], dropout_strides[2],
-            o_o, m_o, m_m, m_pair,
+            o_own, m_own, m_m, m_pair,
             C, BC, CZ, BZ, BM, BO, BK, HAS_DROPOUT, False, PRECISION,
         )  # fmt: skip
         b_grad_bias += tl.sum(b_out, 0)
@@ -322,6 +327,7 @@ def output_weights_backward(
     launch(triangle_output_weights_kernel, (programs, parts))(
         *(product, z, b_dropout, grad, partial, partial_gate, partial_bias, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), grad.stride(), EPS, share),
+        FULL=config.num_warps <= 4,
         PRECISION=precision(z, config),
         **switches(c, z, dropout),
         **config.launch,
