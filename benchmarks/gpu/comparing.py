@@ -17,7 +17,7 @@ MAX_ERROR = 6e-3
 
 
 class Comparison:
-    """Variants of a computation, the first of which is right."""
+    """Variants of a computation; the first one is right."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
