@@ -84,7 +84,7 @@ def unknown_defect(
     """
     if known is not None and known[2:5] == row[2:5] and needs.spills <= int(known[-1]):
         needs = replace(needs, spills=0)
-    return variant.defect(needs)
+    return variant.defect(needs, int(row[1].removeprefix("sm_")))
 
 
 def former_rows(path: Path) -> dict[tuple[str, str], list[str]]:

@@ -110,11 +110,14 @@ class KernelVariant:
         """Number of warps of a program, and number of stages of its software pipelining."""
         return self.options["num_warps"], self.options["num_stages"]
 
-    def defect(self, needs: Needs) -> str | None:
-        """Return the reason why a configuration with these needs must not ship; None if it may."""
+    def defect(self, needs: Needs, architecture: int) -> str | None:
+        """Return the reason why a configuration with these needs must not ship; None if it may.
+
+        The needs are those of machine code for a compute capability, whose chips have a limit of shared memory.
+        """
         if needs.spills:
             return f"{needs.spills} bytes per thread do not fit into registers"
-        limit = CHIPS[self.chip].shared
+        limit = max(one.shared for one in CHIPS.values() if architecture in one.architectures)
         return f"{needs.shared} of {limit} bytes of shared memory" if needs.shared > limit else None
 
 

@@ -45,7 +45,7 @@ for variant in found:
             row = {"module": module, "name": variant.name, "architecture": architecture}
             allowed = max(spills_allowed, known.get(f"{variant.name} sm_{architecture}", 0))
             counted = dataclasses.replace(needs, spills=0) if needs.spills <= allowed else needs
-            print(json.dumps(row | dataclasses.asdict(needs) | {"defect": variant.defect(counted)}))
+            print(json.dumps(row | dataclasses.asdict(needs) | {"defect": variant.defect(counted, architecture)}))
     kernels.add(kernel)
 """
 
@@ -217,11 +217,17 @@ def _how(variant: KernelVariant) -> tuple[Any, ...]:
 
 
 def test_spills_and_too_much_shared_memory_are_defects() -> None:
-    variant = KernelVariant("none", None, chip=FALLBACK)
-    assert variant.defect(Needs(255, 99 * 1024, 0)) is None
-    assert variant.defect(Needs(255, 99 * 1024 + 1, 0)) is not None
-    assert variant.defect(Needs(255, 0, 8)) is not None
-    assert KernelVariant("none", None, chip="sm_90").defect(Needs(255, 200 * 1024, 0)) is None
+    """Machine code for a data center's GPU has that GPU's memory, also by an entry that serves all GPUs."""
+    for chip, architecture, size in (
+        (FALLBACK, 86, 99),
+        (FALLBACK, 80, 163),
+        (FALLBACK, 90, 227),
+        ("rtx", 120, 99),
+    ):
+        variant = KernelVariant("none", None, chip=chip)
+        assert variant.defect(Needs(255, size * 1024, 0), architecture) is None
+        assert variant.defect(Needs(255, size * 1024 + 1, 0), architecture) is not None
+        assert variant.defect(Needs(255, 0, 8), architecture) is not None
 
 
 @pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
