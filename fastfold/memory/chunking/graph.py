@@ -29,7 +29,10 @@ _REARRANGED = {
 }
 _SQUEEZES = (torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims)
 # Operators that draw random numbers only if an argument asks for it.
-_RANDOM_IF_ASKED = {"aten::scaled_dot_product_attention": "dropout_p"}
+_RANDOM_IF_ASKED = {
+    "aten::scaled_dot_product_attention": "dropout_p",
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), "dropout"),
+}
 
 
 @dataclass(frozen=True)
@@ -267,7 +270,8 @@ def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> GraphOperatio
         arguments["dim"] = _squeezed_dims(node.all_input_nodes[0].meta["val"].shape, arguments.get("dim"))
     operation = GraphOperation(index, target, arguments, frozenset(named))
     rate = _RANDOM_IF_ASKED.get(operation.name)
-    if torch.Tag.nondeterministic_seeded in target.tags and (rate is None or arguments.get(rate, 0.0)):
+    has_rate = rate is None or (arguments.get(rate, 0.0) and arguments.get("train", True))
+    if torch.Tag.nondeterministic_seeded in target.tags and has_rate:
         raise ConfigError(
             f"the module draws random numbers ({operation.name}), which would differ in chunks: call eval() first, or "
             "pass the random numbers as an input"

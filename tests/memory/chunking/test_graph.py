@@ -49,6 +49,16 @@ def test_dropout_in_training_and_running_statistics_are_refused() -> None:
     assert export_graph(nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(6)).eval(), (_X,), {}, {})
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_refused_for_their_dropout_alone(kind: type[nn.RNNBase]) -> None:
+    """PyTorch marks their operators as random ones, with and without dropout."""
+    layer = kind(6, 4, num_layers=2, dropout=0.5)
+    with pytest.raises(ConfigError, match=r"random numbers .*eval\(\)"):
+        export_graph(layer, (_X,), {}, {})
+    assert export_graph(layer.eval(), (_X,), {}, {})
+    assert export_graph(kind(6, 4), (_X,), {}, {})
+
+
 def test_sources_and_layouts_are_those_of_the_module() -> None:
     graph = export_graph(nn.Linear(6, 3), (_X,), {}, {})
     assert [(source.kind, source.name) for source in graph.sources] == [
