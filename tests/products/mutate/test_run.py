@@ -159,9 +159,10 @@ def test_templates_that_do_not_fit_are_told_with_the_wild_type(
 
 
 def test_one_target_is_expected(cli: CommandLine):
-    fasta = cli.fasta({"T1": SEQUENCE, "T2": SEQUENCE})
-    done = cli.run("mutate", fasta, "--out", cli.out, "--mutations", "all")
-    assert re.search("expected one target to mutate, found 2: T1, T2", done.err)
+    for number, names in ((2, "T1, T2"), (4, "T1, T2, T3")):
+        fasta = cli.fasta({f"T{k}": SEQUENCE for k in range(1, number + 1)})
+        done = cli.run("mutate", fasta, "--out", cli.out, "--mutations", "all")
+        assert f"expected one target to mutate, found {number}: {names}; give a file" in done.err
     assert "no target given" in cli.run("mutate", "--out", cli.out, "--mutations", "all").err
 
 

@@ -145,3 +145,12 @@ def test_the_picture_marks_no_letter_of_an_unknown_residue() -> None:
     picture = table._picture(target, variants, rows)
     assert picture is not None
     assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("score", ["ptm", "iptm"])
+@pytest.mark.parametrize(("old", "new"), [(None, 0.5), (0.5, None), (None, None)])
+def test_a_score_that_a_prediction_lacks_has_no_difference(
+    score: str, old: float | None, new: float | None
+) -> None:
+    difference = table._difference(fold(**{score: old}), fold(**{score: new}), SITES)
+    assert difference[f"d{score}"] is None

@@ -78,14 +78,19 @@ def _turned(moving: np.ndarray, fixed: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mutants", ["A:{0}2W", "A:{0}2W+B:{1}9C,B:{1}9D"])
-def test_a_table_of_mutants_has_the_numbers_of_their_files(tmp_path: Path, mutants: str) -> None:
+def test_a_table_of_mutants_has_the_numbers_of_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutants: str
+) -> None:
     own = helix_prediction("t", *LENGTHS).sequences
     target = replace(target_from_sequence(":".join(own)), name="t", record="t")
     variants = read_variants(target, mutants.format(own[0][1], own[1][8]))
     targets = [target, *mutant_targets(target, [([], []), ([], [])], variants)]
     folder, draws = ResultsFolder(tmp_path), np.random.default_rng(1)
     predictions = {one.name: _save(folder, one, draws) for one in targets}
-    write_results(targets, variants, predictions, tmp_path, has_picture=False)
+    monkeypatch.setattr("fastfold.products.mutate.table._picture", lambda *_: b"png")
+    for has_picture in (True, False):  # a picture of an earlier table is removed
+        write_results(targets, variants, predictions, tmp_path, has_picture=has_picture)
+        assert (tmp_path / "mutations.png").exists() == has_picture
     rows = read_rows(tmp_path / "mutations.tsv")
     assert [row["mutations"] for row in rows] == mutants.format(own[0][1], own[1][8]).split(",")
     names = [f"A:{letter}{i}" for i, letter in enumerate(own[0], 1)]

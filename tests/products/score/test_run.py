@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from Bio.PDB import PDBParser
 
+from fastfold.data.search.settings import SearchSources
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.errors import ConfigError
-from fastfold.inference.request import InferRequest
+from fastfold.inference.request import InferRequest, RunOptions
 from fastfold.inference.runner import Summary
 from fastfold.inference.workers.options import ScreenOptions, Shard
 from fastfold.products.score import run
@@ -232,3 +233,27 @@ def test_parts_of_a_job_array_fill_one_table(tmp_path: Path, monkeypatch: pytest
     failed.append("b")
     assert [line.split("\t")[0] for line in table_of("d", Shard(2, 2))[1:]] == ["c", "d"]
     assert len(table_of("d", None)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "searches"),
+    [
+        (RunOptions(), False),
+        (RunOptions(msa_dir=Path("alignments")), True),
+        (RunOptions(sources=SearchSources(server="http://127.0.0.1:1")), True),
+    ],
+)
+def test_a_network_sees_alignments_that_are_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: RunOptions, searches: bool
+) -> None:
+    seen: list[Any] = []
+    file = write_helix(tmp_path / "a.pdb", 10)
+
+    def fold(request: InferRequest) -> Summary:
+        seen.extend(target.alignments for target in request.read_targets()[0])
+        return Summary((), (), (), {})
+
+    monkeypatch.setattr(run, "run", fold)
+    request = InferRequest((), tmp_path / "out", options=options)
+    run.run_scores([file], request, protocol=run.Protocol("initial_guess"))
+    assert seen == [None if searches else (([], []),)]
