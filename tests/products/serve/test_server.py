@@ -64,6 +64,7 @@ def test_a_port_in_use_is_named() -> None:
     ("ray", "device", "workers", "memory", "budget"),
     [
         (None, "cpu", None, 900, None),
+        (None, "cpu", 2, 450, 450),
         (None, "cpu", 3, 300, 300),
         (None, "cuda", 2, 40, None),
         ("auto", "cpu", 2, None, None),
