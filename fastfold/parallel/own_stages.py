@@ -157,17 +157,40 @@ def _find_paths(module: nn.Module, paths: Mapping[int, str]) -> dict[str, str]:
 def _find_shared(
     model: nn.Module, stages: Sequence[nn.Module], paths: Mapping[int, str], group: Group
 ) -> list[SharedParameter]:
-    """Return this rank's parameters that other ranks copy; the owner has its first name in the model."""
-    shared: list[SharedParameter] = []
-    for name, parameter in model.named_parameters():
-        numbers = [i for i, stage in enumerate(stages) if any(p is parameter for p in stage.parameters())]
-        holders = list(dict.fromkeys(number % group.size for number in numbers))
-        if len(holders) < 2 or not parameter.requires_grad:
-            continue
-        for number in reversed(numbers):
-            if any(is_inside(name, path) for path in _find_paths(stages[number], paths).values()):
-                holders.insert(0, number % group.size)
-        holders = list(dict.fromkeys(holders))
-        if group.rank in holders:
-            shared.append(SharedParameter(parameter, group, tuple(holders)))
-    return shared
+    """Return this rank's parameters that other ranks copy; the owner has its first name in the model.
+
+    Raises:
+        ConfigError: A rank owns none of the parameters that train.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    holders = {name: _find_holders(name, p, stages, paths, group) for name, p in trained.items()}
+    for rank in range(group.size):
+        owners = {name: ranks[0] for name, ranks in holders.items() if rank in ranks}
+        if owners and rank not in owners.values():
+            name, owner = next(iter(owners.items()))
+            raise ConfigError(
+                f"rank {rank} of the pipeline has nothing of its own to train: rank {owner} trains {name}, which both "
+                "have; put the layers of its stage into a stage with others, or use tp or dp instead of pp"
+            )
+    return [
+        SharedParameter(trained[name], group, ranks)
+        for name, ranks in holders.items()
+        if len(ranks) > 1 and group.rank in ranks
+    ]
+
+
+def _find_holders(
+    name: str, parameter: nn.Parameter, stages: Sequence[nn.Module], paths: Mapping[int, str], group: Group
+) -> tuple[int, ...]:
+    """Return the ranks whose stages have a parameter; the owner is the first."""
+    numbers = [i for i, stage in enumerate(stages) if any(p is parameter for p in stage.parameters())]
+    ranks = dict.fromkeys(number % group.size for number in numbers)
+    if len(ranks) > 1:
+        named = [i for i in numbers if _has_name(stages[i], name, paths)]
+        ranks = dict.fromkeys(number % group.size for number in (*named, *numbers))
+    return tuple(ranks)
+
+
+def _has_name(stage: nn.Module, name: str, paths: Mapping[int, str]) -> bool:
+    """Return True if a stage has the module whose parameter has a name in the model."""
+    return any(is_inside(name, path) for path in _find_paths(stage, paths).values())

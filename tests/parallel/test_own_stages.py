@@ -18,12 +18,13 @@ from tests.helpers.spawn_ranks import launch
 
 
 class _Tied(nn.Module):
-    """Layers of which the last one has the first one's weight, and the third one's bias."""
+    """Layers of which the last one has the first one's weight, the third one's bias, and a parameter of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third, self.last = (nn.Linear(3, 3) for _ in range(4))
         self.last.weight, self.last.bias = self.first.weight, self.third.bias
+        self.last.scale = nn.Parameter(torch.ones(3))
 
 
 def _stages(model: nn.Module, number: int) -> list[nn.Module]:
@@ -121,6 +122,16 @@ def test_stages_that_a_pipeline_cannot_have_are_refused() -> None:
     )
     assert _own(0, 1).renamed == {}
     assert _own(0, stages=None).called[0][0] == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_with_only_tied_parameters_is_refused_on_every_rank(rank: int) -> None:
+    """An output layer that is a stage has an embedding's weight alone, so its optimizer would have none."""
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False))
+    model[2].weight = model[0].weight
+    with pytest.raises(ConfigError, match=r"rank 1 .* nothing of its own to train: rank 0 trains 0\.weight"):
+        _own(rank, model=model, stages=lambda m, _: [m[:2], m[2]])
+    assert _own(rank, model=model, stages=lambda m, _: [m[0], m[1:]]).trained()
 
 
 def _summed_and_followed() -> tuple[Any, Any]:
