@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastfold
 from fastfold.evoformer.config import model_config
@@ -16,6 +18,7 @@ from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.kernels.cpu import linear
 from fastfold.kernels.cpu import products as cpu_products
 from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
+from fastfold.memory.devices.simulated import SimulatedDevice
 
 CPU = torch.device("cpu")
 
@@ -107,6 +110,24 @@ def test_rounded_products_are_found_out(error: float, exact: bool, monkeypatch: 
 
     monkeypatch.setattr(cpu_products, "onednn_linear", rounded)
     assert cpu_products._is_exact() is exact
+
+
+def test_modes_of_the_caller_do_not_see_the_trial() -> None:
+    """Training counts operations, and simulates devices whose memory the trial would fill."""
+
+    class Recording(TorchDispatchMode):
+        seen: ClassVar[list[Any]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    expected = cpu_products._is_exact()
+    with Recording() as mode, SimulatedDevice(1000).running():
+        assert cpu_products._is_exact() == expected
+    assert mode.seen == []
+    with FakeTensorMode():
+        assert cpu_products._is_exact() == expected
 
 
 def test_products_of_this_machine_are_exact_within() -> None:
