@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch.nn.functional import linear
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fastfold.kernels.common.float32_setting import exact_on_gpu, float32_setting
@@ -80,7 +81,11 @@ def onednn_linear(
 
     ``x [n, K]`` and the weight ``[N, K]``, or the result of :func:`pack_weight`, are in float32, or in bfloat16 if
     :func:`multiplies_bfloat16`. The bias ``[N]`` is in float32 or in the dtype of ``x``. The ReLU turns NaN into zero.
+    In compiled code PyTorch chooses the library.
     """
+    if torch.compiler.is_compiling():
+        compiled = _compilable_linear(x, weight, bias)
+        return compiled if activation == "none" else getattr(torch, activation)(compiled)
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
     return product
 
@@ -92,10 +97,22 @@ def onednn_linear_with(
     other: torch.Tensor,
     operation: Literal["add", "mul"],
 ) -> torch.Tensor:
-    """Compute the sum or product of ``x Wᵀ + b`` and ``other``, rounded once; all are in bfloat16."""
+    """Compute the sum or product of ``x Wᵀ + b`` and ``other``, rounded once; all are in bfloat16.
+
+    In compiled code PyTorch chooses the library, and the product is rounded too.
+    """
+    if torch.compiler.is_compiling():
+        return getattr(torch, operation)(_compilable_linear(x, weight, bias), other)
     # The operator's overload has no type.
     combined: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, operation)
     return combined
+
+
+def _compilable_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Compute ``x Wᵀ + b`` in the dtype of ``x`` by operators that PyTorch's compiler accepts for any weight."""
+    # Inductor generates code for oneDNN's operators only if the weight is a constant of the graph.
+    exact = x.dtype if bias is None else bias.dtype
+    return linear(x.to(exact), weight.to(exact), bias).to(x.dtype)
 
 
 def pack_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:

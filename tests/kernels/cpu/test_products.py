@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -128,6 +129,57 @@ def test_modes_of_the_caller_do_not_see_the_trial() -> None:
     assert mode.seen == []
     with FakeTensorMode():
         assert cpu_products._is_exact() == expected
+
+
+def _compilable(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor) -> list[Tensor]:
+    all_narrow = x.dtype == torch.bfloat16 and (bias is None or bias.dtype == x.dtype)
+    return [
+        *(
+            cpu_products.onednn_linear(x, weight, bias, activation)
+            for activation in ("none", "relu", "sigmoid")
+        ),
+        *(cpu_products.onednn_linear_with(x, weight, bias, other, op) for op in ("add", "mul") if all_narrow),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias_dtype"),
+    [
+        (torch.float32, None),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, None),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+def test_compiled_products_are_right_and_leave_onednn_s_operators_out(
+    dtype: torch.dtype, bias_dtype: torch.dtype | None
+) -> None:
+    """Inductor refuses these operators where the weight is not a constant of the graph."""
+    if dtype == torch.bfloat16 and not cpu_products.multiplies_bfloat16():
+        pytest.skip("oneDNN multiplies bfloat16 on processors with units for it")
+    generator = torch.Generator().manual_seed(3)
+    x, weight, other = (
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((20, 16), (8, 16), (20, 8))
+    )
+    bias = None if bias_dtype is None else torch.randn(8, generator=generator).to(bias_dtype)
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(_compilable, fullgraph=True, backend=backend)(x, weight, bias, other)
+    assert called
+    assert not any("mkldnn" in name for name in called)
+    sums = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
+    exact = [sums, sums.relu(), sums.sigmoid(), sums + other.double(), sums * other.double()]
+    error = 1e-6 if dtype == torch.float32 else 2**-7  # rounded twice
+    for products in (compiled, _compilable(x, weight, bias, other)):
+        for product, expected in zip(products, exact, strict=False):
+            assert product.dtype == dtype
+            assert (product - expected).abs().max() < error * expected.abs().max()
 
 
 def test_products_of_this_machine_are_exact_within() -> None:
