@@ -379,7 +379,7 @@ def check_parts(module: nn.Module) -> None:
 def check_part(layer: nn.Module, name: str) -> None:
     """Check that an operator may use a layer's parameters in place of a call; ``name`` is for the message.
 
-    Hooks with a true attribute ``observes`` are allowed: they measure layers that are called.
+    Hooks with a true attribute ``observes`` are allowed: they change no result of a call.
 
     Raises:
         ConfigError: The layer is of a class with another forward pass, or has hooks or a forward pass of its own.

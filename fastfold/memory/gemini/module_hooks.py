@@ -53,9 +53,12 @@ class ModuleHooks(NotCopied):
             self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
             # A module without own parameters may use its children's directly, and then needs their chunks.
             if module is model or next(module.parameters(), None) is not None:
+                enter, leave = partial(self._enter, name), partial(self._leave)
+                # Operators may use the parameters of a layer with these hooks without calling it.
+                enter.observes = leave.observes = True  # type: ignore[attr-defined]
                 self._handles += [
-                    module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
-                    module.register_forward_hook(self._leave, always_call=True),
+                    module.register_forward_pre_hook(enter, with_kwargs=True),
+                    module.register_forward_hook(leave, always_call=True),
                 ]
         for chunk in store.chunks:
             for slot in chunk.slots:

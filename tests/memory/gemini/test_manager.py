@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError, OutputError
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.memory import BudgetError, Gemini, GeminiConfig, SimulatedDevice
 from fastfold.utils import machine
 from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, plain_run, tokens
@@ -261,6 +263,26 @@ def test_clipping_on_the_host_equals_clipping():
             run.step()
             run.zero_grad()
     assert equal_trees(runs[0].state_dict(), runs[1].state_dict())
+
+
+def test_parameters_that_operators_read_from_layers_are_managed():
+    """Operators of an Evoformer block take the parameters of its layers, which have the manager's hooks."""
+    config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+    torch.manual_seed(0)
+    plain = EvoformerBlock(config, 16, 16, zero_init=False).eval()
+    managed = copy.deepcopy(plain)
+    inputs = torch.randn(3, 5, 16), torch.randn(5, 5, 16), torch.ones(3, 5), torch.ones(5, 5)
+    optimizer = adam(plain)
+    manager = Gemini(managed, adam(managed), GeminiConfig(budget=1_000_000))
+    for _ in range(2):
+        losses = [sum(x.square().mean() for x in block(*inputs)) for block in (plain, managed)]
+        assert losses[0].item() == losses[1].item()
+        for loss in losses:
+            loss.backward()
+        for run in (optimizer, manager):
+            run.step()
+            run.zero_grad()
+    assert equal_trees(plain.state_dict(), managed.state_dict())
 
 
 def test_the_executed_loads_are_the_planned_ones():
