@@ -35,6 +35,7 @@ _BOUNDS = (
     (re.compile(r"dropout(_rate)?$"), Bounds(least=0, below=1)),
     (re.compile(r"(_prob|_frac|fraction|share)$"), Bounds(least=0, most=1)),
     (re.compile(r"(scale|unit_distance)$"), Bounds(above=0)),
+    (re.compile(r"early_stop_tolerance$"), Bounds()),  # a negative one runs all passes
 )
 """Bounds of other numbers of the network's configuration by their keys; the rest is at least 0."""
 _FIXED = (

@@ -105,6 +105,16 @@ def test_overrides_reach_the_network():
     assert tree.model.embeddings_and_evoformer.msa_channel == 64  # of the preset, untouched
 
 
+def test_a_negative_tolerance_of_recycling_runs_all_passes():
+    """AlphaFold stops where the change is at most the tolerance, so a negative one never stops."""
+    setting = "model.overrides.model.recycle_early_stop_tolerance"
+    multimer = [*PLACES, "model=model_1_multimer_v3"]
+    tree = network_config(compose_config([*multimer, f"{setting}=-1.0"]).model)
+    assert tree.model.recycle_early_stop_tolerance == -1.0
+    with pytest.raises(ConfigError, match=f"{setting} must be finite"):
+        network_config(compose_config([*multimer, f"{setting}=inf"]).model)
+
+
 def test_the_printed_configuration_is_the_whole_one_and_composes_again(capsys: pytest.CaptureFixture[str]):
     assert main(["train", "--cfg", "job", "+preset=mini", "data.directory=structures"]) == 0
     printed = OmegaConf.create(capsys.readouterr().out)
