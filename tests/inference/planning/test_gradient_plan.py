@@ -72,7 +72,7 @@ def test_a_host_is_named_where_it_is_missing() -> None:
     alone = GradientPlanner(model_config("model_1_ptm"), 512)
     enough = alone.without_host_limit()
     assert enough.peak < alone.smallest().peak
-    with pytest.raises(InputError, match=r"; .*give host_memory= \d+GiB, or .*take about \d"):
+    with pytest.raises(InputError, match=r"give host_memory='\d+GiB', or .*take about \d"):
         plan_gradients(alone, enough.peak)
 
 
