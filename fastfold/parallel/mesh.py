@@ -13,6 +13,11 @@ from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter, agr
 from fastfold.parallel.plan import ParallelPlan
 
 
+def _flat(mesh: DeviceMesh, dimensions: tuple[str, ...], name: str) -> DeviceMesh:
+    part = mesh[dimensions]
+    return part if len(dimensions) == 1 else part._flatten(name)
+
+
 class ParallelMesh:
     """Groups of ranks by name, on a :class:`DeviceMesh` whose shape is the plan's.
 
@@ -67,8 +72,7 @@ class ParallelMesh:
         for name, every in plan.groups.items():
             dimensions, process_group = tuple(dimension for dimension in every if dimension in shape), None
             if self.device_mesh is not None and dimensions:
-                part = self.device_mesh[dimensions]
-                process_group = (part if len(dimensions) == 1 else part._flatten(name)).get_group()
+                process_group = _flat(self.device_mesh, dimensions, name).get_group()
             self._groups[name] = Group(process_group, name, self.reporter)
 
     def leave(self) -> None:
@@ -103,8 +107,7 @@ class ParallelMesh:
         if self._stage is None and self.device_mesh is not None:
             dimensions = tuple(name for name in self.device_mesh.mesh_dim_names or () if name != "pp")
             if dimensions:
-                part = self.device_mesh[dimensions]
-                self._stage = part if len(dimensions) == 1 else part._flatten("stage")
+                self._stage = _flat(self.device_mesh, dimensions, "stage")
         return self._stage
 
     def record(self) -> AbstractContextManager[CommunicationLog]:
