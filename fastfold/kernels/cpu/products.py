@@ -85,7 +85,9 @@ def onednn_linear(
     """
     if torch.compiler.is_compiling():
         compiled = _compilable_linear(x, weight, bias)
-        return compiled if activation == "none" else getattr(torch, activation)(compiled)
+        if activation == "relu":
+            return torch.relu(compiled)
+        return torch.sigmoid(compiled) if activation == "sigmoid" else compiled
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
     return product
 
@@ -102,7 +104,8 @@ def onednn_linear_with(
     In compiled code PyTorch chooses the library, and the product is rounded too.
     """
     if torch.compiler.is_compiling():
-        return getattr(torch, operation)(_compilable_linear(x, weight, bias), other)
+        compiled = _compilable_linear(x, weight, bias)
+        return compiled + other if operation == "add" else compiled * other
     # The operator's overload has no type.
     combined: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, operation)
     return combined
