@@ -28,6 +28,18 @@ _DELIMITERS = (",", "\t", ";")
 _MOST_SHOWN = 40
 
 
+def first_few(names: Sequence[str], limit: int) -> str:
+    """Join names for a message, at most ``limit`` of them and the number of the others.
+
+    Example:
+        >>> from fastfold.utils.foreign_text import first_few
+        >>> first_few(["MSE 1", "TPO 2", "SEP 5"], 2)
+        'MSE 1, TPO 2 and 1 more'
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"
+
+
 def shown(value: object) -> str:
     """Return a value as messages quote it, cut after 40 letters."""
     return cut(repr(value), _MOST_SHOWN)

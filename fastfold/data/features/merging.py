@@ -1,10 +1,9 @@
 """Merge the raw features of each chain to those of the complex (AlphaFold-Multimer, Evans et al. 2021).
 
 Chains with equal sequences are copies of an entity and share its alignment. Copies that lack other residues have
-alignments of their own. Different entities are paired by species as
-far as possible, because chains in contact have co-evolved within each species. Within a species, rows are paired by
-their rank of similarity to their own chain's query. Unpaired rows are block-diagonal below: each entity's rows with
-gaps in all other entities.
+alignments of their own. Different entities are paired by species as far as possible, because chains in contact have
+co-evolved within each species. Within a species, rows are paired by their rank of similarity to their own chain's
+query. Unpaired rows are block-diagonal below: each entity's rows with gaps in all other entities.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from fastfold.data.msa.find import chosen_files, read_chosen
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.settings import PairMode
 from fastfold.data.targets import Target
+from fastfold.utils.foreign_text import first_few
 
 COLABFOLD = "colabfold"  #: Name of searches by an MSA server or MMseqs2
 _MOST_FILES = 3
@@ -110,5 +111,4 @@ def find_needs(out: Path, target: Target, *, by_colabfold: bool) -> SearchNeeds:
 
 
 def _listed(files: tuple[Path, ...]) -> str:
-    shown = ", ".join(map(str, files[:_MOST_FILES]))
-    return shown + (f" and {len(files) - _MOST_FILES} more" if len(files) > _MOST_FILES else "")
+    return first_few([str(file) for file in files], _MOST_FILES)

@@ -36,7 +36,7 @@ from fastfold.protein.io.records import is_modified
 from fastfold.protein.labels import author_names
 from fastfold.protein.structure import Structure, structure_to_protein
 from fastfold.utils.atomic_files import output_error, prepare_output_directory, write_atomic
-from fastfold.utils.foreign_text import json_object_or_none
+from fastfold.utils.foreign_text import first_few, json_object_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -261,10 +261,7 @@ def _changes(structure: Structure) -> list[str]:
         if letter in rc.restype_1to3 and is_modified(name, letter)
     ]
     if modified:
-        more = f" and {len(modified) - _SHOWN} more" if len(modified) > _SHOWN else ""
-        changes.append(
-            f"Modified residues are relaxed as standard ones: {', '.join(modified[:_SHOWN])}{more}."
-        )
+        changes.append(f"Modified residues are relaxed as standard ones: {first_few(modified, _SHOWN)}.")
     return changes
 
 

@@ -28,6 +28,7 @@ from fastfold.protein.io.read import named_protein
 from fastfold.protein.labels import AuthorNames, residue_label
 from fastfold.protein.protein import Protein
 from fastfold.protein.validation import check_structure
+from fastfold.utils.foreign_text import first_few
 from fastfold.utils.machine import available_cores
 from fastfold.utils.units import clock
 
@@ -235,9 +236,8 @@ def _reason(done: RelaxResult) -> str:
 
 
 def _named(violations: Sequence[Violation]) -> str:
-    named = [f"{v.residue} ({', '.join(v.kinds)})" for v in violations[:_MOST_NAMED]]
-    more = f" and {len(violations) - _MOST_NAMED} more" if len(violations) > _MOST_NAMED else ""
-    return f" at {', '.join(named)}{more}"
+    named = [f"{v.residue} ({', '.join(v.kinds)})" for v in violations]
+    return f" at {first_few(named, _MOST_NAMED)}"
 
 
 def _heavy_atom_rmsd(before: Protein, after: Protein) -> float:

@@ -18,6 +18,7 @@ from fastfold.protein.io.records import (
     choose_conformer,
 )
 from fastfold.protein.structure import ChainStructure
+from fastfold.utils.foreign_text import first_few
 
 _MATCH, _UNKNOWN, _MISMATCH = 2.0, 0.0, -4.0
 _BROKEN_BOND, _ODD_NUMBER, _FIRST_PLACE = 10.0, 3.0, 1.0
@@ -187,8 +188,7 @@ def _report_types(
         (by_atoms, "has residues that are read by their atoms"),
     ):
         if labels:
-            more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
-            warnings.append(f"Chain {chain_id!r} {sentence}: {', '.join(labels[:_SHOWN])}{more}.")
+            warnings.append(f"Chain {chain_id!r} {sentence}: {first_few(labels, _SHOWN)}.")
 
 
 def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
