@@ -400,9 +400,12 @@ def check_part(layer: nn.Module, name: str) -> None:
         )
 
 
-@torch.compiler.assume_constant_result
 def _check_when_traced(module: nn.Module) -> None:
     check_parts(module)
+
+
+# As torch.compiler.assume_constant_result marks it, which would import the compiler, for seconds, in every fold.
+_check_when_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -118,7 +118,7 @@ def test_waits_of_threads_are_shortened_before_pytorch_is_loaded_unless_the_user
     assert python(code, **given).strip() == f"set() {expected}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fold_prints_before_pytorch_is_loaded_and_loads_no_compiler(tmp_path: Path) -> None:
     (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n")
     code = f"""
