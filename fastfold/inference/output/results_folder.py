@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
@@ -120,7 +120,7 @@ class ResultsFolder:
 
     def locked(self) -> AbstractContextManager[object]:
         """Lock the folder; reentrant within a process."""
-        return held(_file_lock(self.state / "lock"))
+        return held(self.state / "lock", is_reentrant=True)
 
     def claimed(self, work: str) -> AbstractContextManager[bool]:
         """Yield True if no other process does ``work``, and keep others away meanwhile; a name such as a record's."""
@@ -367,18 +367,13 @@ def _claimed(path: Path) -> Iterator[bool]:
     """Yield True if no other process holds the lock of a path, and hold it meanwhile."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(held(_file_lock(path, timeout=0)))
+            stack.enter_context(held(path, timeout=0))
         except Timeout:
             yield False
             return
         # A process that has the removed file open sees the record, which was written earlier.
         stack.callback(path.unlink, missing_ok=True)
         yield True
-
-
-def _file_lock(path: Path, timeout: float = -1) -> FileLock:
-    """Return a lock that the system releases when its process ends in any way."""
-    return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
 
 
 def _owner(target: Target) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 import uvicorn
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.precision import about_missing_units
@@ -135,7 +135,7 @@ def _alone(data: Path) -> Iterator[None]:
     prepare_output_directory(data)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(held(FileLock(data / ".lock", timeout=0)))
+            stack.enter_context(held(data / ".lock", timeout=0))
         except Timeout:
             raise ConfigError(f"another server uses {data}; stop it, or give another `data`") from None
         yield

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from filelock import FileLock
 
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import open_templates
@@ -63,7 +62,7 @@ class GroupWorker:
             with contextlib.ExitStack() as locks:
                 # The worker of a killed server may end a moment later than its server.
                 for folder in group:
-                    locks.enter_context(held(FileLock(folder / ".lock")))
+                    locks.enter_context(held(folder / ".lock"))
                 self._fold([folder for folder in group if not (folder / ANSWER).exists()], task.memory)
         except FastFoldError as error:
             return JobResult("fatal", str(error))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.parallel import DistributedContext
@@ -78,7 +78,7 @@ def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
         if context.is_rank_zero:
             try:
                 prepare_output_directory(folder)
-                stack.enter_context(held(FileLock(folder / LOCK, timeout=0)))
+                stack.enter_context(held(folder / LOCK, timeout=0))
                 started = datetime.now().astimezone().isoformat(timespec="seconds")
                 owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
                 write_atomic(folder / OWNER, json.dumps(owner, indent=1) + "\n")

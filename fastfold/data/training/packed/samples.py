@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from fastfold.data.loading.loader import SampleLoader, retry_io
 from fastfold.data.templates.hits import TemplateHit
@@ -179,7 +178,7 @@ def indexed(
     path = Path(folder) / f"{key[:32]}.index"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with held(FileLock(path.with_suffix(".lock"))):
+        with held(path.with_suffix(".lock")):
             if (scanned := _read_index(path)) is None:
                 write_scanned(path, scan())
                 scanned = _read_index(path)
