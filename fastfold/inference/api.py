@@ -30,7 +30,7 @@ from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request, group_by_length
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule
-from fastfold.inference.models import check_settings, network_name
+from fastfold.inference.models import check_settings, network_name, refuse_without_atoms
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.planning.cuda_graph import KeptGraph
@@ -234,6 +234,9 @@ def predict_many(
         raise ConfigError("embed is not a setting here: fastfold.embed computes representations")
     named = _named(sequences)
     targets = {name: target_from_sequence(sequence, name) for name, sequence in named.items()}
+    _, errors = refuse_without_atoms(list(targets.values()))
+    if errors:
+        raise errors[0]
     alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
     for what, of_names in (("msas", msas), ("templates", templates)):
         if unknown := sorted(set(of_names or ()) - set(targets)):

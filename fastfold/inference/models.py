@@ -144,6 +144,26 @@ def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[Inpu
     return [target for target in targets if not target.is_complex], errors
 
 
+def refuse_without_atoms(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
+    """Return targets whose chains have known residues, and an error for each other target to fold."""
+    suitable: list[Target] = []
+    errors: list[InputError] = []
+    for target in targets:
+        unknown = [chain.id for chain in target.chains if set(chain.sequence) == {"X"}]
+        if not unknown or target.scored_structure is not None:
+            suitable.append(target)
+            continue
+        what = f"chain {unknown[0]}" if target.is_complex else "the sequence"
+        errors.append(
+            TargetError(
+                target.name,
+                f"{what} has only unknown residues (X), whose atoms cannot be predicted; give at least one of the "
+                f"twenty amino acids{', or leave the chain out' * target.is_complex}",
+            )
+        )
+    return suitable, errors
+
+
 def refuse_untrained(networks: Sequence[Network], targets: Sequence[Target]) -> None:
     """Raise ConfigError if a network trained on single chains only would fold a complex."""
     if untrained := untrained_networks(networks, targets):

@@ -22,6 +22,7 @@ from fastfold.inference.models import (
     check_networks,
     refuse_complexes,
     refuse_untrained,
+    refuse_without_atoms,
     requested_networks,
     target_cost,
     untrained_networks,
@@ -99,6 +100,9 @@ def prepare(
         f"warning: {name} was trained on single chains only: complexes get no interface scores"
         for name in untrained_networks(networks, targets)
     ]
+    if config.embed is None:
+        targets, refused = refuse_without_atoms(targets)
+        errors = [*errors, *refused]
     targets = [choose_seeds(target, request) for target in targets]
     if config.restraints is not None:
         targets, refused = _with_restraints(config.restraints, targets)

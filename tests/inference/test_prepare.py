@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+import fastfold
 from fastfold.data.targets import Target, target_from_sequence
-from fastfold.errors import ConfigError, FastFoldError
+from fastfold.data.templates.whole.given import GivenStructure
+from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.inference import prepare as prepare_module
 from fastfold.inference.config import InferConfig
+from fastfold.inference.embedding.config import EmbedConfig
 from fastfold.inference.models import requested_networks
 from fastfold.inference.prepare import WITHOUT_ALIGNMENT, choose_seeds, prepare, with_precision
 from fastfold.inference.request import InferRequest, RunOptions
@@ -66,6 +69,26 @@ def test_complexes_need_a_network_for_them() -> None:
     assert prepare(_request(TARGETS[0], weights=(Path("mini"),)), CPU).warnings == []
     with pytest.raises(ConfigError):
         prepare(_request(*TARGETS, weights=(Path("mini"),)), CPU, is_screen=True)
+
+
+def test_chains_without_atoms_are_refused_before_a_fold() -> None:
+    """Embeddings take them, and so do structures that are scored."""
+    unknown = target_from_sequence("XBZX", "unknown")
+    dimer = target_from_sequence("MK:XX:A", "dimer")
+    scored = replace(dimer, scored_structure=GivenStructure(Path("dimer.pdb"), "template"))
+    request = _request(TARGETS[0], unknown, dimer, scored, weights=(Path("mini"),))
+    job = prepare(request, CPU)
+    assert job.targets == [TARGETS[0], scored]
+    assert [str(error) for error in job.errors] == [
+        "unknown: the sequence has only unknown residues (X), whose atoms cannot be predicted; give at least one "
+        "of the twenty amino acids",
+        "dimer: chain B has only unknown residues (X), whose atoms cannot be predicted; give at least one of the "
+        "twenty amino acids, or leave the chain out",
+    ]
+    embedded = prepare(replace(request, config=InferConfig(embed=EmbedConfig())), CPU)
+    assert embedded.errors == []
+    with pytest.raises(InputError, match="query: the sequence has only unknown residues"):
+        fastfold.predict("XXXX", "mini")
 
 
 def test_networks_that_cannot_be_read_are_left_out_with_a_warning(tmp_path: Path) -> None:
