@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from fastfold.protein.structure import structure_to_protein
 def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 1) -> dict[str, Any]:
     """Read the fields of a prediction of a folder of results, for :class:`fastfold.Prediction`.
 
-    Positions have the three decimals of files, pLDDT and aligned errors two.
+    Positions have the three decimals of files, pLDDT and aligned errors two. Structures after single passes, and
+    relaxed ones, are not read.
 
     Args:
         folder: Folder that ``fastfold infer`` or ``Prediction.save`` wrote to.
@@ -74,6 +76,11 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
         "iptm": scores["iptm"],
         "templates": None if scores.get("templates") is None else tuple(scores["templates"]),
         "chain_confidence": _confidence(interfaces, names.chain_ids),
+        "representations": _read_arrays(files.get("_representations.npz")),
+        "distogram": _read_arrays(files.get("_distogram.npz")),
+        "restraints": mapping_of(scores, "restraints") or None,
+        "forced_templates": scores.get("forced_templates", ()),
+        "given_structure": mapping_of(scores, "given_structure") or None,
         "names": names,
         "no_interface_scores": interfaces.get("reason"),
     }
@@ -92,6 +99,16 @@ def _find(folder: Path, name: str | None, rank: int) -> FoundPrediction:
             f"{folder} has {what}; its targets are {', '.join(map(repr, targets[:5])) or 'none'}"
         )
     return ranked[0]
+
+
+def _read_arrays(path: Path | None) -> dict[str, np.ndarray] | None:
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError("is not an archive of arrays; fold the prediction again", path=path) from error
 
 
 def _confidence(interfaces: Mapping[str, Any], names: Sequence[str]) -> ChainConfidence | None:

@@ -60,6 +60,31 @@ def test_a_saved_prediction_is_read_back(tmp_path: Path) -> None:
         read_prediction(tmp_path, "b")
 
 
+def test_saving_a_loaded_prediction_loses_nothing_that_was_asked_for(tmp_path: Path) -> None:
+    one = helix_prediction("a", 6)
+    one = replace(
+        one,
+        representations={"single": np.ones((6, 2), np.float32)},
+        distogram={"probabilities": np.ones((6, 6, 3), np.float16), "bin_edges": np.arange(2.0)},
+        restraints={"total": 1, "satisfied": 1, "restraints": []},
+        forced_templates=({"name": "1abc", "within": 5},),
+        given_structure={"file": "a.pdb", "tm_score": 0.5},
+    )
+    one.save(tmp_path / "first", plots=False)
+    found = Prediction.load(tmp_path / "first")
+    for key in ("restraints", "forced_templates", "given_structure"):
+        assert found.scores()[key] == one.scores()[key]
+    found.save(tmp_path / "second", plots=False)
+    for kind in ("representations", "distogram"):
+        first, second = (
+            tmp_path / folder / f"{one.name}_{one.key}_{kind}.npz" for folder in ("first", "second")
+        )
+        assert first.read_bytes() == second.read_bytes()
+    second.write_bytes(b"PK")
+    with pytest.raises(InputError, match="not an archive of arrays"):
+        Prediction.load(tmp_path / "second")
+
+
 def test_a_notebook_shows_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
     prediction = helix_prediction("inline", 8)
