@@ -253,13 +253,17 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
     return Target(safe_stem(name), make_chains(sequences), "", name, tuple(warnings))
 
 
-def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) -> tuple[Chain, ...]:
-    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on."""
-    records = records or [""] * len(sequences)
+def make_chains(
+    sequences: Sequence[str], records: Sequence[tuple[str, str]] | None = None
+) -> tuple[Chain, ...]:
+    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on; ``records`` are their records and names in these."""
+    records = records or [("", "")] * len(sequences)
     chains = []
-    for number, (letters, record) in enumerate(zip(sequences, records, strict=True)):
+    for number, (letters, (record, record_chain)) in enumerate(zip(sequences, records, strict=True)):
         sequence = mask_unknown(letters)
-        chains.append(Chain(chain_name(number), sequence, record, "" if letters == sequence else letters))
+        unmasked = "" if letters == sequence else letters
+        name = chain_name(number)
+        chains.append(Chain(name, sequence, record, unmasked, record_chain=record_chain))
     return tuple(chains)
 
 

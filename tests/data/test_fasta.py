@@ -50,7 +50,8 @@ def test_several_records_as_one_complex(tmp_path: Path) -> None:
     assert [chain.id for chain in target.chains] == ["A", "B", "C", "D"]
     assert [chain.sequence for chain in target.chains] == ["MKX", "MK", "VV", "MKX"]
     assert [chain.letters for chain in target.chains] == ["MKU", "", "", "MKU"]
-    assert [chain.record for chain in target.chains] == ["x", "", "", "x"]
+    assert [chain.record for chain in target.chains] == ["x", "y", "y", "x"]
+    assert [chain.record_chain for chain in target.chains] == ["", "A", "B", ""]
     assert target.warnings[0].startswith("record 'x': U at 3")
 
 

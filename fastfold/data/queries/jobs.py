@@ -208,7 +208,7 @@ def complex_record(
         1,
         sequences,
         list(dict.fromkeys(warnings)),
-        [name for one in entities for name in one.names],
+        [(name, "") for one in entities for name in one.names],
         alignments=tuple(alignments) if complete else None,
         templates=templates if any(templates) else None,
         forced_templates=tuple(one.forced for one in entities for _ in one.names),

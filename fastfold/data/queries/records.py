@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastfold.data.targets import FoundTarget, Target, make_chains, safe_stem
 from fastfold.errors import InputError
+from fastfold.protein.protein import chain_name
 from fastfold.utils.text_files import PathLike
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Record(NamedTuple):
     line: int  #: Line in the file, from 1
     sequences: list[str]  #: Its chains, upper case
     warnings: list[str]  #: Changes of the input, one sentence each
-    #: Per chain, the name of its own record; None if they share one
-    chain_records: Sequence[str] | None = None
+    #: Per chain, the name of its own record, and its name in that if it has several; None if they share one record
+    chain_records: Sequence[tuple[str, str]] | None = None
     #: Per chain, the alignments of the input, or None; None if it has none
     alignments: Sequence[ChainMsas | None] | None = None
     #: True if the file names the record; otherwise its identifier comes from the file's name
@@ -98,7 +99,11 @@ def _joined(records: Sequence[Record], file: QueryFile) -> Record:
         records[0].line,
         [sequence for record in records for sequence in record.sequences],
         [f"record {record.identifier!r}: {doubt}" for record in records for doubt in record.warnings],
-        [r.identifier if len(r.sequences) == 1 else "" for r in records for _ in r.sequences],
+        [
+            (record.identifier, chain_name(number) if len(record.sequences) > 1 else "")
+            for record in records
+            for number in range(len(record.sequences))
+        ],
     )
 
 

@@ -190,11 +190,13 @@ def test_pairing_files_of_a_complex(tmp_path: Path) -> None:
 def test_chains_from_records_are_found_by_their_records(tmp_path: Path) -> None:
     """Where a complex is a file of records, each record's own alignments serve its chain."""
     fasta = tmp_path / "both.fasta"
-    fasta.write_text(">1abc_H\nMKV\n>1abc_L\nLLAA\n")
+    fasta.write_text(">1abc_H\nMKV\n>1abc_L\nLLAA\n>2abc\nMKVA:LLAV\n")
     put(tmp_path / "msas", "1abc_H/bfd.a3m", "MKV", rows=2)
     put(tmp_path / "msas", "1abc_L.a3m", "LLAA", rows=3)
+    put(tmp_path / "msas", "2abc_A.a3m", "MKVA", rows=4)
+    put(tmp_path / "msas", "2abc/B/bfd.a3m", "LLAV", rows=5)
     (target,) = read_fasta(fasta, complex_=True)
-    assert depths(tmp_path / "msas", target) == [([2], []), ([3], [])]
+    assert depths(tmp_path / "msas", target) == [([2], []), ([3], []), ([4], []), ([5], [])]
 
 
 def test_identical_chains_share(tmp_path: Path) -> None:
