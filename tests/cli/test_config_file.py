@@ -43,6 +43,15 @@ def test_printed_options_are_read_back(cli: CommandLine) -> None:
     assert own | {"config": None} == plain
 
 
+def test_options_without_inputs_and_values_with_dashes_are_read_back(cli: CommandLine) -> None:
+    command = ["infer", "--out", "o", "--jobname-prefix=-x", "--msa-dir=--quiet", "--relax"]
+    path = cli.folder / "options.yaml"
+    path.write_text(cli.run(*command, "--print-config").out)
+    assert "inputs" not in path.read_text()
+    done = cli.run("infer", "--config", path, "--print-config")
+    assert (done.code, done.out) == (0, path.read_text()), done.err
+
+
 def test_the_part_of_a_job_array_is_read_back(cli: CommandLine) -> None:
     command = [
         "screen",

@@ -81,7 +81,9 @@ def _arguments(action: argparse.Action, name: str, value: Any, path: Path) -> li
         raise ConfigError(f"{path}: {name}: expected true or false, found {shown(value)}")
     option = action.option_strings[0]
     if is_on is None or action.nargs not in (0, "?", "*"):
-        return [option, *_texts(value, path, name)]
+        texts = _texts(value, path, name)
+        # A value of its own may begin with a dash.
+        return [f"{option}={texts[0]}"] if action.nargs in (None, "?") else [option, *texts]
     return [option] if is_on else []
 
 
@@ -96,6 +98,7 @@ def config_text(options: argparse.Namespace, actions: Iterable[argparse.Action])
             action.dest in _OWN | {argparse.SUPPRESS}
             or getattr(action, "is_secret", False)
             or value == action.default
+            or (value == [] and not action.option_strings)
             or not _names(action)
         ):
             continue
