@@ -31,7 +31,7 @@ MAX_SHOWN_LENGTH = 200  #: Largest number of letters of a record's name in table
 
 _NO_BLANKS = str.maketrans("", "", " \t")
 _NO_RESIDUE = re.compile(r"[^A-Za-z:*]")
-_CHAIN_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
+_CHAIN_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]{0,19}")
 _RESERVED = frozenset(  # device names of Windows, with any extension
     ("con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)))
 )
@@ -41,7 +41,9 @@ _RESERVED = frozenset(  # device names of Windows, with any extension
 class Chain:
     """Protein chain."""
 
-    id: str  #: Name in outputs: that of a given structure, otherwise ``A``, ``B``, … in the order of the input
+    #: Name in outputs: that of a given structure or of an input with names of chains, otherwise ``A``, ``B``, … in the
+    #: order of the input
+    id: str
     sequence: str  #: One letter per residue, upper case, the 20 amino acids and X
     #: Identifier of the chain's own FASTA record, if it has one; used to find its alignments
     record: str = field(default="", compare=False)
@@ -254,15 +256,20 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
 
 
 def make_chains(
-    sequences: Sequence[str], records: Sequence[tuple[str, str]] | None = None
+    sequences: Sequence[str],
+    records: Sequence[tuple[str, str]] | None = None,
+    names: Sequence[str] | None = None,
 ) -> tuple[Chain, ...]:
-    """Build chains named A-Z, a-z, 0-9, then AA, AB and so on; ``records`` are their records and names in these."""
+    """Build chains, named A-Z, a-z, 0-9, then AA, AB and so on by default.
+
+    ``records`` are their records and names in these.
+    """
     records = records or [("", "")] * len(sequences)
+    names = names or [chain_name(number) for number in range(len(sequences))]
     chains = []
-    for number, (letters, (record, record_chain)) in enumerate(zip(sequences, records, strict=True)):
+    for name, letters, (record, record_chain) in zip(names, sequences, records, strict=True):
         sequence = mask_unknown(letters)
         unmasked = "" if letters == sequence else letters
-        name = chain_name(number)
         chains.append(Chain(name, sequence, record, unmasked, record_chain=record_chain))
     return tuple(chains)
 
@@ -315,7 +322,7 @@ def _labels(chain: ObservedChain) -> tuple[str, ...]:
 
 
 def name_chains(names: Sequence[str]) -> list[str]:
-    """Return the names of chains, with the first free letter in place of each empty or unsafe name."""
+    """Return the names of chains, with the first free letter in place of each empty, long or unsafe name."""
     free = filter(lambda name: name not in names, map(chain_name, itertools.count()))
     return [name if _CHAIN_NAME.fullmatch(name) else next(free) for name in names]
 

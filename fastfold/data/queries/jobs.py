@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastfold.data.msa.keyed import pair_by_keys
 from fastfold.data.queries.records import Record
-from fastfold.data.targets import parse_sequence
+from fastfold.data.targets import name_chains, parse_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import mask_unknown
 from fastfold.utils.text_files import PathLike, split_lines
@@ -179,8 +179,17 @@ def complex_record(
     """Return the record of a complex.
 
     Raises:
-        InputError: Two proteins of one sequence have different alignments.
+        InputError: Two chains have one name, or two proteins of one sequence have different alignments.
     """
+    names = [name for one in entities for name in one.names]
+    if repeated := next((name for name in names if name and names.count(name) > 1), None):
+        raise job.fail(f"names two chains {repeated[:40]!r}; rename one")
+    chain_ids = name_chains(names)
+    doubts = [
+        f"chain {name[:40]!r} is called {chain_id} in the results, which need a short name of letters and digits"
+        for name, chain_id in zip(names, chain_ids, strict=True)
+        if name not in ("", chain_id)
+    ]
     known: dict[str, ChainMsas] = {}
     for number, one in enumerate(entities, 1):
         if one.alignments is None:
@@ -207,8 +216,9 @@ def complex_record(
         job.name,
         1,
         sequences,
-        list(dict.fromkeys(warnings)),
-        [(name, "") for one in entities for name in one.names],
+        list(dict.fromkeys([*warnings, *doubts])),
+        [(name, "") for name in names],
+        chain_ids=chain_ids,
         alignments=tuple(alignments) if complete else None,
         templates=templates if any(templates) else None,
         forced_templates=tuple(one.forced for one in entities for _ in one.names),

@@ -42,6 +42,7 @@ class Record(NamedTuple):
     warnings: list[str]  #: Changes of the input, one sentence each
     #: Per chain, the name of its own record, and its name in that if it has several; None if they share one record
     chain_records: Sequence[tuple[str, str]] | None = None
+    chain_ids: Sequence[str] | None = None  #: Per chain, its name in outputs; None for ``A``, ``B``, ...
     #: Per chain, the alignments of the input, or None; None if it has none
     alignments: Sequence[ChainMsas | None] | None = None
     #: True if the file names the record; otherwise its identifier comes from the file's name
@@ -111,7 +112,7 @@ def _target(record: Record, path: PathLike) -> Target:
     """Build the target of a record, whose name is not unique yet."""
     return Target(
         name=safe_stem(record.identifier),
-        chains=make_chains(record.sequences, record.chain_records),
+        chains=make_chains(record.sequences, record.chain_records, record.chain_ids),
         source=os.fspath(path),
         record=record.identifier,
         warnings=tuple(record.warnings),

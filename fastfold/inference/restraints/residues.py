@@ -17,8 +17,8 @@ _PREFIXES = {"sp", "tr"}
 class Residues:
     """Residues of a target, whose places are counted from 0 through all chains.
 
-    Residues have the names of outputs: chains and numbers of a given structure, otherwise chains A, B and so on, and
-    numbers in the whole protein from 1.
+    Residues have the names of outputs: chains and numbers of a given structure, otherwise chains of the input or A, B
+    and so on, and numbers in the whole protein from 1.
 
     Args:
         target: The target.

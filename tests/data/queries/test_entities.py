@@ -27,7 +27,7 @@ def test_copies_and_names_of_alphafold_3(tmp_path: Path) -> None:
         "name": "my complex",
         "modelSeeds": [1, 2],
         "sequences": [
-            {"protein": {"id": ["A", "B"], "sequence": "MKT", "unpairedMsa": ">q\nMKT\n"}},
+            {"protein": {"id": ["H", "B"], "sequence": "MKT", "unpairedMsa": ">q\nMKT\n"}},
             PROTEIN,
         ],
         "dialect": "alphafold3",
@@ -36,15 +36,26 @@ def test_copies_and_names_of_alphafold_3(tmp_path: Path) -> None:
     (target,), errors = read(tmp_path, tree)
     assert not errors
     assert (target.record, target.name) == ("my complex", "my_complex")
-    assert [(chain.record, chain.sequence) for chain in target.chains] == [
-        ("A", "MKT"),
-        ("B", "MKT"),
-        ("A", "MKT"),
+    assert [(chain.id, chain.record, chain.sequence) for chain in target.chains] == [
+        ("H", "H", "MKT"),
+        ("B", "B", "MKT"),
+        ("A", "A", "MKT"),
     ]
     assert target.warnings == ()
     assert target.seeds == (1, 2)
     assert target.alignments is not None
     assert [[msa.sequences for msa in own] for own, _ in target.alignments] == [[("MKT",)]] * 3  # type: ignore[misc]
+
+
+def test_names_of_chains_are_unique_and_part_of_file_names(tmp_path: Path) -> None:
+    names = ["B", "a/b", "x" * 21]
+    (target,), _ = read(tmp_path, {"sequences": [{"protein": {"id": names, "sequence": "MKT"}}]})
+    assert [chain.id for chain in target.chains] == ["B", "A", "C"]
+    assert target.warnings[0].startswith("chain 'a/b' is called A in the results, which need a short name")
+    assert len(target.warnings) == 2
+    targets, (error,) = read(tmp_path, {"sequences": [PROTEIN, PROTEIN]})
+    assert targets == []
+    assert "names two chains 'A'; rename one" in str(error)
 
 
 def test_jobs_of_the_server(tmp_path: Path) -> None:
