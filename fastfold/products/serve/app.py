@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as StarletteError
+from starlette.routing import Match, Route
 
 from fastfold._version import __version__
 from fastfold.errors import FastFoldError, WriteError
@@ -33,6 +34,7 @@ from fastfold.products.serve.submission import JobView, Problem, ServerView, Sub
 from fastfold.products.serve.tokens import LOCAL_USER
 from fastfold.utils.hashing import file_digest
 
+_EVENTS = "/v1/jobs/{job}/events"  #: Address of a stream, whose end a HEAD request would wait for
 POLL_S = 0.2  #: Seconds between two looks at a job whose progress is streamed
 _HEARTBEAT_S = 15.0
 _PRIVATE = {"Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"}
@@ -133,7 +135,7 @@ def create_app(service: Service) -> FastAPI:
         if not service.remove(own):
             raise HTTPException(409, "the job is running; remove it after its answer")
 
-    @app.get("/v1/jobs/{job}/events", tags=["jobs"], response_class=StreamingResponse)
+    @app.get(_EVENTS, tags=["jobs"], response_class=StreamingResponse)
     async def events(
         own: Job, last_event_id: Annotated[str | None, Header(description="resume after it")] = None
     ) -> StreamingResponse:
@@ -189,6 +191,10 @@ def create_app(service: Service) -> FastAPI:
             raise HTTPException(503, service.dispatcher.problem)
         return {"status": "ok"}
 
+    app.openapi()  # describes the routes before each GET also takes HEAD
+    for route in app.routes:
+        if isinstance(route, Route) and route.methods == {"GET"} and route.path != _EVENTS:
+            route.methods.add("HEAD")
     _add_refusals(app, service)
     options = service.options
     app.add_middleware(
@@ -208,8 +214,12 @@ def create_app(service: Service) -> FastAPI:
 def _add_refusals(app: FastAPI, service: Service) -> None:
     """Answer every refusal with one line of JSON."""
 
-    async def refuse(_: Request, error: Exception) -> JSONResponse:
+    async def refuse(request: Request, error: Exception) -> JSONResponse:
         status, text, headers = _describe(error)
+        if status == 405:  # the router names the methods of one route, and another may have the same address
+            routes = (one for one in app.routes if one.matches(request.scope)[0] is not Match.NONE)
+            methods = {name for one in routes if isinstance(one, Route) for name in one.methods or ()}
+            headers = {"Allow": ", ".join(sorted(methods))}
         return JSONResponse({"error": " ".join(service.hide_paths(text).split())}, status, headers=headers)
 
     for kind in (FastFoldError, StarletteError, RequestValidationError, Exception):

@@ -217,6 +217,45 @@ def test_a_file_comes_with_its_sum(server: str):
         assert answer.headers["Repr-Digest"] == f"sha-256=:{sum_of_all}:"
 
 
+def test_heads_are_those_of_whole_answers(server: str):
+    """``curl -I``, ``wget --spider`` and monitors ask for the head alone; a stream has none of its own."""
+    client = Client(server)
+    job = client.wait(client.submit("MKHEAD")["id"])
+    own = f"/v1/jobs/{job['id']}"
+    for path in ("/", "/healthz", "/metrics", "/openapi.json", "/v1/jobs", own, f"{own}/files/model.pdb"):
+        connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=20)
+        heads = []
+        for method in ("GET", "HEAD"):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            heads.append((answer.status, answer.headers["Content-Type"]))
+            assert bool(answer.read()) == (method == "GET")
+        connection.close()
+        assert heads[0] == heads[1]
+        assert heads[0][0] == 200
+    described = ask(server, "GET", "/openapi.json")[1]["paths"]
+    assert not any("head" in methods for methods in described.values())
+    assert ask(server, "HEAD", f"{own}/events")[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/jobs", "GET, HEAD, POST"),
+        ("/v1/jobs/0", "DELETE, GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
+        ("/v1/jobs/0/events", "GET"),
+    ],
+)
+def test_a_refused_method_names_all_others(server: str, path: str, methods: str):
+    connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=20)
+    connection.request("PUT", path)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    assert (answer.status, answer.headers["Allow"]) == (405, methods)
+
+
 def test_a_page_of_another_site_cannot_reach_a_server_without_tokens(server: str):
     assert ask(server, "GET", "/v1/jobs", Host="evil.example.org")[0] == 400
     for kind in ("text/plain", ""):
