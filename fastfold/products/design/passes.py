@@ -119,7 +119,8 @@ def _through_all(one_pass: OnePass, recycles: int, is_recorded: bool) -> Iterato
         yield 1.0, last
     for number in reversed(range(recycles) if is_recorded else ()):
         assert state is not None
-        gradients = [value.grad for value in state.recorded]
+        # Losses of the sequence alone do not depend on the state.
+        gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in state.recorded]
         state = states.pop()
         if state is not None:
             state.record(True)

@@ -7,7 +7,7 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -114,6 +114,17 @@ def test_first_and_sample_take_the_gradient_of_one_pass(monomer: AlphaFold) -> N
     chosen = [[bool(torch.allclose(one, other, rtol=1e-9)) for other in single] for one in drawn]
     assert all(sum(one) == 1 for one in chosen)
     assert len({tuple(one) for one in chosen}) == 2
+
+
+@pytest.mark.parametrize("mode", get_args(RecycleMode))
+def test_a_loss_of_the_sequence_has_its_gradient_in_every_mode(monomer: AlphaFold, mode: RecycleMode) -> None:
+    """The entropy does not depend on the network, nor on its passes."""
+    evaluator = Evaluator(hallucination(10), [monomer], {"seq_ent": 1.0}, recycle_mode=mode)
+    x = start(evaluator.task).float().requires_grad_()
+    seq_ent_loss(relax_sequence(x, SOFT).logits, torch.ones(10), SOFT.temperature).backward()
+    found = evaluator(x, SOFT, recycles=1).gradient
+    assert found is not None
+    torch.testing.assert_close(found, x.grad)
 
 
 def test_a_monomer_network_sees_chains_with_a_gap(monomer: AlphaFold) -> None:
