@@ -137,7 +137,8 @@ def _difference(old: _MutantFold, new: _MutantFold, sites: np.ndarray) -> dict[s
     if old.pae is not None and new.pae is not None:
         change = new.pae.astype(np.float64) - old.pae
         scores["dpae"] = float(change.mean())
-        scores["dpae_site"] = float((change[sites].mean() + change[:, sites].mean()) / 2)
+        is_site = np.isin(np.arange(len(change)), sites)
+        scores["dpae_site"] = float(change[is_site[:, None] | is_site].mean())
     return scores
 
 

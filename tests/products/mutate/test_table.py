@@ -42,7 +42,7 @@ def test_differences_are_mutant_minus_wild_type_over_all_residues_and_at_the_sit
             "dptm": 0.25,
             "diptm": None,
             "dpae": 21 / 9,
-            "dpae_site": ((3 + 9 + 0) / 3 + (6 + 9 + 3) / 3) / 2,
+            "dpae_site": (3 + 9 + 0 + 6 + 3) / 5,
         }
     )
     assert "dpae" not in table._difference(fold(pae=None), new, SITES)
