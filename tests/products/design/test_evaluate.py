@@ -21,7 +21,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding.gradients import differentiable
 from fastfold.products.design.evaluate import Evaluator, RecycleMode, uniform_bias
 from fastfold.products.design.passes import PassState
-from fastfold.products.design.tasks.binders import binder
+from fastfold.products.design.tasks.binders import BinderParts, binder
 from fastfold.products.design.tasks.losses import task_losses
 from fastfold.products.design.tasks.protocols import fixed_backbone, hallucination
 from fastfold.products.design.tasks.task import DesignTask
@@ -33,15 +33,16 @@ def start(task: DesignTask, seed: int = 0) -> torch.Tensor:
     return torch.randn(task.num_parameters, 20, generator=torch.manual_seed(seed)).double()
 
 
-def check_gradient(evaluator: Evaluator, recycles: int = 0, tolerance: float = 1e-4) -> None:
+def check_gradient(evaluator: Evaluator, recycles: int = 0, tolerance: float = 1e-4, **settings: Any) -> None:
     """Along a random direction, against a central difference."""
     x, direction = start(evaluator.task), start(evaluator.task, 1)
-    gradient = evaluator(x, SOFT, recycles=recycles).gradient
+    gradient = evaluator(x, SOFT, recycles=recycles, **settings).gradient
     assert gradient is not None
     step = 1e-6
 
     def value(sign: float) -> float:
-        return evaluator(x + sign * step * direction, SOFT, recycles=recycles, gradient=False).loss
+        at = x + sign * step * direction
+        return evaluator(at, SOFT, recycles=recycles, gradient=False, **settings).loss
 
     assert float((gradient * direction).sum()) == pytest.approx(
         (value(1) - value(-1)) / (2 * step), rel=tolerance
@@ -186,6 +187,24 @@ def test_the_gradient_of_a_binder_is_a_finite_difference(multimer: AlphaFold, ba
     model = copy.deepcopy(multimer).double()
     task = binder(backbone, 6, chains=["A"], hotspots="A3")
     check_gradient(Evaluator(task, [model], {"plddt": 1.0, "exp_res": 1.0}, hard_profile=False))
+
+
+@pytest.mark.parametrize("kind", ["monomer", "multimer"])
+def test_passes_that_are_computed_again_have_the_dropout_of_the_first_time(
+    kind: str, backbone: Path, request: pytest.FixtureRequest
+) -> None:
+    """Templates that are not there take no random numbers, with and without gradients."""
+    model = copy.deepcopy(request.getfixturevalue(kind)).double()
+    task = binder(backbone, 6, chains=["A"])
+    evaluator = Evaluator(task, [model], {"rg": 1.0}, recycle_mode="backprop", hard_profile=False)
+    check_gradient(evaluator, recycles=1, dropout=True, seed=5)
+
+
+def test_more_frames_than_templates_are_refused(monomer: AlphaFold, backbone: Path) -> None:
+    parts = BinderParts(framework=backbone, loops="A:3-5,B:2-4")
+    task = binder(backbone, chains=["A"], parts=parts, copies=4)
+    with pytest.raises(ConfigError, match=r"takes 4 templates, and the chains need 5, one for each copy"):
+        Evaluator(task, [monomer], {"plddt": 1.0})
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -138,9 +138,10 @@ class DesignTask:
         return replace(self, contact_settings=settings, others=others, avoided=avoided)
 
     @property
-    def template_indices(self) -> tuple[int, ...] | None:
-        """Indices of the templates that a monomer network reads; None for all."""
-        return () if self.templates is None else None
+    def template_indices(self) -> tuple[int, ...]:
+        """Indices of the templates that a monomer network reads, one for each frame of atoms."""
+        chains = self.joined_template_features
+        return () if chains is None else tuple(range(len(chains[0]["template_frame"])))
 
     @property
     def complexes(self) -> list[DesignTask]:
