@@ -259,9 +259,9 @@ class Evaluator:
             )
         config = apply_settings(InferConfig(), model.config)
         frames = len(task.template_indices)
-        if joined and frames > (most := config.data.eval.max_templates):
+        if joined and frames > (places := config.data.eval.max_templates):
             raise ConfigError(
-                f"{model.name} takes {most} templates, and the chains need {frames}, one for each copy of a framework "
+                f"{model.name} takes {places} templates, and the chains need {frames}, one for each copy of a framework "
                 "and one for the target; use `weights=multimer`, or fewer `copies`"
             )
         sampler = featurize(task.target.chains, alignments, config, templates=templates, join=joined)
