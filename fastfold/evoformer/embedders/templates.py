@@ -11,7 +11,15 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders.input import distogram_bins
 from fastfold.evoformer.evoformer import TemplatePairStack
-from fastfold.evoformer.execution import Block, PairRows, PolicyModule, check_part, is_training
+from fastfold.evoformer.execution import (
+    Block,
+    PairRows,
+    PolicyModule,
+    check_part,
+    is_training,
+    random_state,
+    set_random_state,
+)
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
@@ -122,6 +130,8 @@ class TemplateEmbedder(PolicyModule):
             return self._embed(one, target.pair, pair_mask, first_row)
 
         # The attention weights need the unchanged pair and all templates. Only then may templates update the pair.
+        is_held = self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1
+        start = None if is_held or not is_training(self) else random_state(template_mask.device)
         held: dict[int, Tensor] = {}
         logits = []
         scores: Tensor | None = None
@@ -131,7 +141,7 @@ class TemplateEmbedder(PolicyModule):
         for place, t in enumerate(shown):
             template = embed(t)
             logits.append(self._logits(target, template, None if scores is None else scores[..., place]))
-            if self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1:
+            if is_held:
                 held[t] = template
             del template
         # Indexing by a list would copy the list to the device.
@@ -144,6 +154,8 @@ class TemplateEmbedder(PolicyModule):
         del logits
         weights = self.policy.map(weights, softmax, dim=-4, consume=True)
         any_template = (template_mask.sum(-1) > 0).to(target.pair.dtype)[..., None, None, None]
+        if start is not None:  # templates are embedded again in the same order, with the same dropout
+            set_random_state(start, template_mask.device)
         for place, t in enumerate(shown):
             template = held.pop(t) if t in held else embed(t)
             bias = self.attention.output.bias if place == 0 else None

@@ -16,6 +16,7 @@ from fastfold.evoformer.embedders.multimer_templates import (
 )
 from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
 from fastfold.evoformer.evoformer import TemplatePairBlock
+from fastfold.evoformer.execution import CallSettings, ExecutionPolicy, PolicyModule, calling
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles, chi_angles
 from tests.helpers.definitions import close, linear, norm, random, randomized
@@ -254,3 +255,22 @@ def test_side_chain_angles_become_rows() -> None:
     rows, mask = layer(features)
     close(rows, linear(layer.projection, torch.relu(linear(layer.single, torch.cat(parts, -1)))))
     assert torch.equal(mask, present[..., 0])
+
+
+def test_a_template_that_is_embedded_twice_has_one_dropout() -> None:
+    """Plans that keep no embedding give what others give, and leave the same random numbers to later layers."""
+    embedder, features = _embedder(MONOMER).eval(), _features()
+    pair, results = random(N, N, C_Z, seed=4), []
+    for hold in (True, False):
+        generator = torch.Generator().manual_seed(5)
+        policies = {
+            module: ExecutionPolicy(hold_templates=hold)
+            for module in embedder.modules()
+            if isinstance(module, PolicyModule)
+        }
+        with torch.no_grad(), calling(CallSettings(policies, training=True, generator=generator)):
+            results.append((embedder(pair, features, _pair_mask()), generator.get_state()))
+    (held, after_held), (repeated, after_repeated) = results
+    assert not torch.equal(held, embedder(pair, features, _pair_mask()))  # dropout acts
+    assert torch.equal(held, repeated)
+    assert torch.equal(after_held, after_repeated)
