@@ -261,8 +261,8 @@ class Evaluator:
         frames = len(task.template_indices)
         if joined and frames > (places := config.data.eval.max_templates):
             raise ConfigError(
-                f"{model.name} takes {places} templates, and the chains need {frames}, one for each copy of a framework "
-                "and one for the target; use `weights=multimer`, or fewer `copies`"
+                f"{model.name} takes {places} templates, and the chains need {frames}, one for each copy of a "
+                "framework and one for the target; use `weights=multimer`, or fewer `copies`"
             )
         sampler = featurize(task.target.chains, alignments, config, templates=templates, join=joined)
         add_settings(sampler, task.target, cyclic=task.rings, guess=None)
