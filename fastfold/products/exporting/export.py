@@ -8,11 +8,12 @@ import shlex
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,6 +23,7 @@ from fastfold.evoformer.embedders.input import SequenceConvolution
 from fastfold.evoformer.execution import CallSettings, ExecutionPolicy, calling, policies_of
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import precision_of
+from fastfold.inference.config import InferConfig
 from fastfold.inference.network_settings import max_rows, recycle_tolerance
 from fastfold.kernels.decompositions import decompositions
 from fastfold.products.exporting.foreign_program import ABOUT, check_program
@@ -154,18 +156,20 @@ def export(
             ...
         fastfold.errors.ConfigError: templates must be 0 to 0 for mini, found 4
     """
-    lengths = [residues] if isinstance(residues, int) else list(residues)
-    if not lengths or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in lengths):
+    lengths = list(residues) if isinstance(residues, Iterable) else [residues]
+    if not lengths or any(
+        isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in lengths
+    ):
         raise ConfigError(f"residues must be whole numbers from 1, found {residues!r}")
     _check(model, num_recycles, package)
-    rows = max_msa or max_rows(model.config)
+    rows = InferConfig(max_msa=max_msa).max_msa or max_rows(model.config)
     most = _own_templates(model)
     least = 1 if model.multimer and most else 0
     shown = most if templates is None else templates
-    if not least <= shown <= most:
+    if not isinstance(shown, int) or not least <= shown <= most:
         raise ConfigError(f"templates must be {least} to {most} for {model.name}, found {templates!r}")
     folder = prepare_output_directory(directory)
-    shapes = [LengthClass(n, *rows, shown) for n in lengths]
+    shapes = [LengthClass(int(n), *rows, shown) for n in lengths]
     return [_export_class(model, folder, shape, num_recycles, package) for shape in shapes]
 
 

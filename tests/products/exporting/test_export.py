@@ -123,6 +123,11 @@ def test_an_unrolled_program_equals_the_network_without_fastfolds_operators(tmp_
     [
         ({"residues": []}, "residues must be whole numbers from 1, found \\[\\]"),
         ({"residues": 0}, "residues must be whole numbers from 1, found 0"),
+        ({"residues": 16.0}, r"residues must be whole numbers from 1, found 16\.0"),
+        ({"residues": "16"}, "residues must be whole numbers from 1, found '16'"),
+        ({"max_msa": 16}, "max_msa must be two numbers of rows, clusters and extra, found 16"),
+        ({"max_msa": (4, 0)}, "max_msa must be from 1 to 100000, found 0"),
+        ({"templates": "1"}, "templates must be 0 to 0 for tiny, found '1'"),
         ({"templates": 1}, "templates must be 0 to 0 for tiny, found 1"),
         ({"num_recycles": -1}, "num_recycles must be a whole number from 0, found -1"),
     ],
