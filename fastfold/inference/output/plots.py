@@ -327,7 +327,7 @@ def _chain_ticks(lengths: Sequence[int], numbers: np.ndarray | None = None) -> t
     heads: set[int] = set()
     for chain in map(slice, borders[:-1], borders[1:]):
         # The first residue of a chain, and of each part of it, comes before the last of the one before it.
-        for k, (first, last) in enumerate(residue_ranges(numbers[chain])):
+        for first, last in residue_ranges(numbers[chain]):
             place = int(chain.start) + int(np.searchsorted(numbers[chain], first)) + 1
             if ticks and place - ticks[-1][0] < 0.4 * step and ticks[-1][0] not in heads:
                 ticks.pop()
@@ -335,6 +335,6 @@ def _chain_ticks(lengths: Sequence[int], numbers: np.ndarray | None = None) -> t
                 ticks.append((place, first))
                 heads.add(place)
             round_numbers = range(-(-first // step) * step, last + 1, step)
-            more = [(place + number - first, number) for number in round_numbers if number > first]
-            ticks += [one for one in more if (k == 0 and first == 1) or one[0] - place >= 0.4 * step]
+            more = [(place + number - first, number) for number in round_numbers]
+            ticks += [one for one in more if one[0] - place >= 0.4 * step]
     return [place for place, _ in ticks], [str(number) for _, number in ticks]

@@ -88,6 +88,30 @@ def test_ticks_number_each_chain_from_one() -> None:
     assert np.diff(ticks).min() >= 40
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_ticks_are_first_residues_and_round_numbers_between_them(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(1, 40, draws.integers(1, 12)).tolist()
+    parts = [np.cumsum(draws.choice([1, 1, 1, 1, 1, 1, 1, 9], length)) for length in lengths]
+    numbers = None if seed % 4 == 0 else np.concatenate(parts)
+    parts = [np.arange(1, length + 1) for length in lengths] if numbers is None else parts
+    places, labels = plots._chain_ticks(lengths, numbers)
+    residues = [(int(n), n - 1 not in part) for part in parts for n in part]
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if 10 * step >= len(residues))
+    room, expected = 0.4 * step, dict[int, int]()
+    heads = [place for place, (_, is_first) in enumerate(residues, 1) if is_first]
+    for place in heads:
+        if not expected or place - max(expected) >= room:
+            expected[place] = residues[place - 1][0]
+    shown = list(expected)
+    for place, (number, _) in enumerate(residues, 1):
+        after = min((head for head in shown if head > place), default=np.inf)
+        before = max(head for head in heads if head <= place)
+        if number % step == 0 and place - before >= room and after - place >= room:
+            expected[place] = number
+    assert dict(zip(places, map(int, labels), strict=True)) == expected
+
+
 @pytest.mark.parametrize(("copies", "top"), [(0, 1.05), (3, 4.2)])
 def test_coverage_reaches_the_deepest_residue_and_a_lone_query_is_one_row(
     copies: int, top: float, monkeypatch: pytest.MonkeyPatch
