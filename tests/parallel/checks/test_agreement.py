@@ -272,6 +272,51 @@ def test_weights_may_differ_by_rounding_errors_of_their_norm(
             agreement.check({})
 
 
+@pytest.mark.parametrize("place", [0, 1, 2, 4, 5, 6])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-3), (torch.bfloat16, 5e-2)]
+)
+def test_gradients_may_differ_by_rounding_errors_of_their_norm_and_of_all(
+    dtype: torch.dtype, tolerance: float, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of elements may differ more than norms, by the root of their number; ranks share each gradient."""
+    sizes = {"small": 4, "large": 9, "one": 1, "none": 2}
+    model = nn.Module()
+    for name, number in (*sizes.items(), ("frozen", 3)):
+        setattr(model, name, nn.Parameter(torch.ones(number), requires_grad=name != "frozen"))
+    values = {"small": 3.0, "large": 2.0**10, "one": 5.0}
+    gradients = {name: torch.full((sizes[name],), value, dtype=dtype) for name, value in values.items()}
+    gradients["one"] = gradients["one"].double()
+    squares = [4 * 9.0, 9 * 2.0**20, 25.0, 0.0]
+    sums = [4 * 3.0, 9 * 2.0**10, 5.0, 0.0]
+
+    def group(name: str) -> Any:
+        return SimpleNamespace(size=1 + (name in ("tp", "share")), backend="gloo", name=name)
+
+    mesh: Any = SimpleNamespace(plan=SimpleNamespace(tp_mode="1d", pp=1), group=group)
+    agreement = StepAgreement(model, mesh, frozenset(), [group("share")])
+    is_norm, number = divmod(place, 4)
+    allowed = tolerance * (squares[number] ** 0.5 + 1e-3 * sum(squares) ** 0.5)
+    allowed *= 1.0 if is_norm else sizes[list(sizes)[number]] ** 0.5
+    change = 0.0
+
+    def gather(own: Tensor, group: Group) -> Tensor:
+        assert own.tolist() == pytest.approx([*sums, *squares])
+        if group.name == "share":
+            return torch.stack([0.25 * own, 0.75 * own])
+        other = own.clone()
+        # The other rank's norm is the smaller one: the larger one decides.
+        other[place] = (own[place].sqrt() - change) ** 2 if is_norm else own[place] + change
+        return torch.stack([own, other])
+
+    monkeypatch.setattr(agreement_module.async_ops, "gather_numbers", gather)
+    change = 0.9 * allowed
+    agreement._check_gradients(gradients, mesh.group("tp"))
+    change = 1.1 * allowed
+    with pytest.raises(ConfigError, match=r"gradients differ between the ranks of tp, .*small and other"):
+        agreement._check_gradients(gradients, mesh.group("tp"))
+
+
 @pytest.mark.parametrize(
     ("device", "steps", "waits"), [("cpu", 99, False), ("cuda", 99, True), ("cuda", 1, False)]
 )
