@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.checks import sequence as comparison
-from fastfold.parallel.checks.sequence import SequenceComparison
+from fastfold.parallel.checks.sequence import MAX_POSITIONS, SequenceComparison
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
 from fastfold.utils.module_structure import detached_copy
@@ -247,3 +247,30 @@ def test_one_rank_has_nothing_to_compare() -> None:
         raise AssertionError
 
     SequenceComparison(Group(None), lay_out, list).compare(nn.Identity(), (X,), {}, [7])
+
+
+def test_masks_keep_the_keys_of_the_shortened_parts() -> None:
+    comparing = SequenceComparison(Group(None), lambda sizes: pytest.fail("runs nothing"), list)
+    sizes, short = (5, 4), (2, 3)
+    mask = torch.arange(18).reshape(2, 9)
+    kept = comparing._narrow_keys(mask, None, sizes, short)
+    assert kept.tolist() == [[0, 1, 5, 6, 7], [9, 10, 14, 15, 16]]
+    # Keys of this rank's positions, of another number, and of no rows are as they were.
+    for x, known in ((mask, 1), (mask[:, :8], None), (mask[0], None)):
+        assert comparing._narrow_keys(x, known, sizes, short) is x
+
+
+@pytest.mark.parametrize(
+    ("known", "length", "missing"),
+    [
+        ({("add", 1), ("mul", 1)}, MAX_POSITIONS, set()),
+        ({("add", 2), ("mul", 1)}, MAX_POSITIONS, {("add", 1)}),
+        ({("add", 2), ("mul", 1)}, MAX_POSITIONS + 1, set()),
+        ({("add", 2)}, MAX_POSITIONS + 1, {("mul", 1)}),
+        (set(), MAX_POSITIONS + 1, {("add", 1), ("mul", 1)}),
+    ],
+)
+def test_a_shortened_sequence_compares_operators_by_name(
+    known: set[Any], length: int, missing: set[Any]
+) -> None:
+    assert comparison._missing({("add", 1), ("mul", 1)}, known, [length - 2, 2]) == missing
