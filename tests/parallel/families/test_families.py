@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import Parallel, ParallelPlan, Pipeline, own_stages, parallelize
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.families import linear_kinds, own_heads
-from fastfold.parallel.families.attention_calls import spread_attention
+from fastfold.parallel.families.attention_calls import _Positions, spread_attention
 from fastfold.parallel.families.block_stages import block_stages
 from fastfold.parallel.families.call_trace import trace_call
 from fastfold.parallel.families.tensor_layers import find_layers
@@ -246,6 +248,33 @@ def test_a_model_without_attention_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"Plain does not call torch\.nn\.functional\.scaled_dot"):
         spread_attention(Plain())
+
+
+class _Unnumbered(TiedModel):
+    """Takes no positions."""
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize(("model", "is_numbered"), [(TiedModel, True), (_Unnumbered, False)])
+def test_a_model_gets_the_positions_of_its_part_where_it_takes_them(model: Any, is_numbered: bool) -> None:
+    plain = model()
+    sequence = spread_attention(plain)(plain, Group(None))
+    hooks = [one for one in sequence.module._forward_pre_hooks.values() if isinstance(one, _Positions)]
+    assert len(hooks) == is_numbered
+    tokens = _tokens(0)
+    for first, is_whole in ((0, False), (5, False), (5, True)):
+        add = _Positions(SimpleNamespace(first=first, is_whole=is_whole))  # type: ignore[arg-type]
+        own = torch.arange(first, first + tokens.shape[1])[None]
+        for args, kwargs in (((tokens,), {}), ((), {"input_ids": tokens, "position_ids": None})):
+            added = add(plain, args, kwargs)
+            if is_whole:
+                assert added is None
+            else:
+                assert added[0] is args
+                assert torch.equal(added[1]["position_ids"], own)
+        assert add(plain, (tokens,), {"position_ids": tokens}) is None
 
 
 class _Offset(TiedModel):
