@@ -125,7 +125,8 @@ def binder(
             "`cyclic` closes whole chains, and a part of the binder lacks residues; leave out one of them"
         )
     own_flexible = parts.flexible or ("none" if parts.framework else "free")
-    paratope = np.concatenate([one.rows >= 0 for one in designed]) if parts.framework else np.zeros(0, bool)
+    # Of a framework, the loops are to touch the target.
+    paratope = np.concatenate([(one.rows >= 0) & bool(parts.framework) for one in designed])
 
     def bind(target: ObservedStructure, spots: str, file: Path, own: Sequence[DesignedChain]) -> DesignTask:
         residues = sum(map(len, target.chains))
