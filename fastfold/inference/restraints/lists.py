@@ -264,7 +264,7 @@ def _contact(cells: Sequence[str], residues: Residues) -> tuple[list[Restraint],
     if len(cells) == len(_CONTACTS):
         values = dict(zip(_CONTACTS, cells, strict=True))
     else:  # CASP14: a probability of a contact, and those of distance bins
-        values = {"residue1": cells[0], "residue2": cells[1], "probability": cells[2]}
+        values = {"probability": cells[2]}
     low, high = read_number(values, "min", 0.0), read_number(values, "max", CONTACT_MAX)
     probability = read_share(values, "probability", 0.0)
     ends = [re.fullmatch(r"([A-Za-z]+)(\d+)", cell, re.ASCII) for cell in cells[:2]]

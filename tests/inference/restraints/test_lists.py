@@ -208,6 +208,29 @@ def test_lists_without_chains_count_through_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("contacts", "is_noted"),
+    [
+        ("A1 B4 0 8 0.7\n", False),
+        ("A1 B4 0 8 0.7\n2 8 0 8 0.7\n", True),
+        ("1 9 0 8 0.7\n", True),
+    ],
+)
+def test_contacts_of_residues_without_chains_are_noted(tmp_path: Path, contacts: str, is_noted: bool) -> None:
+    notes: list[str] = []
+    read(tmp_path, f"PFRMAT RR\n{contacts}", "MKTAY:GSHMA", notes)
+    assert len(notes) == is_noted
+
+
+def test_a_part_of_a_protein_next_to_a_whole_one_is_noted(tmp_path: Path) -> None:
+    proteins = [target_from_sequence(CHAIN, "P"), target_from_sequence("MKTAY", "Q")]
+    (target,), _ = read_complexes(_lines(tmp_path, "P:1-12+Q\n"), proteins)
+    path, notes = tmp_path / "links.csv", list[str]()
+    path.write_text("4,9,0.05\n")
+    read_restraints(path, target, say=notes.append)
+    assert "counted through the whole proteins of all chains" in notes[0]
+
+
+@pytest.mark.parametrize(
     ("row", "message"),
     [
         ("4 99 0.05", "the target has residues 1 to 33, found 99"),
@@ -217,6 +240,8 @@ def test_lists_without_chains_count_through_all_of_them(tmp_path: Path) -> None:
         ("4 4 0.05", "links residue A:G4 to itself"),
         ("4 19 0.05 3", "expected 3 values (residuefrom, residueto, fdr), found 4"),
         ("4", "expected 3 values (residuefrom, residueto, fdr), found 1"),
+        ("4.5 19 0.05", "expected a residue number such as 10, found '4.5'"),
+        ("inf 19 0.05", "expected a residue number such as 10, found 'inf'"),
         ("4 19 nan", "fdr: expected a number from 0, found 'nan'"),
     ],
 )
@@ -258,6 +283,12 @@ def test_unusable_links_are_named(tmp_path: Path, row: str, message: str) -> Non
         (
             "residueFrom,residueTo,FDR,score\n1,9,0.1,3\n",
             "has the columns residuefrom, residueto, fdr, score; expected",
+        ),
+        ("4 19 1.5\n5 20 1.5\n", "line 1: fdr: expected a number from 0 to 1, found 1.5"),
+        (HEADER + "MODEL 1\n17\nEND\n", "limits and a probability, found 1 values"),
+        (
+            f"residueFrom,residueTo,{','.join(f'bin{number}' for number in range(1, 129))}\n4,19,1\n",
+            "line 2: expected 130 values (residuefrom, residueto, bin1, bin2, bin3, bin4, …), found 3",
         ),
         ("4,19,15,5,gamma\n", "line 1: distribution type: expected normal or log-normal, found 'gamma'"),
         ("4,19,15,0,normal\n", "line 1: standard deviation: expected a number over 0"),
