@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from fastfold.parallel.planner import cost_model, recorder
 from fastfold.parallel.planner.cost_model import Cost, least_seconds, step_cost
 from fastfold.parallel.planner.hardware import TRAINING, Rates, rates
 from fastfold.parallel.planner.recorder import Operation, Part, Recorder, Trace, TracedRegion
+from fastfold.parallel.planner.search import plan_table
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
 SPEEDS = rates(
@@ -204,6 +206,47 @@ def test_a_tied_parameter_goes_to_its_stage_and_comes_back() -> None:
     plain, tied = (_cost(plan, tied_bytes=size).communication for size in (0, 10**9))
     assert tied - plain == pytest.approx(2 * (10**9 / SPEEDS.link + 1e-2))
     assert _cost(ParallelPlan(), tied_bytes=10**9).communication == _cost(ParallelPlan()).communication
+
+
+def test_a_table_of_plans_has_their_numbers() -> None:
+    plans = [ParallelPlan(dp=4, zero=1), ParallelPlan(dap=8)]
+    seconds = {"compute": 0.25, "communication": 0.0625, "waiting": 0.03125, "imbalance": 0.03125}
+    costs = [
+        Cost(
+            plan,
+            checkpointing=plan.dp > 1,
+            **{name: value * scale for name, value in seconds.items()},
+            synchronization=0.125 * scale,
+            memory={"a": 1.5 * 2**30, "b": 2**30},
+            flops=9e15,
+            model_flops=8e15,
+            calibrated=plan.dp > 1,
+        )
+        for plan, scale in zip(plans, (1, 4), strict=True)
+    ]
+    head, *rows = plan_table(costs).splitlines()
+    assert re.split(" {2,}", head.strip()) == [
+        "time/step",
+        "memory/GPU",
+        "communication",
+        "TFLOP/s/GPU",
+        "settings",
+    ]
+    assert [re.split(" {2,}", row.strip()) for row in rows] == [
+        [
+            "1",
+            "500 ms",
+            "2.5 GiB",
+            "37.5%",
+            "4e+03",
+            "parallel.dp=4 parallel.zero=1 memory.checkpointing=true",
+        ],
+        ["2", "2 s (uncalibrated)", "2.5 GiB", "37.5%", "500", "parallel.dap=8 memory.checkpointing=false"],
+    ]
+    # Columns end below their names.
+    for name in ("memory/GPU", "communication", "TFLOP/s/GPU"):
+        end = head.index(name) + len(name)
+        assert all(row[end - 1] != " " and row[end] == " " for row in rows)
 
 
 def _seconds(
