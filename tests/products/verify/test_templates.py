@@ -6,11 +6,14 @@ import json
 import shutil
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fastfold.errors import InputError
+from fastfold.products.verify import data
 from fastfold.products.verify.data import DECISIONS, EXPECTED, RecordedArray, compare_templates
 from fastfold.products.verify.records import recorded_runs, verify
 from tests.conftest import require_shared
@@ -115,3 +118,43 @@ def test_a_record_without_its_database_is_refused(tmp_path: Path) -> None:
         assert isinstance(next(arrays), RecordedArray)  # the hits need none
     with pytest.raises(InputError, match=r"mmcif\.tar\.gz: not a readable archive"):
         list(arrays)
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("last", ["crash", "features", "extract: NoChainsError"])
+def test_decisions_are_compared_up_to_a_crash(last: str, ranked: bool) -> None:
+    """The official program ends at a crash; hits of a sequence that came before are told as repeated."""
+    used = SimpleNamespace(name="1abc_A", sequence="MKT", mapping={0: 5, 1: 6, 2: 9})
+    decided = [(4, "used"), (2, "repeated"), (7, "other sequence"), (8, "short")]
+    outcomes = [SimpleNamespace(index=index, reason=reason) for index, reason in decided]
+    template = {"template_domain_name": "1abc_A", "template_sequence": "MKT"}
+    rows: list[dict[str, Any]] = [
+        {
+            "index": 4,
+            "outcome": "features",
+            "mapping": [[0, 2], [1, 3], [2, 6]],
+            "mapping_offset": 3,
+            **template,
+        },
+        {
+            "index": 2,
+            "outcome": "features",
+            "realigned_mapping": [[0, 5], [1, 6], [2, -1]],
+            "mapping": [],
+            **template,
+        },
+        {"index": 7, "outcome": last, "mapping": [], **template, "template_sequence": "MKV"},
+    ]
+    for number, row in enumerate(rows):
+        row["repeated_template_sequence"] = number == 1
+    chosen: Any = SimpleNamespace(outcomes=outcomes, templates=[used])
+    hit, outcome, *mappings = data._decisions("v", chosen, rows, ranked=ranked)
+    end = 3 if last == "crash" else 4
+    assert (hit.name, hit.ours.tolist(), hit.theirs.tolist()) == ("v/hit", [4, 2, 7, 8][:end], [4, 2, 7])
+    assert outcome.ours.tolist() == [reason.encode() for _, reason in decided[:end]]
+    second = b"features" if ranked else b"repeated"
+    third = b"other sequence" if last == "crash" else last.encode()
+    assert outcome.theirs.tolist() == [b"used", second, third]
+    assert [one.name for one in mappings] == ["v/mapping of 4", "v/mapping of 2"]
+    for one in mappings:
+        assert one.ours.tolist() == one.theirs.tolist() == [[0, 5], [1, 6], [2, 9]]
