@@ -29,6 +29,28 @@ def full_precision(tree: Any) -> Any:
     return tree.float() if half else tree
 
 
+# Masks of the labels that enter an error as numbers: zero times NaN is NaN, in the error and in its gradient.
+_MASKS = {
+    "all_atom_positions": "all_atom_mask",
+    "atom14_gt_positions": "atom14_gt_exists",
+    "atom14_alt_gt_positions": "atom14_alt_gt_exists",
+    "backbone_affine_tensor": "backbone_affine_mask",
+    "chi_angles": "chi_mask",
+    "pseudo_beta": "pseudo_beta_mask",
+    "rigidgroups_gt_frames": "rigidgroups_gt_exists",
+    "rigidgroups_alt_gt_frames": "rigidgroups_gt_exists",
+}
+
+
+def without_masked(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch with zeros for masked labels, which may hold any value, also NaN."""
+    filled = dict(batch)
+    for name in _MASKS.keys() & batch.keys():
+        label, hidden = batch[name], batch[_MASKS[name]] == 0
+        filled[name] = label.masked_fill(hidden[(...,) + (None,) * (label.dim() - hidden.dim())], 0.0)
+    return filled
+
+
 def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> Tensor:
     """Return the mean of ``value [*, ...]`` over its last ``dims`` axes where ``mask`` is 1.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastfold.evoformer.losses import heads
 from fastfold.evoformer.losses.ca_atoms import ca_losses
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape, sidechain_fape
-from fastfold.evoformer.losses.masked import full_precision
+from fastfold.evoformer.losses.masked import full_precision, without_masked
 from fastfold.evoformer.losses.side_chains import rename_ground_truth, torsion_losses
 from fastfold.evoformer.losses.violation import find_violations, violation_loss, violation_metrics
 
@@ -70,7 +70,7 @@ def alphafold_loss(
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
     """Return the weighted sum of all losses of a network, and the parts of each head.
 
-    Losses are computed in at least float32, also for networks in half precision.
+    Losses are computed in at least float32, also for networks in half precision. Masked labels may have any value.
 
     The chains of a complex must be in the prediction's order (:mod:`fastfold.evoformer.losses.permutation`).
 
@@ -98,7 +98,7 @@ def alphafold_loss(
     weights = config.model.heads
     names = ("structure_module", "predicted_aligned_error", *_HEADS)
     result = full_precision({name: result[name] for name in names if name in result})
-    batch = full_precision(batch)
+    batch = without_masked(full_precision(batch))
     with torch.autocast(batch["aatype"].device.type, enabled=False):
         structure = structure_loss(result["structure_module"], batch, weights.structure_module)
         parts: dict[str, dict[str, Any]] = {"structure_module": structure}

@@ -280,6 +280,34 @@ def test_empty_masks_give_finite_losses_and_gradients(multimer: bool) -> None:
         assert all(torch.isfinite(g).all() for g in gradients if g is not None)
 
 
+@pytest.mark.parametrize("multimer", [False, True])
+def test_masked_labels_may_be_nan(multimer: bool) -> None:
+    """Losses and gradients are those of zeros in the places of masked labels."""
+    config, batch = _case(multimer)
+    generator = torch.Generator().manual_seed(3)
+    seen = (torch.rand(LENGTH, 37, generator=generator) < 0.8).double()
+    atoms = structure_labels(*(x.numpy() for x in (LABELS["aatype"], LABELS["all_atom_positions"], seen)))
+    batch |= {name: torch.as_tensor(x).to(batch[name]) for name, x in atoms.items() if name in batch}
+    masks = {name: name.replace("positions", "exists") for name in batch if name.endswith("gt_positions")}
+    masks |= {name: "rigidgroups_gt_exists" for name in batch if name.endswith("gt_frames")}
+    masks |= {"chi_angles": "chi_mask", "pseudo_beta": "pseudo_beta_mask"}
+    masks |= {"all_atom_positions": "all_atom_mask", "backbone_affine_tensor": "backbone_affine_mask"}
+
+    def filled(value: float) -> list[torch.Tensor]:
+        labels = {}
+        for name, mask in masks.items():
+            trailing = (1,) * (batch[name].dim() - batch[mask].dim())
+            hidden = (batch[mask] == 0).reshape(*batch[mask].shape, *trailing)
+            labels[name] = batch[name].masked_fill(hidden, value)
+        result = _result(config, batch, multimer=multimer)
+        leaves = [x for x in _numbers(result) if x.requires_grad]
+        total = alphafold_loss(result, batch | labels, config)[0]
+        return [total, *torch.autograd.grad(total, leaves, allow_unused=True)]
+
+    for of_nan, of_zero in zip(filled(torch.nan), filled(0.0), strict=True):
+        assert of_zero is None or torch.equal(of_nan, of_zero)
+
+
 def test_losses_after_permutation_are_those_of_the_right_order() -> None:
     """Two copies in the wrong order: with permuted labels the loss is what it would have been."""
     config, batch = _case(True)
