@@ -123,10 +123,6 @@ def input_gradient_workload(
     """
     _check(precision, recycles, residues=residues, msa=msa)
     stacks, small = alphafold_stacks(config), one_block_config(config)
-    if not recompute:
-        # Layers share the normalised pair, so that its size must not be repeated with a layer.
-        small.model.heads.structure_module.num_layer = config.model.heads.structure_module.num_layer
-        del stacks["structure_module"]
 
     def build(mesh: ParallelMesh) -> nn.Module:
         network = set_precision(AlphaFold(small), precision).requires_grad_(False)
@@ -177,20 +173,19 @@ def alphafold_stacks(config: ConfigDict) -> dict[str, Repeat]:
     }
     if trunk.template.enabled:
         stacks["template_embedder.stack.blocks.0"] = Repeat(trunk.template.template_pair_stack.num_block)
-    # The structure module has thousands of small operators and takes longest to trace. Operators outside
-    # its layer are repeated with it; they are few.
-    stacks["structure_module"] = Repeat(config.model.heads.structure_module.num_layer, layers=False)
     return stacks
 
 
 def one_block_config(config: ConfigDict) -> ConfigDict:
-    """Return the network's configuration with one block per stack and one layer of the structure module."""
+    """Return the network's configuration with one block per stack.
+
+    The structure module keeps its layers, which share the normalised pair and the final atoms.
+    """
     small = config.copy_and_resolve_references()
     trunk = small.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
     if trunk.template.enabled:
         trunk.template.template_pair_stack.num_block = 1
-    small.model.heads.structure_module.num_layer = 1
     return small
 
 

@@ -1,4 +1,4 @@
-"""Gradients of inputs as a workload: no parameters' gradients, and block inputs on the host."""
+"""Networks as workloads: operators of all their layers, and gradients of inputs with block inputs on the host."""
 
 from __future__ import annotations
 
@@ -6,15 +6,37 @@ import pytest
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.alphafold.workload import input_gradient_workload
+from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel.alphafold.workload import alphafold_workload, input_gradient_workload
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.cost_model import step_cost
+from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.hardware import rates
+from fastfold.parallel.planner.recorder import Part
 from tests.helpers.networks import oracle_config
 
 
 def score(result: dict[str, dict[str, Tensor]]) -> Tensor:
     return result["distogram"]["logits"].square().mean()
+
+
+@pytest.mark.long
+def test_repeated_blocks_count_the_operators_of_the_whole_network() -> None:
+    config = oracle_config()
+    workload = alphafold_workload(config, residues=8, msa=3, extra_msa=4, precision="fp32")
+    with fake_mesh(ParallelPlan()) as mesh:
+        whole = trace(lambda _: AlphaFold(config).train(), workload.loss, mesh, small=True)
+
+    def launches(part: Part) -> int:
+        return sum(operation.launches * number for operation, number in part.operations.items())
+
+    traced = workload.trace(ParallelPlan()).regions.items()
+    forward, backward = (
+        sum(workload.repeat(name).count * launches(getattr(region, part)) for name, region in traced)
+        for part in ("forward", "backward")
+    )
+    assert forward == launches(whole.regions[""].forward)
+    assert backward == pytest.approx(launches(whole.regions[""].backward), rel=0.02)
 
 
 @pytest.mark.long
