@@ -34,7 +34,7 @@ class SequenceParallel:
 
     A named module that calls neither, because its attention is written by hand, would see only its own part: it is
     refused when it runs. Masks are for own queries and all keys ``[..., own, all]``, or for own keys ``[..., 1,
-    own]``; inputs that :meth:`shard` cuts are recognised.
+    own]``; ``key_padding_mask`` is for own or all keys. Inputs that :meth:`shard` cuts are recognised.
 
     Ranks hold the same parameters and use them on different positions. So the gradient of the sum of all ranks' losses
     is the sum of their gradients, as in data parallelism (the group ``replicas`` of a mesh).
@@ -222,21 +222,22 @@ class _SequenceAttention(TorchFunctionMode):
             )
         if enable_gqa:
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-        own = self.sizes[self.group.rank]
-        if (
-            attn_mask is not None
-            and attn_mask.shape[-2:] == (1, own)
-            and keys is None
-            and own != sum(self.sizes)
-        ):
+        own, whole = self.sizes[self.group.rank], sum(self.sizes)
+        if attn_mask is not None and attn_mask.shape[-2:] == (1, own) and keys is None and own != whole:
             keys, attn_mask = _key_mask(attn_mask), None
+        shape = () if attn_mask is None else attn_mask.shape
+        if any(n not in (1, size) for n, size in zip(reversed(shape), (whole, own), strict=False)):
+            raise ConfigError(
+                f"sequence parallelism: expected a mask [..., {own}, {whole}] for own queries and all keys, found "
+                f"{list(shape)}; give masks of padding for all positions, and cut only the queries of others by shard()"
+            )
         # [*, H, N, D] -> [*, 1, N, H, D]
         q, k, v = (x.transpose(-3, -2).unsqueeze(-4) for x in (query, key, value))
         bias = None
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
-            bias = attn_mask.expand(*query.shape[:-1], sum(self.sizes))
+            bias = attn_mask.expand(*query.shape[:-1], whole)
         # A query whose keys are all masked gets zeros, as from PyTorch.
         unseen = self._unseen(bias, keys, is_causal)
         if bias is not None and unseen is not None:
@@ -284,6 +285,9 @@ class _SequenceAttention(TorchFunctionMode):
             )
         keys, padding = None, call.key_padding_mask
         if padding is not None:
+            if padding.shape[-1] == sum(self.sizes):
+                first = sum(self.sizes[: self.group.rank])
+                padding = padding.narrow(-1, first, self.sizes[self.group.rank])
             keys = padding == 0  # True or minus infinity masks a key
             if padding.dtype != torch.bool and not (keys | padding.isneginf()).all():
                 raise ConfigError("sequence parallelism: key_padding_mask must be 0 or minus infinity")

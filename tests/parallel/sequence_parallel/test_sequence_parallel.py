@@ -262,6 +262,33 @@ def test_what_cannot_be_attended_to_is_refused() -> None:
         SequenceParallel(layer.module, Group(None), attention=nn.Linear)
 
 
+def _masks_of_padding() -> str:
+    """Masks for all keys and for own keys give the same; one that lacks keys of others is refused."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    x, padding = torch.randn(2, 5, 8, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.bool)
+    padding[1, 1:3] = padding[0, 4] = True
+    expected = layer(x, src_key_padding_mask=padding)
+    group = Group(dist.group.WORLD)
+    sequence = SequenceParallel(copy.deepcopy(layer), group, attention=nn.MultiheadAttention)
+    own = sequence.shard(x, 1)
+    for mask in (padding, sequence.shard(padding)):
+        found = sequence(own, src_key_padding_mask=mask)
+        assert _difference(found, expected[:, group.shard(5)]) < 1e-12
+    length = own.shape[1]
+    try:
+        sequence(own, src_mask=torch.zeros(length, length, dtype=torch.bool))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_masks_of_padding_are_for_own_or_all_keys() -> None:
+    for message, own in zip(launch(_masks_of_padding, 2), (3, 2), strict=True):
+        expected = f"expected a mask [..., {own}, 5] for own queries and all keys, found [{own}, {own}]"
+        assert expected in message
+
+
 def _too_few_heads() -> str:
     q = torch.zeros(1, 1, 2, 1, 4)
     try:
