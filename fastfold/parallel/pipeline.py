@@ -7,6 +7,7 @@ Microbatches pass through the stages, forward and backward (:meth:`Pipeline.step
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -124,7 +125,9 @@ class Pipeline:
         """
         self._loss = loss
         losses: list[Tensor] = []
-        self._run("step", inputs, everywhere, {"losses": losses} if self.has_last else {})
+        agreement = self.parallel.gradients.agreement
+        with nullcontext() if agreement is None else agreement.pipeline_pass():
+            self._run("step", inputs, everywhere, {"losses": losses} if self.has_last else {})
         return [x.detach() for x in losses]
 
     @torch.no_grad()

@@ -362,3 +362,41 @@ def test_what_cannot_run_is_refused_on_every_rank() -> None:
         split_blocks([nn.Identity(), nn.Identity()], 3)
     with pytest.raises(ConfigError, match="needs a plan with pp of at least 2"):
         Pipeline(parallelize(copy.deepcopy(make_gpt()), {}))
+
+
+# ---- weights that change between steps -------------------------------------------------------------------
+
+
+def _other_weights_between_steps() -> float:
+    """Load a state before the first step and after it, and limit the weights after each step."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))).double()
+    other = {name: 0.5 * x for name, x in plain.state_dict().items()}
+    parallel = parallelize(
+        copy.deepcopy(plain),
+        {"pp": 2},
+        stages=lambda model, _: list(model.children()),
+    )
+    pipeline = Pipeline(parallel)
+    x = torch.randn(4, 4, dtype=torch.float64)
+    ours = parallel.optimizer(lambda named: torch.optim.SGD(named.values(), lr=0.1))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        plain.load_state_dict(other)
+        parallel.load_state_dict(other)
+        optimizer.zero_grad()
+        ours.zero_grad()
+        plain(x).square().sum().backward()
+        pipeline.step([(x[:2],), (x[2:],)], lambda y, _: y.square().sum())
+        parallel.reduce_gradients()
+        optimizer.step()
+        ours.step()
+        with torch.no_grad():
+            for parameter in (*plain.parameters(), *parallel.parameters()):
+                parameter.clamp_(-0.2, 0.2)
+    state = parallel.state_dict()
+    return max(float((state[name] - value).abs().max()) for name, value in plain.state_dict().items())
+
+
+def test_weights_may_change_between_the_steps_of_a_pipeline() -> None:
+    assert max(launch(_other_weights_between_steps, 2)) < 1e-12

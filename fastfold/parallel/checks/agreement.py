@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -121,12 +122,21 @@ class StepAgreement:
         self._steps = 0
         self._pending: list[tuple[Tensor, ConfigError]] = []
         self._versions: dict[str, tuple[int, int]] = {}
+        self._changed_by_stages: set[str] = set()
         self.settle()
 
     def settle(self) -> None:
         """Record the versions of weights and buffers: later changes are made by a forward pass."""
         if not self._is_alone:
-            self._versions = {name: (id(x), x._version) for name, x in self._watched().items()}
+            self._versions = _versions(self._watched())
+
+    @contextmanager
+    def pipeline_pass(self) -> Iterator[None]:
+        """Note the weights and buffers that a pipeline's stages change, once for each microbatch."""
+        before = _versions(self._watched())
+        yield
+        changed = _versions(self._watched()).items() - before.items()
+        self._changed_by_stages |= {name for name, _ in changed if name in before}
 
     @torch.no_grad()
     def check(self, gradients: Mapping[str, Tensor | None]) -> None:
@@ -184,13 +194,14 @@ class StepAgreement:
         """Compare weights and buffers changed since the last step; at steps 1, 2, 4, ... all saved ones."""
         in_full = self._steps & (self._steps - 1) == 0
         watched, before = self._watched(), self._versions
-        self._versions = {name: (id(x), x._version) for name, x in watched.items()}
+        self._versions = _versions(watched)
         touched = [name for name, version in self._versions.items() if before.get(name, version) != version]
         changed = [name for name in watched if self._is_compared(name, before, in_full)]
         frozen = [name for name, p in self._parameters() if not p.requires_grad]
         device = self._device()
         if self._pipeline is not None:
-            saved = [name for name in touched if name not in self._caches]
+            saved = sorted(self._changed_by_stages - self._caches)
+            self._changed_by_stages.clear()
             own = torch.tensor(float(bool(saved)), dtype=torch.float64, device=device)
             self._refuse(
                 async_ops.gather_numbers(own, self._pipeline).any(),
@@ -264,6 +275,11 @@ class StepAgreement:
 
     def _device(self) -> torch.device:
         return next((local(p).device for _, p in self._parameters()), torch.device("cpu"))
+
+
+def _versions(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Return numbers by name that differ after a change in place or a replacement."""
+    return {name: (id(x), x._version) for name, x in tensors.items()}
 
 
 def _real(x: Tensor) -> Tensor:
