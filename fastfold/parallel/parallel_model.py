@@ -370,6 +370,8 @@ class Parallel(nn.Module):
         with torch.no_grad():
             for name in own:
                 kept[name].copy_(own[name])
+        if self.gradients.agreement is not None:
+            self.gradients.agreement.accept_equal_parts()
         return _IncompatibleKeys(missing, unknown)
 
     def _load_from_state_dict(

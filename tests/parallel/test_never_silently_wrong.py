@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -244,6 +244,32 @@ def _random_numbers() -> None:
     assert not torch.equal(*both)  # parts of one layer, each with its own numbers
 
 
+def _drawn_parts() -> None:
+    """Weights that every rank draws alike are refused; constants, states and draws before a plan are not."""
+
+    def step(change: Callable[[Parallel], object]) -> None:
+        torch.manual_seed(0)
+        mlp = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)).double()
+        parallel = parallelize(nn.Sequential(mlp), {"tp": 2}, layers={"0": ParallelMLP.from_plain})
+        optimizer = parallel.optimizer(_adam)
+        torch.manual_seed(1)
+        change(parallel)
+        parallel.module(torch.ones(5, 6, dtype=torch.float64)).square().sum().backward()
+        parallel.reduce_gradients()
+        optimizer.step()
+
+    def all_of(parallel: Parallel, fill: Callable[[Tensor], object]) -> None:
+        for parameter in parallel.parameters():
+            fill(parameter)
+
+    twice = torch.arange(6, dtype=torch.float64).expand(8, 6)
+    with pytest.raises(ConfigError, match=r"has the same values on several ranks of tp.*initialize="):
+        step(lambda parallel: all_of(parallel, nn.init.normal_))
+    step(lambda parallel: all_of(parallel, nn.init.ones_))
+    step(lambda parallel: parallel.load_state_dict(parallel.state_dict() | {"0.0.weight": twice}))
+    step(lambda _: None)
+
+
 class _Nested(nn.Module):
     """Lists of lists of layers, two of which are one parameter."""
 
@@ -363,6 +389,7 @@ def _everything() -> None:
     _different_parameters()
     _sequence_parallel()
     _random_numbers()
+    _drawn_parts()
     _nested_and_tied_units()
     _schedulers()
     _encoder_with_padding()

@@ -123,12 +123,21 @@ class StepAgreement:
         self._pending: list[tuple[Tensor, ConfigError]] = []
         self._versions: dict[str, tuple[int, int]] = {}
         self._changed_by_stages: set[str] = set()
+        self._equal_parts: set[str] | None = None
         self.settle()
 
     def settle(self) -> None:
         """Record the versions of weights and buffers: later changes are made by a forward pass."""
         if not self._is_alone:
             self._versions = _versions(self._watched())
+
+    def note_equal_parts(self) -> None:
+        """Record the parts of cut weights that are equal at the start (a collective)."""
+        self._equal_parts = self._find_equal_parts()
+
+    def accept_equal_parts(self) -> None:
+        """Accept all equal parts, because a state has given the weights."""
+        self._equal_parts = None
 
     @contextmanager
     def pipeline_pass(self) -> Iterator[None]:
@@ -155,6 +164,7 @@ class StepAgreement:
         present = {name: _real(local(g)) for name, g in gradients.items() if g is not None}
         self._spread_infinities(present)
         self._check_tensors()
+        self._check_parts()
         if self._same_samples is not None:
             self._check_gradients(present, self._same_samples)
 
@@ -236,6 +246,41 @@ class StepAgreement:
                 f"{', '.join((touched or changed)[:3]) or 'on another rank'}. A forward pass that changes them in "
                 "place (running statistics, codebooks, max_norm, clamping) sees only each rank's part of the batch: "
                 "leave it out, use eval() for these modules, or sum over the ranks in it by torch.distributed",
+            )
+
+    def _find_equal_parts(self) -> set[str] | None:
+        """Return the cut weights with equal parts on several ranks (a collective), except constants.
+
+        None if parts are not compared.
+        """
+        parts = {name: local(p).detach() for name, p in self._parameters() if name in self._cut}
+        if (
+            self._is_alone
+            or self._same_samples is None
+            or any(x.is_meta for x in parts.values())
+            or not parts
+        ):
+            return None
+        nothing = torch.full((), torch.nan, dtype=torch.float64, device=self._device())
+        sums = [
+            nothing if not x.numel() or x.min() == x.max() else x.sum(dtype=torch.float64)
+            for x in map(_real, parts.values())
+        ]
+        own = torch.stack(sums)
+        is_equal = (async_ops.gather_numbers(own, self._same_samples) == own).sum(0) > 1
+        return {name for name, equal in zip(parts, is_equal.tolist(), strict=True) if equal}
+
+    def _check_parts(self) -> None:
+        """Refuse a first step with parts of weights that all ranks drew alike."""
+        if self._equal_parts is None:
+            return
+        before, self._equal_parts = self._equal_parts, None
+        drawn = sorted((self._find_equal_parts() or set()) - before)
+        if drawn:
+            raise ConfigError(
+                f"{drawn[0]} has the same values on several ranks of tp, which hold different parts of it, as if drawn "
+                "by torch.nn.init on each: initialize the model before parallelize(), or make it on the device meta "
+                "and pass initialize="
             )
 
     def _is_compared(self, name: str, before: Mapping[str, tuple[int, int]], in_full: bool) -> bool:

@@ -39,4 +39,5 @@ def make_gradients(
     cut = frozenset(name for name, of_one in shard_groups.items() if of_one)
     shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if plan.zero else []
     gradients.agreement = StepAgreement(module, mesh, cut, shares)
+    gradients.agreement.note_equal_parts()
     return gradients
