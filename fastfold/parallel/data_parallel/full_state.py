@@ -168,34 +168,34 @@ class FullStateDict:
         return tensors
 
     def plain_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert one number per parameter as :meth:`plain` does.
+        """Convert one number per parameter as :meth:`plain` does (a collective).
 
-        A parameter that only the plain layer has gets the first number of the cut layer.
+        A parameter of a plain layer that several of the cut layer make gets the number of the first.
         """
         numbers = dict(values)
         for path in self._shard_fns:
             own = _pop_below(path, numbers)
             if own:
-                first = next(iter(own.values()))
-                inside = (name for name in self._plain_names if is_inside(name, path))
-                numbers |= {name: values.get(name, first) for name in inside}
+                layer = self._layer_with(path, {})
+                choices = _number_parameters(layer, own)
+                numbers |= {joined(path, name): x for name, x in _read_numbers(_to_plain(layer), choices)}
         numbers = {self._plain_names.get(name, name): x for name, x in numbers.items()}
         return dict(self.one_by_one(numbers, scalars=True))
 
     def shard_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """Convert one number per parameter as :meth:`shard` does.
+        """Convert one number per parameter as :meth:`shard` does (a collective).
 
         Values are by the plain model's names; the result has those of ``names``, which are this rank's.
         """
-        held = {own: values[plain] for plain, own in self._own_names.items() if plain in values}
-        numbers = {}
-        for name in names:
-            layer = self._layer_of(name)
-            of_name = (x for own, x in held.items() if is_inside(own, name if layer is None else layer))
-            number = held.get(name, next(of_name, None))
-            if number is not None:
-                numbers[name] = number
-        return numbers
+        numbers = {own: values[plain] for plain, own in self._own_names.items() if plain in values}
+        for path, shard_fn in self._shard_fns.items():
+            held = _pop_below(path, numbers)
+            if held:
+                plain = _to_plain(self._layer_with(path, {}))
+                choices = _number_parameters(plain, held)
+                layer = shard_fn(plain, self.mesh)
+                numbers |= {joined(path, name): x for name, x in _read_numbers(layer, choices)}
+        return {name: numbers[name] for name in names if name in numbers}
 
     def _layer_of(self, name: str) -> str | None:
         """Return the path of the cut layer with a tensor of this rank's name, or None."""
@@ -214,6 +214,27 @@ def _to_plain(layer: nn.Module) -> nn.Module:
     plain = layer.to_plain()  # type: ignore[operator]
     assert isinstance(plain, nn.Module)
     return plain
+
+
+@torch.no_grad()
+def _number_parameters(layer: nn.Module, values: Mapping[str, Tensor]) -> list[Tensor]:
+    """Fill each parameter of a layer with the place of its value among the results, counted from 1; zero for none."""
+    choices: list[Tensor] = []
+    for name, parameter in layer.named_parameters():
+        place = 0
+        if name in values:
+            choices.append(values[name])
+            place = len(choices)
+        parameter.fill_(place)
+    return choices
+
+
+def _read_numbers(layer: nn.Module, choices: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the values of parameters by name, after :func:`_number_parameters` of the layer that they are made of."""
+    for name, parameter in layer.named_parameters():
+        place = int(parameter.detach().flatten()[0]) if parameter.numel() else 1
+        if place:
+            yield name, choices[place - 1]
 
 
 def _pop_below(path: str, values: dict[str, T]) -> dict[str, T]:

@@ -123,6 +123,40 @@ def test_one_number_for_each_parameter_follows_its_layer() -> None:
         assert set(back.values()) == {10.0 * (1 + rank // 2)}
 
 
+class _Renamed(nn.Module):
+    """This rank's rows of a layer's weight, and its bias, under names of its own."""
+
+    def __init__(self, plain: nn.Linear, group: Group) -> None:
+        super().__init__()
+        self.rows, self.shift = _Rows(plain, group), nn.Parameter(plain.bias.detach().clone())
+
+    def to_plain(self) -> nn.Module:
+        weight = self.rows.to_plain().weight
+        plain = nn.Linear(weight.shape[1], len(weight), dtype=weight.dtype)
+        plain.weight, plain.bias = nn.Parameter(weight), nn.Parameter(self.shift.detach().clone())
+        return plain
+
+
+def test_parameters_of_a_cut_layer_keep_numbers_of_their_own() -> None:
+    """Such as those of their groups: the weights decay, the biases do not."""
+
+    def run(tp: Group) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        plain = nn.Linear(4, 3)
+        shapes = {name: (p.shape, p.dtype) for name, p in plain.named_parameters()}
+        mesh: Any = SimpleNamespace(group=lambda name: tp if name == "tp" else Group(None))
+        module, cut = nn.Sequential(_Renamed(plain, tp)), lambda layer, mesh: _Renamed(layer, tp)
+        made = FullStateDict(
+            module, mesh, {"0": cut}, {f"0.{name}": shape for name, shape in shapes.items()}, {}
+        )
+        numbers = {"0.rows.rows": torch.tensor(7.0), "0.shift": torch.tensor(300.0)}
+        plain_numbers = made.plain_scalars(numbers)
+        return plain_numbers, made.shard_scalars(plain_numbers, list(numbers))
+
+    for plain, own in on_one_line(2, run):
+        assert plain == {"0.weight": 7.0, "0.bias": 300.0}
+        assert own == {"0.rows.rows": 7.0, "0.shift": 300.0}
+
+
 @pytest.mark.parametrize("path", ["", "0"])
 def test_a_layer_may_be_the_whole_module_or_lie_in_it(path: str) -> None:
     """Without stages names stay as they are."""
