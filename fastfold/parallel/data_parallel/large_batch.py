@@ -213,6 +213,12 @@ class Lars(LayerwiseOptimizer):
         local(parameter).sub_(velocity)
 
 
+def has_known_state(optimizer: Optimizer) -> bool:
+    """Return True for optimizers that :func:`initialize_state` takes."""
+    is_plain = isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]
+    return is_plain or hasattr(optimizer, "initialize") or isinstance(optimizer, _ADAM)
+
+
 def initialize_state(optimizer: Optimizer) -> None:
     """Create an optimizer's state before its first step, so that all checkpoints hold the same tensors.
 
@@ -223,23 +229,24 @@ def initialize_state(optimizer: Optimizer) -> None:
     Raises:
         ConfigError: Another kind of optimizer.
     """
-    initialize = getattr(optimizer, "initialize", None)
-    if initialize is not None:
-        initialize()
-    elif isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if not optimizer.state[parameter]:
-                optimizer.state[parameter] = _first_moments(parameter)
-    elif not (isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]):
+    if not has_known_state(optimizer):
         raise ConfigError(
             f"the first state of {type(optimizer).__name__} is not known; use Adam, Lamb or Lars"
         )
+    initialize = getattr(optimizer, "initialize", None)
+    if initialize is not None:
+        initialize()
+    elif isinstance(optimizer, _ADAM):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if not optimizer.state[parameter]:
+                    optimizer.state[parameter] = _first_moments(parameter, amsgrad=group["amsgrad"])
 
 
-def _first_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
+_ADAM = (torch.optim.Adam, torch.optim.AdamW)
+
+
+def _first_moments(parameter: nn.Parameter, *, amsgrad: bool = False) -> dict[str, Tensor]:
     """Return Adam's state of a parameter before the first step."""
-    return {
-        "step": torch.tensor(0.0),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
+    moments = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * amsgrad
+    return {"step": torch.tensor(0.0)} | {name: torch.zeros_like(parameter) for name in moments}

@@ -18,7 +18,11 @@ from torch.optim import Optimizer
 from fastfold.errors import ConfigError, first_line, is_raised_in
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.kept_gradients import BackwardReduction, ReducedGradients
-from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialize_state
+from fastfold.parallel.data_parallel.large_batch import (
+    LayerwiseOptimizer,
+    has_known_state,
+    initialize_state,
+)
 from fastfold.parallel.data_parallel.param_groups import ParamGroup, named_groups, restore_groups
 from fastfold.parallel.data_parallel.sharded_norm import local, whole
 from fastfold.utils.lazy import old_attributes
@@ -248,23 +252,44 @@ class ParallelOptimizer(Optimizer):
             raise ConfigError(
                 f"the optimizer's state has {unknown[0]}, which is not a parameter of the model"
             )
-        self.initialize()
-        for key in self._keys():
+        is_known = has_known_state(self.inner)
+        if is_known:
+            self.initialize()
+        loaded = dict.fromkeys(key for of_one in state.values() for key in of_one)
+        for key in self._keys() if is_known else loaded:
             wanted = self._values(key)
             # Another rank may hold the parameters with this key.
             everywhere = len(wanted) == len(self._stage.optimized)
             missing = [n for n, of_one in state.items() if key not in of_one and (everywhere or n in wanted)]
-            if missing:
+            if is_known and missing:
                 raise ConfigError(
                     f"the optimizer's state lacks {key} of {missing[0]}; load the state of the same kind of optimizer"
                 )
             values = {name: of_one[key] for name, of_one in state.items() if key in of_one}
-            if self._is_scalar(key):
-                _fill(wanted, self._full_state.shard_scalars(values, list(wanted)), key)
+            if all(x.dim() == 0 for x in values.values()):
+                self._fill(self._full_state.shard_scalars(values, list(self._stage.optimized)), key)
                 continue
             for names in self._full_state.joined_together(values):
                 plain = {name: whole(values[name]) for name in names}
-                _fill(wanted, self._stage.part(self._full_state.shard(plain)), key)
+                self._fill(self._stage.part(self._full_state.shard(plain)), key)
+
+    @torch.no_grad()
+    def _fill(self, own: Mapping[str, Tensor], key: str) -> None:
+        """Copy this rank's share into the state; a parameter without a value never had a gradient."""
+        for name, x in own.items():
+            parameter = self._stage.optimized.get(name)
+            if parameter is None:
+                continue
+            state = self.inner.state[parameter]
+            if state.get(key) is None:
+                if has_known_state(self.inner):
+                    continue
+                is_alike = x.shape == parameter.shape
+                state[key] = torch.zeros_like(parameter, dtype=x.dtype) if is_alike else x.clone()
+            if x.shape != state[key].shape:
+                shapes = f"expected shape {tuple(state[key].shape)}, found {tuple(x.shape)}"
+                raise ConfigError(f"{key} of {name}: {shapes}")
+            state[key].copy_(x)
 
     def _keys(self) -> list[str]:
         keys: dict[str, None] = {}
@@ -299,18 +324,6 @@ def clip_norm(gradients: ReducedGradients, max_norm: float) -> float:
 
 def _nothing() -> None:
     """Do nothing: the step took place."""
-
-
-@torch.no_grad()
-def _fill(wanted: Mapping[str, Tensor], own: Mapping[str, Tensor], key: str) -> None:
-    """Copy this rank's share into the state; a parameter without a value never had a gradient."""
-    for name, x in own.items():
-        kept = wanted.get(name)
-        if kept is None:
-            continue
-        if x.shape != kept.shape:
-            raise ConfigError(f"{key} of {name}: expected shape {tuple(kept.shape)}, found {tuple(x.shape)}")
-        kept.copy_(x)
 
 
 def step_if(optimizer: Optimizer, ok: Tensor) -> Callable[[], None]:

@@ -30,6 +30,18 @@ def _sgd(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)
 
 
+def _amsgrad(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(named.values(), lr=0.1, amsgrad=True)
+
+
+def _nadam(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(named.values(), lr=0.1)
+
+
+def _rmsprop(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(named.values(), lr=0.1, momentum=0.5, centered=True)
+
+
 def _lamb(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     return Lamb(named, lr=0.1)
 
@@ -74,7 +86,7 @@ def test_steps_and_states_are_those_of_the_plain_optimizer(make: object, stage: 
             assert state[name][key].shape == torch.as_tensor(value).shape
 
 
-@pytest.mark.parametrize("make", [_adam, _lamb])
+@pytest.mark.parametrize("make", [_adam, _lamb, _sgd, _amsgrad, _nadam, _rmsprop])
 def test_a_state_goes_on_under_another_plan(make: object) -> None:
     """Written by shards, read by a rank that has all; then both train alike."""
     model = _model()
@@ -145,12 +157,16 @@ def test_a_parameter_that_had_no_gradient_yet_starts_anew() -> None:
     assert found["1.weight"]["step"] == 0
 
 
-def test_an_optimizer_whose_first_state_is_not_known_takes_none() -> None:
+def test_an_optimizer_whose_first_state_is_not_known_begins_in_its_first_step() -> None:
     model = _model()
     optimizer = _made(model, _sgd)
-    _train(model, optimizer)
     with pytest.raises(ConfigError, match="the first state of SGD is not known"):
-        _made(_model(), _sgd).load_state_dict(optimizer.state_dict())
+        optimizer.initialize()
+    model[1].weight.requires_grad_(False)
+    _train(model, optimizer)
+    other = _made(_model(), _sgd)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.state_dict()["state"].keys() == {"0.weight", "0.bias"}
 
 
 def test_after_a_step_every_rank_gets_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
