@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.errors import InputError
 from fastfold.kernels import reference
 from tests.helpers.forced_blocks import WHOLE, force_blocks
 from tests.helpers.kernel_checks import BACKENDS, check_against_definition
@@ -65,3 +68,49 @@ def test_an_alignment_without_rows(backend: str) -> None:
     case = case_of("outer_product_mean", 4)
     none = {k: x[:0] if k.startswith(("left", "right")) else x for k, x in case.inputs.items()}
     _check(case, none, backend)
+
+
+def _other_shapes(x: Tensor) -> Iterator[list[int]]:
+    """Shapes that broadcast to that of ``x``, and shapes that do not."""
+    for axis, size in enumerate(x.shape):
+        for other in {0, 1, size - 1, size + 1} - {size}:
+            yield [*x.shape[:axis], other, *x.shape[axis + 1 :]]
+    yield from ([1, *x.shape], [2, *x.shape], [*x.shape[1:]], [x.numel()] * (x.dim() > 1), [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_shapes_that_do_not_belong_together_are_refused(name: str, batch: tuple[int, ...]) -> None:
+    """A kernel would read outside of them, and PyTorch would broadcast some and leave out parts of others."""
+    case = case_of(name, 5, batch)
+    options = inspect.signature(case.operator).parameters
+    inputs = case.inputs
+    with torch.no_grad():
+        result = case.operator(**inputs)
+        for key in {"residual", "out"} & options.keys():
+            inputs = {**inputs, key: torch.zeros_like(result)}
+        # The shape of the first argument may be free, and the number of heads; factors of dropout may broadcast.
+        free = {"layer_norm": {"x"}, "pair_bias": {"z", "weight"}, "residual_update": {"dropout"}}
+        for key in sorted(inputs.keys() - free.get(name, set())):
+            for shape in _other_shapes(inputs[key]) if isinstance(inputs[key], Tensor) else ():
+                with pytest.raises(
+                    InputError, match=name.removesuffix("_outgoing").removesuffix("_incoming")
+                ):
+                    case.operator(**{**inputs, key: torch.ones(shape, dtype=torch.float64)})
+
+
+def test_outer_products_take_each_sequence_of_the_mask() -> None:
+    case = case_of("outer_product_mean", 5)
+    right, mask, *fixed = (case.inputs[key] for key in ("right", "right_mask", "weight", "bias"))
+    for blocks in ([right[:2]], [right[:2], right[:2]], [right, right], [right[:2], right[2:, :-1]]):
+        with pytest.raises(InputError, match="outer_product_mean: expected"):
+            kernels.OuterProductRows(blocks, mask, *fixed)
+
+
+def test_other_dtypes_are_refused() -> None:
+    """PyTorch would round normalised integers to integers."""
+    with pytest.raises(InputError, match=r"layer_norm: expected x of a floating dtype, found torch\.int64"):
+        kernels.layer_norm(torch.ones(3, 4, dtype=torch.int64), None, None)
+    inputs = case_of("outer_product_mean", 5).inputs
+    with pytest.raises(InputError, match="outer_product_mean: expected one dtype"):
+        kernels.outer_product_mean(**{**inputs, "left": inputs["left"].float()})

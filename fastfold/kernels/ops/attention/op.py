@@ -16,6 +16,7 @@ from fastfold.kernels.common.cost import Arguments, OperatorCost
 from fastfold.kernels.common.layout import MASKED_LOGIT, MAX_HEAD_CHANNELS, batched, innermost
 from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.cpu.linear import gradient_dtype
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
 
@@ -179,21 +180,16 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> None:
     """Check shapes and dtypes, because kernels would read outside of the tensors."""
-    *lead, rows, queries, heads, _ = q.shape if q.dim() >= 4 else (None,) * 4
-    keys = k.shape[-3] if k.dim() >= 4 else None
-    wanted = {
-        "k": (k, (*lead, rows, keys, *q.shape[-2:])),
-        "v": (v, (*lead, rows, keys, *q.shape[-2:])),
-        "bias": (bias, (*lead, heads, queries, keys)),
-        "mask": (mask, (*lead, rows, keys)),
-        "gate": (gate, tuple(q.shape)),
-    }
-    for name, (x, shape) in wanted.items():
-        if x is not None and tuple(x.shape) != shape:
-            raise InputError(
-                f"attention: {name} is {list(x.shape)}, but q is {list(q.shape)} and k is {list(k.shape)}; "
-                "expected q, gate [*, R, Nq, H, D], k, v [*, R, Nk, H, D], bias [*, H, Nq, Nk], mask [*, R, Nk]"
-            )
+    *lead, rows, queries, heads, channels = axes_of("attention", "q", q, "R, Nq, H, D")
+    keys = axes_of("attention", "k", k, "R, Nk, H, D")[-3]
+    wanted = (
+        ("k", k, (*lead, rows, keys, heads, channels)),
+        ("v", v, (*lead, rows, keys, heads, channels)),
+        ("bias", bias, (*lead, heads, queries, keys)),
+        ("mask", mask, (*lead, rows, keys)),
+        ("gate", gate, q.shape),
+    )
+    check_shapes("attention", "q", q, wanted)
     if not q.dtype == k.dtype == v.dtype:
         raise InputError(f"attention: expected one dtype, found q {q.dtype}, k {k.dtype} and v {v.dtype}")
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
@@ -29,6 +28,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.cpu.linear import can_keep, product_dtype
 from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.kernels.ops.gated_attention import passes
@@ -250,7 +250,7 @@ def gated_attention(
         The update ``[*, R, N, c]``, plus the residual, in the dtype and memory layout of ``x``.
 
     Raises:
-        InputError: Bias or mask have another shape.
+        InputError: A shape does not match that of ``x``.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
 
@@ -267,14 +267,21 @@ def gated_attention(
         >>> torch.allclose(found, x + plain(norm(x), norm(x), norm(x))[0], atol=1e-5)
         True
     """
-    *lead, length, _ = x.shape
-    if mask is not None and mask.shape != (*lead, length):
-        raise _wrong_shape("mask", [*lead, length], x, mask)
-    if bias is not None and bias.shape != (*lead[:-1], heads, length, length):
-        raise _wrong_shape("bias", [*lead[:-1], heads, length, length], x, bias)
+    *lead, rows, length, c = axes_of("gated_attention", "x", x, "R, N, c")
+    wanted = (
+        ("bias", bias, (*lead, heads, length, length)),
+        ("mask", mask, (*lead, rows, length)),
+        ("residual", residual, x.shape),
+        ("out", out, x.shape),
+    )
+    check_shapes("gated_attention", "x", x, wanted)
+    width = axes_of("gated_attention", "output_weight", parameters.output_weight, "c, H D")[-1]
+    projection = (width, c)
+    shapes = (c,), (c,), projection, projection, projection, projection, (width,), (c, width), (c,)
+    check_shapes("gated_attention", "x", x, zip(parameters._fields, parameters, shapes, strict=True))
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
-    fits = parameters.query_weight.shape[0] // heads <= MAX_HEAD_CHANNELS
+    fits = width // heads <= MAX_HEAD_CHANNELS
     backend = choose_backend(x, backend, fits=fits, cueq=bias is not None)
     if bias is not None and backend == "cueq":
         cuequivariance.check_support(x)
@@ -289,12 +296,6 @@ def gated_attention(
     operands = RowBlock(x, bias, mask, residual, dropout)
     compute = without_autocast(passes.forward) if autocast_is_enabled() else passes.forward
     return compute(out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once)
-
-
-def _wrong_shape(name: str, shape: list[int], x: Tensor, operand: Tensor) -> InputError:
-    return InputError(
-        f"gated_attention: expected {name} {shape} for x {list(x.shape)}, found {list(operand.shape)}"
-    )
 
 
 def _compute_beginning(

@@ -23,6 +23,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
@@ -141,6 +142,7 @@ def layer_norm(
         float64).
 
     Raises:
+        InputError: A shape does not match that of ``x``.
         ConfigError: The backend does not exist or cannot run here.
 
     Example:
@@ -151,6 +153,8 @@ def layer_norm(
         >>> torch.allclose(layer_norm(x, weight, bias), plain, atol=1e-5)
         True
     """
+    channels = axes_of("layer_norm", "x", x, "c")[-1:]
+    check_shapes("layer_norm", "x", x, (("weight", weight, channels), ("bias", bias, channels)))
     chosen = choose_backend(x, backend, fits=x.shape[-1] <= MAX_ROW_LENGTH)
     return _layer_norm(x, weight, bias, eps, chosen)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from fastfold.errors import InputError
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
 from fastfold.kernels.common.layout import MAX_CHANNELS
@@ -23,6 +24,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.chunk_choice import OuterProductSizes, buffers_of
 from fastfold.kernels.ops.outer_product_mean.eager import (
@@ -64,6 +66,7 @@ class OuterProductRows:
     other arguments are those of :func:`outer_product_mean`.
 
     Raises:
+        InputError: A shape does not match that of ``right_mask``.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded.
 
@@ -91,12 +94,22 @@ class OuterProductRows:
     ) -> None:
         parts = iter(right)
         first = next(parts)
+        *lead, rows, columns, c = axes_of("outer_product_mean", "right", first, "s, J, c")
+        sequences = right_mask.shape[-2] if right_mask.dim() > 1 else rows
+        c_z = axes_of("outer_product_mean", "bias", bias, "c_z")[-1]
+        wanted = (
+            ("right_mask", right_mask, (*lead, sequences, columns)),
+            ("weight", weight, (c_z, c * c)),
+            ("bias", bias, (c_z,)),
+        )
+        check_shapes("outer_product_mean", "right", first, wanted)
+        self._right_mask, self._channels = right_mask, (c, c_z)
         if torch.is_grad_enabled():
             refuse_gradients(first, weight, bias)
         backend = choose_backend(first, backend, fits=bias.shape[0] <= MAX_CHANNELS)
         is_whole = first.shape[:-1] == right_mask.shape
         # Unlike a list, an iterator frees the part once it is consumed.
-        parts = itertools.chain(iter([first]), parts)
+        parts = _checked(itertools.chain(iter([first]), parts), right_mask, c)
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import chunk_choice, chunks, triton_fwd
@@ -120,12 +133,43 @@ class OuterProductRows:
         """Fill some rows ``[*, I, J, c_z]`` of the result, and return ``out``, which may be ``residual``.
 
         ``left [*, S, I, c]`` and ``left_mask [*, S, I]`` are these rows of the alignment and its mask.
+
+        Raises:
+            InputError: A shape does not match those of the right side.
         """
         if torch.is_grad_enabled():
             refuse_gradients(left, residual)
+        (*lead, sequences, columns), (c, c_z) = self._right_mask.shape, self._channels
+        rows = axes_of("outer_product_mean", "left", left, "S, I, c")[-2]
+        pairs = *lead, rows, columns, c_z
+        wanted = (
+            ("left", left, (*lead, sequences, rows, c)),
+            ("left_mask", left_mask, (*lead, sequences, rows)),
+            ("residual", residual, pairs),
+            ("out", out, pairs),
+        )
+        check_shapes("outer_product_mean", "right_mask", self._right_mask, wanted)
         fill = without_autocast(self._write) if autocast_is_enabled() else self._write
         fill(out, left, left_mask, residual)
         return out
+
+
+def _checked(parts: Iterator[Tensor], mask: Tensor, channels: int) -> Iterator[Tensor]:
+    """Yield blocks of sequences ``[*, s, J, c]``, which must be those of ``mask [*, S, J]``."""
+    *lead, sequences, columns = mask.shape
+    count = 0
+    for x in parts:
+        rows = axes_of("outer_product_mean", "right", x, "s, J, c")[-3]
+        shape = (*lead, rows, columns, channels)
+        check_shapes("outer_product_mean", "right_mask", mask, [("right", x, shape)])
+        count += rows
+        if count > sequences:
+            break
+        checked = [x]
+        del x  # before the next one is made
+        yield checked.pop()
+    if count != sequences:
+        raise InputError(f"outer_product_mean: expected {sequences} sequences in right, found {count}")
 
 
 def _join_blocks(
@@ -297,6 +341,7 @@ def outer_product_mean(
         The update ``[*, I, J, c_z]``, plus the residual, in the dtype of ``left``.
 
     Raises:
+        InputError: Shapes or dtypes do not match.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
 
@@ -310,7 +355,13 @@ def outer_product_mean(
         >>> torch.allclose(found, (products @ weight.T + bias) / (1e-3 + 7), atol=1e-4)
         True
     """
-    backend = choose_backend(left, backend, fits=bias.shape[0] <= MAX_CHANNELS)
+    axes_of("outer_product_mean", "left", left, "S, I, c")
+    axes_of("outer_product_mean", "right", right, "S, J, c")
+    if left.dtype != right.dtype:
+        raise InputError(
+            f"outer_product_mean: expected one dtype, found left {left.dtype} and right {right.dtype}"
+        )
+    backend = choose_backend(left, backend, fits=bias.numel() <= MAX_CHANNELS)
     if out is None:
         masks = [left_mask, right_mask]
         return _outer_product_mean([left, right], masks, [weight, bias], residual, eps, backend)

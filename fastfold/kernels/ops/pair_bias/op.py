@@ -25,6 +25,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import add_product, gradient_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
@@ -166,6 +167,7 @@ def pair_bias(
         ``[*, H, A, B]`` in the dtype of ``z``.
 
     Raises:
+        InputError: A shape does not match that of ``z``.
         ConfigError: The backend does not exist or cannot run here.
 
     Example:
@@ -177,6 +179,13 @@ def pair_bias(
         >>> torch.allclose(bias, heads(norm(z)).permute(2, 0, 1), atol=1e-5)
         True
     """
+    channels = axes_of("pair_bias", "z", z, "A, B, c")[-1:]
+    wanted = (
+        ("norm_weight", norm_weight, channels),
+        ("norm_bias", norm_bias, channels),
+        ("weight", weight, (*weight.shape[:1], *channels)),
+    )
+    check_shapes("pair_bias", "z", z, wanted)
     fits = weight.shape[1] <= MAX_CHANNELS and weight.shape[0] <= MAX_HEADS
     chosen = choose_backend(z, backend, fits=fits)
     parameters = [norm_weight, norm_bias, weight]

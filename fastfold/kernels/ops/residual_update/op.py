@@ -13,6 +13,7 @@ from fastfold.kernels.common.layout import MAX_ROW_LENGTH
 from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, like_first
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 
@@ -145,17 +146,14 @@ def residual_update(
         >>> torch.allclose(found, residual + dropout * gate.sigmoid() * (x + bias), atol=1e-5)
         True
     """
-    wanted = {
-        "residual": (residual, x.shape),
-        "bias": (bias, x.shape[-1:]),
-        "gate": (gate, x.shape),
-        "out": (out, x.shape),
-    }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tensor.shape != shape:
-            raise InputError(
-                f"residual_update: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
-            )
+    channels = axes_of("residual_update", "x", x, "c")[-1:]
+    wanted = (
+        ("residual", residual, x.shape),
+        ("bias", bias, channels),
+        ("gate", gate, x.shape),
+        ("out", out, x.shape),
+    )
+    check_shapes("residual_update", "x", x, wanted)
     if dropout is not None:
         try:
             dropout = dropout.expand_as(x)

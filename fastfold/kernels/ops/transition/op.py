@@ -30,6 +30,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
@@ -279,6 +280,7 @@ def transition(
         The update ``[*, c]``, plus the residual, in the dtype of ``x``.
 
     Raises:
+        InputError: A shape does not match that of ``x``.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
 
@@ -292,6 +294,11 @@ def transition(
         >>> torch.allclose(found, x + plain(x), atol=1e-5)
         True
     """
+    c = axes_of("transition", "x", x, "c")[-1]
+    hidden = axes_of("transition", "b1", parameters.b1, "n c")[-1]
+    shapes = (c,), (c,), (hidden, c), (hidden,), (c, hidden), (c,)
+    check_shapes("transition", "x", x, (("residual", residual, x.shape), ("out", out, x.shape)))
+    check_shapes("transition", "x", x, zip(parameters._fields, parameters, shapes, strict=True))
     backend = choose_backend(x, backend, fits=x.shape[-1] <= MAX_CHANNELS)
     if out is None:
         added, keep = None if residual is x else residual, keep and backend == "torch" and can_keep(x)

@@ -19,9 +19,15 @@ from fastfold.kernels.common.layout import MAX_CHANNELS
 from fastfold.kernels.common.operator import BackwardPass, define_operator
 from fastfold.kernels.common.parameters import cast_grads, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
-from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, UpdateParams
+from fastfold.kernels.ops.triangle_multiplication.params import (
+    FactorParams,
+    UpdateParams,
+    factor_shapes,
+    update_shapes,
+)
 
 
 def triangle_factors_definition(z: Tensor, mask: Tensor, **parameters: Tensor) -> Tensor:
@@ -104,6 +110,7 @@ def triangle_factors(
         ``[*, 2 c, R, N]`` in the dtype of ``z``: the channels of the left factor before those of the right one.
 
     Raises:
+        InputError: A shape does not match that of ``z``.
         ConfigError: The backend does not exist or cannot run here.
 
     Example:
@@ -118,6 +125,10 @@ def triangle_factors(
         >>> torch.allclose(found, plain.permute(2, 0, 1), atol=1e-5)
         True
     """
+    c_z = axes_of("triangle_factors", "z", z, "R, N, c_z")[-1]
+    shapes = factor_shapes(c_z, *axes_of("triangle_factors", "proj_bias", parameters.proj_bias, "2 c")[-1:])
+    check_shapes("triangle_factors", "z", z, (("mask", mask, z.shape[:-1]),))
+    check_shapes("triangle_factors", "z", z, zip(parameters._fields, parameters, shapes, strict=True))
     return _triangle_factors(
         z, mask, parameters, choose_backend(z, backend, fits=z.shape[-1] <= MAX_CHANNELS)
     )
@@ -231,6 +242,7 @@ def triangle_update(
         The update ``[*, R, N, c_z]``, plus ``z`` if asked for, in the dtype of ``z``.
 
     Raises:
+        InputError: A shape does not match that of ``z``.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
 
@@ -246,6 +258,12 @@ def triangle_update(
         >>> torch.allclose(found, z + plain, atol=1e-5)
         True
     """
+    *lead, rows, columns, c_z = axes_of("triangle_update", "z", z, "R, N, c_z")
+    c = axes_of("triangle_update", "out_weight", parameters.out_weight, "c_z, c")[-1]
+    wanted = ("product", product, (*lead, c, rows, columns)), ("out", out, z.shape)
+    check_shapes("triangle_update", "z", z, wanted)
+    shapes = update_shapes(c_z, c)
+    check_shapes("triangle_update", "z", z, zip(parameters._fields, parameters, shapes, strict=True))
     backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS)
     if out is None:
         return _triangle_update(product, z, dropout, parameters, add_z, backend)

@@ -23,11 +23,18 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from fastfold.kernels.cpu.linear import can_keep
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
 from fastfold.kernels.ops.triangle_multiplication.eager import keeps_projections
-from fastfold.kernels.ops.triangle_multiplication.params import FACTOR_LAYERS, UPDATE_LAYERS, TriangleParams
+from fastfold.kernels.ops.triangle_multiplication.params import (
+    FACTOR_LAYERS,
+    UPDATE_LAYERS,
+    TriangleParams,
+    factor_shapes,
+    update_shapes,
+)
 from fastfold.kernels.ops.triangle_multiplication.passes import ContractionPlan
 
 
@@ -198,6 +205,7 @@ def triangle_multiplication(
         The update ``[*, N, N, c_z]``, plus the residual, in the dtype of ``z``.
 
     Raises:
+        InputError: A shape does not match that of ``z``.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
 
@@ -215,6 +223,17 @@ def triangle_multiplication(
         >>> torch.allclose(found, plain, atol=1e-5)
         True
     """
+    *lead, length, _, c_z = axes_of("triangle_multiplication", "z", z, "N, N, c_z")
+    wanted = (
+        ("z", z, (*lead, length, length, c_z)),
+        ("mask", mask, z.shape[:-1]),
+        ("residual", residual, z.shape),
+        ("out", out, z.shape),
+    )
+    check_shapes("triangle_multiplication", "z", z, wanted)
+    c = axes_of("triangle_multiplication", "out_weight", parameters.out_weight, "c_z, c")[-1]
+    shapes = *factor_shapes(c_z, 2 * c), *update_shapes(c_z, c)[2:]
+    check_shapes("triangle_multiplication", "z", z, zip(parameters._fields, parameters, shapes, strict=True))
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
     backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS, cueq=True)

@@ -14,6 +14,16 @@ UPDATE_LAYERS = ("out_weight", "out_bias", "out_gate_weight", "out_gate_bias")
 """Parameters of the second half without its norms, in the order of :class:`UpdateParams`."""
 
 
+def factor_shapes(c_z: int, factors: int) -> tuple[tuple[int, ...], ...]:
+    """Return shapes of :class:`FactorParams` for a number of channels of the left and right factor together."""
+    return (c_z,), (c_z,), (factors, c_z), (factors,), (factors, c_z), (factors,)
+
+
+def update_shapes(c_z: int, c: int) -> tuple[tuple[int, ...], ...]:
+    """Return shapes of :class:`UpdateParams` for a product of ``c`` channels."""
+    return (c_z,), (c_z,), (c,), (c,), (c_z, c), (c_z,), (c_z, c_z), (c_z,)
+
+
 class FactorParams(NamedTuple):
     """Parameters of :func:`fastfold.kernels.triangle_factors`.
 
