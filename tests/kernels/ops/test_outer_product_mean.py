@@ -25,6 +25,7 @@ from tests.helpers.kernel_checks import (
     DTYPES,
     check_against_definition,
     far_apart,
+    output_and_gradients,
     relative_error,
 )
 from tests.helpers.outer_products import added_to_residual, with_strides_and_residual
@@ -224,6 +225,15 @@ def test_pairs_without_common_sequences_are_finite(backend: str) -> None:
     inputs["left_mask"].zero_()
     out = _on(backend)(**inputs)
     assert relative_error(out, (inputs["bias"] / 1e-3).expand_as(out)) < 1e-6
+
+
+@pytest.mark.parametrize("constants", [MASKS, MASKS | {"weight", "bias"}])
+def test_boolean_masks_keep_the_precision_of_float64(constants: set[str]) -> None:
+    inputs = _inputs(5, 6, 7)
+    boolean = inputs | {key: inputs[key] != 0 for key in MASKS}
+    exact = output_and_gradients(reference.outer_product_mean, inputs, constants)
+    for key, x in output_and_gradients(kernels.outer_product_mean, boolean, constants).items():
+        assert relative_error(x, exact[key]) < 1e-13, key
 
 
 def test_more_pair_channels_take_the_torch_path() -> None:

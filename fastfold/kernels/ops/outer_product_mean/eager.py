@@ -121,7 +121,12 @@ class ProductRows:
         )
         sequences, rows, c = left.shape
         columns_l = _columns(left, left_mask, columns_r.new_empty(rows, c, sequences))
-        factor = counts_of(left_mask, right_mask).add_(self._eps).mul_(self._share).reciprocal_()[..., None]
+        factor = (
+            counts_of(left_mask, right_mask, right_mask.dtype)
+            .add_(self._eps)
+            .mul_(self._share)
+            .reciprocal_()[..., None]
+        )
         output = self._output
         scales: tuple[Tensor, ...] = (factor,)
         if columns_l.dtype == torch.bfloat16 and bool((factor == factor.flatten()[:1]).all()):
@@ -191,7 +196,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         columns_l = _columns(left[i].to(dtype), left_mask[i])  # [I, c, S]
         columns_r = _columns(right[i].to(dtype), right_mask[i])  # [J, e, S]
         grad_l, grad_r = (torch.zeros_like(x, dtype=exact) for x in (columns_l, columns_r))
-        factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
+        factor = counts_of(left_mask[i], right_mask[i], exact).add_(eps).reciprocal_()[..., None]
         tiles = _tiles(factor.shape, c, left.shape[-3], dtype)
         blocks = ((columns_l[t[0]], columns_r[t[1]], t, grad[i][t], factor[t]) for t in tiles)
         totals = [grad_weight, grad_bias, grad_l, grad_r]
@@ -227,9 +232,8 @@ def _columns(x: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=out)
 
 
-def counts_of(left_mask: Tensor, right_mask: Tensor) -> Tensor:
-    """Count the sequences that both columns have: ``[I, J]``."""
-    exact = accumulation_dtype(left_mask)
+def counts_of(left_mask: Tensor, right_mask: Tensor, exact: torch.dtype = torch.float32) -> Tensor:
+    """Count the sequences that both columns have: ``[I, J]`` in the dtype ``exact``."""
     left = left_mask.to(exact)
     return torch.mm(left.t(), left if right_mask is left_mask else right_mask.to(exact))
 
@@ -337,7 +341,7 @@ def side_gradients(grad: Tensor, inputs: OuterProductParams, eps: float) -> list
         )
         flat_l, grad_l = columns_l.flatten(1), torch.zeros_like(columns_l).flatten(1)
         grad_r = torch.empty_like(columns_r)
-        factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
+        factor = counts_of(left_mask[i], right_mask[i], exact).add_(eps).reciprocal_()[..., None]
         for j in range(0, len(columns_r), col_step):
             b_right = columns_r[j : j + col_step]
             premultiplied = (b_right.flatten(0, 1) @ of_right).view(len(b_right), sequences, c_z, c)
@@ -410,7 +414,7 @@ class PremultipliedRows:
         columns = columns_r.shape[0]  # [J, (s e)]
         col_step = max(1, min(columns, BLOCK // c_z))
         row_step = max(1, BLOCK // (c_z * max(1, sequences * c, col_step)))
-        factor = counts_of(left_mask, right_mask).add_(self._eps).reciprocal_()[..., None]
+        factor = counts_of(left_mask, right_mask, right_mask.dtype).add_(self._eps).reciprocal_()[..., None]
         is_whole = row_step >= rows and col_step >= columns
         for r in range(0, rows, row_step):
             b_left = columns_l if is_whole else columns_l[r : r + row_step]
