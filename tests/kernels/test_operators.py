@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -294,6 +295,29 @@ def test_operators_on_constants_run_within_a_derivative_of_forward_mode() -> Non
         lambda t: t * case.operator(**case.inputs), (torch.ones(()),), (torch.ones(()),)
     )
     torch.testing.assert_close(tangent, constant)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("inference", [False, True])
+def test_transforms_of_functions_are_right_or_refused(name: str, inference: bool) -> None:
+    case = case_of(name, 3)
+    key, x = next(iter(case.inputs.items()))
+
+    def result(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+        return function(**case.inputs | {key: x})
+
+    mapped = torch.func.vmap(functools.partial(result, case.operator))
+    batch = torch.stack([x, x / 2])
+    with torch.inference_mode(inference):
+        if name in ("layer_norm", "residual_update"):  # PyTorch maps operators without lists
+            expected = torch.stack([result(case.definition, x) for x in batch])
+            torch.testing.assert_close(mapped(batch), expected)
+        else:
+            with pytest.raises(RuntimeError, match=r"instead of vmap.*fastfold\.kernels\.reference"):
+                mapped(batch)
+    if not inference:
+        with pytest.raises(RuntimeError, match=r"torch\.autograd\.grad.*fastfold\.kernels\.reference"):
+            torch.func.grad(lambda x: result(case.operator, x).sum())(x)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -97,11 +97,16 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def _is_transformed() -> bool:
+    """Return True within a function that torch.func transforms; the compiler cannot trace this question."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def runs_directly(x: Tensor) -> bool:
     """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold."""
     # The dispatcher of custom operators costs host time, and its first call imports PyTorch's compiler, which takes
     # seconds. The compiler cannot trace the other questions.
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or _is_transformed():
         return False
     return (x.is_cpu or x.is_cuda) and type(x) is Tensor and torch.is_inference_mode_enabled()
 
@@ -117,15 +122,26 @@ class Operator:
         """Compute the result, with the arguments of ``forward``.
 
         Raises:
-            RuntimeError: An argument carries a derivative of forward mode.
+            RuntimeError: An argument carries a derivative of forward mode, or torch.func cannot transform the call.
         """
         x = first if isinstance(first, Tensor) else first[0]
         if not runs_directly(x):
             if forward_ad._current_level >= 0:
                 _refuse_tangents((first, arguments, options))
+            if not torch.compiler.is_compiling() and _is_transformed():
+                return self._run_transformed(first, *arguments, **options)
             return self.registered(first, *arguments, **options)
         compute = without_autocast(self.forward) if autocast_is_enabled() else self.forward
         return compute(first, *arguments, **options)
+
+    def _run_transformed(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return self.registered(*arguments, **options)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "FastFold's operators lack transforms of torch.func: take gradients by torch.autograd.grad and leading "
+                "dimensions instead of vmap, or transform the definitions in fastfold.kernels.reference"
+            ) from error
 
 
 def _refuse_tangents(arguments: Any) -> None:
