@@ -18,12 +18,14 @@ _BONDED = 2
 def radius_of_gyration(points: Tensor, mask: Tensor) -> Tensor:
     """Return the root mean squared distance ``[*]`` of points ``[*, N, 3]`` from their centre, in Å.
 
-    The ``mask [*, N]`` is 1 for points that count; without any the result is 0.
+    The ``mask [*, N]`` is 1 for points that count; without any the result is 0. Other points may have any value.
 
     Example:
         >>> radius_of_gyration(torch.tensor([[0.0, 0, 0], [2.0, 0, 0]]), torch.ones(2)).item()
         1.0
     """
+    points = points.to(torch.promote_types(points.dtype, torch.float32))
+    points = points.masked_fill((mask == 0)[..., None], 0.0)
     mask = mask.to(points.dtype)
     count = mask.sum(-1).clamp(min=1)
     center = (points * mask[..., None]).sum(-2, keepdim=True) / count[..., None, None]

@@ -28,14 +28,14 @@ def lddt(
     Args:
         predicted: ``[*, N, 3]`` in Å.
         reference: ``[*, N, 3]`` in Å.
-        mask: ``[*, N]``, 1 for points of the reference.
+        mask: ``[*, N]``, 1 or True for points of the reference.
         predicted_mask: ``[*, N]``, 1 for points of the prediction; distances to missing ones count as wrong. None for
             a complete prediction.
         cutoff: Reference distances under this count, in Å.
         per_residue: Return a score per residue; otherwise one per structure.
 
     Returns:
-        ``[*, N]`` or ``[*]`` in [0, 1]; 1 if no distance counts.
+        ``[*, N]`` or ``[*]`` in [0, 1], in float32 or better; 1 if no distance counts.
 
     Example:
         >>> import torch
@@ -45,6 +45,7 @@ def lddt(
         tensor(1.)
     """
     true = _distances(reference)
+    mask = mask.to(true.dtype)
     counted = (true < cutoff) * mask[..., :, None] * mask[..., None, :]
     counted = counted * (1.0 - torch.eye(mask.shape[-1], dtype=mask.dtype, device=mask.device))
     error = (true - _distances(predicted)).abs()
@@ -61,14 +62,15 @@ def drmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     dRMSD ignores handedness, because a mirror image has the same distances.
 
     Both are ``[*, N, 3]`` in Å, for dRMSD-CA the alpha carbons, and ``mask [*, N]`` is 1 for the points that count.
-    With fewer than two the result is 0.
+    With fewer than two the result is 0. Other points may have any value.
     """
     pairs = (mask[..., :, None] * mask[..., None, :]).triu(1)
-    squared = (_distances(predicted) - _distances(reference)).square()
+    squared = (_distances(predicted) - _distances(reference)).square().masked_fill(pairs == 0, 0.0)
     return ((squared * pairs).sum((-2, -1)) / pairs.sum((-2, -1)).clamp(min=1.0)).sqrt()
 
 
 def _distances(points: Tensor) -> Tensor:
+    points = points.to(torch.promote_types(points.dtype, torch.float32))
     return ((points[..., :, None, :] - points[..., None, :, :]).square().sum(-1) + 1e-10).sqrt()
 
 

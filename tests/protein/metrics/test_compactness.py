@@ -18,6 +18,15 @@ def test_the_radius_is_the_root_mean_square_distance_from_the_centre() -> None:
     assert float(radius_of_gyration(points, 0 * mask)) == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_radius_of_a_long_chain_in_half_precision(dtype: torch.dtype) -> None:
+    points = (30 * torch.randn(400, 3, generator=torch.Generator().manual_seed(0))).to(dtype)
+    mask = torch.arange(400) % 4 != 0
+    exact = radius_of_gyration(points.double(), mask)
+    points[~mask] = torch.nan
+    torch.testing.assert_close(radius_of_gyration(points, mask).double(), exact, rtol=1e-6, atol=0.0)
+
+
 def test_neighbours_count_beyond_two_residues_in_the_chain_only() -> None:
     straight = torch.arange(5.0)[:, None] * torch.tensor([3.8, 0, 0])
     assert near_neighbors(straight, torch.ones(5)) == 0.0

@@ -44,6 +44,14 @@ def test_drmsd_of_hand_computed_points() -> None:
     assert drmsd(predicted, reference, torch.zeros(3)).item() == 0.0
 
 
+def test_points_that_do_not_count_may_have_any_value() -> None:
+    reference = torch.eye(3).repeat(4, 1).cumsum(0)
+    mask = torch.arange(12) != 5
+    predicted = (2 * reference).masked_fill(~mask[:, None], torch.nan)
+    assert drmsd(predicted, reference, mask) == drmsd(2 * reference, reference, mask)
+    assert torch.equal(lddt(predicted, reference, mask)[mask], lddt(2 * reference, reference, mask)[mask])
+
+
 def test_drmsd_and_lddt_are_batched() -> None:
     torch.manual_seed(0)
     predicted, reference = torch.randn(2, 3, 9, 3) * 5, torch.randn(2, 3, 9, 3) * 5
@@ -59,6 +67,18 @@ def test_lddt_counts_missing_points_as_wrong() -> None:
     has = torch.tensor([1.0, 1.0, 0.0])
     found = lddt(points, points, torch.ones(3), predicted_mask=has, per_residue=False)
     assert found.item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_of_half_precision_and_boolean_masks(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = 5 * torch.randn(12, 3, generator=generator)
+    predicted = reference + torch.randn(12, 3, generator=generator)
+    predicted, reference = predicted.to(dtype), reference.to(dtype)
+    mask = torch.arange(12) % 4 != 0
+    for score in (lddt, drmsd):
+        exact = score(predicted.double(), reference.double(), mask.double())
+        torch.testing.assert_close(score(predicted, reference, mask).double(), exact, rtol=1e-6, atol=1e-6)
 
 
 def test_all_atom_lddt_of_hand_computed_atoms() -> None:
