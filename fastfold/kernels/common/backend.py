@@ -92,21 +92,19 @@ def choose_backend(
     return "torch"
 
 
+_transform = torch._C._functorch.peek_interpreter_stack  #: Transform of torch.func that runs, or None
+
+
 def is_traced() -> bool:
     """Return True if operators are counted, faked or compiled in this thread."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-
-
-def _is_transformed() -> bool:
-    """Return True within a function that torch.func transforms; the compiler cannot trace this question."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def runs_directly(x: Tensor) -> bool:
     """Return True if an operator on ``x`` may run without PyTorch's dispatcher, as in a fold."""
     # The dispatcher of custom operators costs host time, and its first call imports PyTorch's compiler, which takes
     # seconds. The compiler cannot trace the other questions.
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or _is_transformed():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or _transform() is not None:
         return False
     return (x.is_cpu or x.is_cuda) and type(x) is Tensor and torch.is_inference_mode_enabled()
 
@@ -128,7 +126,7 @@ class Operator:
         if not runs_directly(x):
             if forward_ad._current_level >= 0:
                 _refuse_tangents((first, arguments, options))
-            if not torch.compiler.is_compiling() and _is_transformed():
+            if not torch.compiler.is_compiling() and _transform() is not None:
                 return self._run_transformed(first, *arguments, **options)
             return self.registered(first, *arguments, **options)
         compute = without_autocast(self.forward) if autocast_is_enabled() else self.forward

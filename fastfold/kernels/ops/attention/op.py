@@ -180,16 +180,16 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> None:
     """Check shapes and dtypes, because kernels would read outside of the tensors."""
-    *lead, rows, queries, heads, channels = axes_of("attention", "q", q, "R, Nq, H, D")
-    keys = axes_of("attention", "k", k, "R, Nk, H, D")[-3]
+    *lead, rows, queries, heads, channels = axes_of("attention", "q", q.shape, "R, Nq, H, D", q.dtype)
+    keys = axes_of("attention", "k", k.shape, "R, Nk, H, D")[-3]
     wanted = (
-        ("k", k, (*lead, rows, keys, heads, channels)),
-        ("v", v, (*lead, rows, keys, heads, channels)),
-        ("bias", bias, (*lead, heads, queries, keys)),
-        ("mask", mask, (*lead, rows, keys)),
-        ("gate", gate, q.shape),
+        ("k", k.shape, (*lead, rows, keys, heads, channels)),
+        ("v", v.shape, (*lead, rows, keys, heads, channels)),
+        ("bias", None if bias is None else bias.shape, (*lead, heads, queries, keys)),
+        ("mask", None if mask is None else mask.shape, (*lead, rows, keys)),
+        ("gate", None if gate is None else gate.shape, q.shape),
     )
-    check_shapes("attention", "q", q, wanted)
+    check_shapes("attention", "q", q.shape, wanted)
     if not q.dtype == k.dtype == v.dtype:
         raise InputError(f"attention: expected one dtype, found q {q.dtype}, k {k.dtype} and v {v.dtype}")
 

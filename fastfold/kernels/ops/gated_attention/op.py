@@ -6,13 +6,16 @@ need only ``x``, and the rest.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear
 
 from fastfold.kernels.common import cuequivariance
@@ -28,7 +31,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
-from fastfold.kernels.common.shapes import axes_of, check_shapes
+from fastfold.kernels.common.shapes import Shape, axes_of, check_shapes
 from fastfold.kernels.cpu.linear import can_keep, product_dtype
 from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.kernels.ops.gated_attention import passes
@@ -267,21 +270,19 @@ def gated_attention(
         >>> torch.allclose(found, x + plain(norm(x), norm(x), norm(x))[0], atol=1e-5)
         True
     """
-    *lead, rows, length, c = axes_of("gated_attention", "x", x, "R, N, c")
-    wanted = (
-        ("bias", bias, (*lead, heads, length, length)),
-        ("mask", mask, (*lead, rows, length)),
-        ("residual", residual, x.shape),
-        ("out", out, x.shape),
+    check = _check if type(x) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
+    check(
+        (heads, x.dtype),
+        x.shape,
+        getattr(bias, "shape", None),
+        getattr(mask, "shape", None),
+        getattr(residual, "shape", None),
+        getattr(out, "shape", None),
+        *map(getattr, parameters, repeat("shape"), repeat(None)),
     )
-    check_shapes("gated_attention", "x", x, wanted)
-    width = axes_of("gated_attention", "output_weight", parameters.output_weight, "c, H D")[-1]
-    projection = (width, c)
-    shapes = (c,), (c,), projection, projection, projection, projection, (width,), (c, width), (c,)
-    check_shapes("gated_attention", "x", x, zip(parameters._fields, parameters, shapes, strict=True))
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(x, bias, residual, *parameters)
-    fits = width // heads <= MAX_HEAD_CHANNELS
+    fits = parameters.query_weight.shape[0] // heads <= MAX_HEAD_CHANNELS
     backend = choose_backend(x, backend, fits=fits, cueq=bias is not None)
     if bias is not None and backend == "cueq":
         cuequivariance.check_support(x)
@@ -296,6 +297,31 @@ def gated_attention(
     operands = RowBlock(x, bias, mask, residual, dropout)
     compute = without_autocast(passes.forward) if autocast_is_enabled() else passes.forward
     return compute(out, operands, parameters, heads=heads, backend=backend, scratch=scratch, at_once=at_once)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check(
+    kind: tuple[int, torch.dtype],
+    x: Shape,
+    bias: Shape | None,
+    mask: Shape | None,
+    residual: Shape | None,
+    out: Shape | None,
+    *parameters: Shape | None,
+) -> None:
+    heads, dtype = kind
+    *lead, rows, length, c = axes_of("gated_attention", "x", x, "R, N, c", dtype)
+    width = axes_of("gated_attention", "output_weight", parameters[-2] or (), "c, H D")[-1]
+    projection = width, c
+    shapes = (c,), (c,), projection, projection, projection, projection, (width,), (c, width), (c,)
+    wanted = (
+        ("bias", bias, (*lead, heads, length, length)),
+        ("mask", mask, (*lead, rows, length)),
+        ("residual", residual, x),
+        ("out", out, x),
+        *zip(GatedAttentionParams._fields, parameters, shapes, strict=True),
+    )
+    check_shapes("gated_attention", "x", x, wanted)
 
 
 def _compute_beginning(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import choose_backend
@@ -23,7 +25,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.common.shapes import axes_of, check_shapes
+from fastfold.kernels.common.shapes import Shape, axes_of, check_shapes
 from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
@@ -116,6 +118,12 @@ def _backward_fake(call: Arguments) -> list[Tensor]:
     ]
 
 
+@functools.lru_cache(maxsize=1024)
+def _check(dtype: torch.dtype, x: Shape, weight: Shape | None, bias: Shape | None) -> None:
+    channels = axes_of("layer_norm", "x", x, "c", dtype)[-1:]
+    check_shapes("layer_norm", "x", x, (("weight", weight, channels), ("bias", bias, channels)))
+
+
 _layer_norm = define_operator(
     "layer_norm",
     _forward,
@@ -153,8 +161,8 @@ def layer_norm(
         >>> torch.allclose(layer_norm(x, weight, bias), plain, atol=1e-5)
         True
     """
-    channels = axes_of("layer_norm", "x", x, "c")[-1:]
-    check_shapes("layer_norm", "x", x, (("weight", weight, channels), ("bias", bias, channels)))
+    check = _check if type(x) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
+    check(x.dtype, x.shape, getattr(weight, "shape", None), getattr(bias, "shape", None))
     chosen = choose_backend(x, backend, fits=x.shape[-1] <= MAX_ROW_LENGTH)
     return _layer_norm(x, weight, bias, eps, chosen)
 

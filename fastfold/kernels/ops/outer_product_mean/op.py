@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear
 
 from fastfold.errors import InputError
@@ -24,7 +25,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
-from fastfold.kernels.common.shapes import axes_of, check_shapes
+from fastfold.kernels.common.shapes import Shape, axes_of, check_shapes
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.chunk_choice import OuterProductSizes, buffers_of
 from fastfold.kernels.ops.outer_product_mean.eager import (
@@ -94,22 +95,17 @@ class OuterProductRows:
     ) -> None:
         parts = iter(right)
         first = next(parts)
-        *lead, rows, columns, c = axes_of("outer_product_mean", "right", first, "s, J, c")
-        sequences = right_mask.shape[-2] if right_mask.dim() > 1 else rows
-        c_z = axes_of("outer_product_mean", "bias", bias, "c_z")[-1]
-        wanted = (
-            ("right_mask", right_mask, (*lead, sequences, columns)),
-            ("weight", weight, (c_z, c * c)),
-            ("bias", bias, (c_z,)),
+        check = (
+            _check_right if type(first) is Tensor and not is_dynamo_compiling() else _check_right.__wrapped__
         )
-        check_shapes("outer_product_mean", "right", first, wanted)
-        self._right_mask, self._channels = right_mask, (c, c_z)
+        check(first.dtype, first.shape, right_mask.shape, weight.shape, bias.shape)
+        self._mask_shape, self._channels = right_mask.shape, (first.shape[-1], len(bias))
         if torch.is_grad_enabled():
             refuse_gradients(first, weight, bias)
         backend = choose_backend(first, backend, fits=bias.shape[0] <= MAX_CHANNELS)
         is_whole = first.shape[:-1] == right_mask.shape
         # Unlike a list, an iterator frees the part once it is consumed.
-        parts = _checked(itertools.chain(iter([first]), parts), right_mask, c)
+        parts = itertools.chain(iter([first]), _check_blocks(parts, first.shape, right_mask.shape))
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import chunk_choice, chunks, triton_fwd
@@ -139,29 +135,59 @@ class OuterProductRows:
         """
         if torch.is_grad_enabled():
             refuse_gradients(left, residual)
-        (*lead, sequences, columns), (c, c_z) = self._right_mask.shape, self._channels
-        rows = axes_of("outer_product_mean", "left", left, "S, I, c")[-2]
-        pairs = *lead, rows, columns, c_z
-        wanted = (
-            ("left", left, (*lead, sequences, rows, c)),
-            ("left_mask", left_mask, (*lead, sequences, rows)),
-            ("residual", residual, pairs),
-            ("out", out, pairs),
-        )
-        check_shapes("outer_product_mean", "right_mask", self._right_mask, wanted)
+        check = _check_left if type(left) is Tensor and not is_dynamo_compiling() else _check_left.__wrapped__
+        of_residual = getattr(residual, "shape", None)
+        check(self._mask_shape, self._channels, left.shape, left_mask.shape, of_residual, out.shape)
         fill = without_autocast(self._write) if autocast_is_enabled() else self._write
         fill(out, left, left_mask, residual)
         return out
 
 
-def _checked(parts: Iterator[Tensor], mask: Tensor, channels: int) -> Iterator[Tensor]:
-    """Yield blocks of sequences ``[*, s, J, c]``, which must be those of ``mask [*, S, J]``."""
-    *lead, sequences, columns = mask.shape
-    count = 0
+_NAME = "outer_product_mean"
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_right(dtype: torch.dtype, right: Shape, mask: Shape, weight: Shape, bias: Shape) -> None:
+    *lead, rows, columns, c = axes_of(_NAME, "right", right, "s, J, c", dtype)
+    sequences = mask[-2] if len(mask) > 1 else rows
+    c_z = axes_of(_NAME, "bias", bias, "c_z")[-1]
+    wanted = (
+        ("right_mask", mask, (*lead, sequences, columns)),
+        ("weight", weight, (c_z, c * c)),
+        ("bias", bias, (c_z,)),
+    )
+    check_shapes(_NAME, "right", right, wanted)
+    if rows > sequences:
+        raise _wrong_count(sequences, rows)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_left(
+    mask: Shape, channels: tuple[int, int], left: Shape, left_mask: Shape, residual: Shape | None, out: Shape
+) -> None:
+    (*lead, sequences, columns), (c, c_z) = mask, channels
+    rows = axes_of(_NAME, "left", left, "S, I, c")[-2]
+    pairs = *lead, rows, columns, c_z
+    wanted = (
+        ("left", left, (*lead, sequences, rows, c)),
+        ("left_mask", left_mask, (*lead, sequences, rows)),
+        ("residual", residual, pairs),
+        ("out", out, pairs),
+    )
+    check_shapes(_NAME, "right_mask", mask, wanted)
+
+
+def _wrong_count(sequences: int, count: int) -> InputError:
+    return InputError(f"{_NAME}: expected {sequences} sequences in right, found {count}")
+
+
+def _check_blocks(parts: Iterator[Tensor], first: Shape, mask: Shape) -> Iterator[Tensor]:
+    """Check and yield blocks ``[*, s, J, c]`` after the ``first``, whose sequences are those of a mask ``[*, S, J]``."""
+    (*lead, sequences, columns), (count, channels) = mask, (first[-3], first[-1])
     for x in parts:
-        rows = axes_of("outer_product_mean", "right", x, "s, J, c")[-3]
+        rows = axes_of(_NAME, "right", x.shape, "s, J, c")[-3]
         shape = (*lead, rows, columns, channels)
-        check_shapes("outer_product_mean", "right_mask", mask, [("right", x, shape)])
+        check_shapes(_NAME, "right_mask", mask, [("right", x.shape, shape)])
         count += rows
         if count > sequences:
             break
@@ -169,7 +195,7 @@ def _checked(parts: Iterator[Tensor], mask: Tensor, channels: int) -> Iterator[T
         del x  # before the next one is made
         yield checked.pop()
     if count != sequences:
-        raise InputError(f"outer_product_mean: expected {sequences} sequences in right, found {count}")
+        raise _wrong_count(sequences, count)
 
 
 def _join_blocks(
@@ -355,8 +381,8 @@ def outer_product_mean(
         >>> torch.allclose(found, (products @ weight.T + bias) / (1e-3 + 7), atol=1e-4)
         True
     """
-    axes_of("outer_product_mean", "left", left, "S, I, c")
-    axes_of("outer_product_mean", "right", right, "S, J, c")
+    axes_of(_NAME, "left", left.shape, "S, I, c", left.dtype)
+    axes_of(_NAME, "right", right.shape, "S, J, c", right.dtype)
     if left.dtype != right.dtype:
         raise InputError(
             f"outer_product_mean: expected one dtype, found left {left.dtype} and right {right.dtype}"

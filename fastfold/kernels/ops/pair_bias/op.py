@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import choose_backend
@@ -25,7 +27,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.common.shapes import axes_of, check_shapes
+from fastfold.kernels.common.shapes import Shape, axes_of, check_shapes
 from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import add_product, gradient_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
@@ -133,6 +135,17 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(2 * _cost(call).flops, launches=2)
 
 
+@functools.lru_cache(maxsize=1024)
+def _check(dtype: torch.dtype, z: Shape, norm_weight: Shape, norm_bias: Shape, weight: Shape) -> None:
+    channels = axes_of("pair_bias", "z", z, "A, B, c", dtype)[-1:]
+    wanted = (
+        ("norm_weight", norm_weight, channels),
+        ("norm_bias", norm_bias, channels),
+        ("weight", weight, (*weight[:1], *channels)),
+    )
+    check_shapes("pair_bias", "z", z, wanted)
+
+
 _pair_bias = define_operator(
     "pair_bias",
     _forward,
@@ -179,13 +192,8 @@ def pair_bias(
         >>> torch.allclose(bias, heads(norm(z)).permute(2, 0, 1), atol=1e-5)
         True
     """
-    channels = axes_of("pair_bias", "z", z, "A, B, c")[-1:]
-    wanted = (
-        ("norm_weight", norm_weight, channels),
-        ("norm_bias", norm_bias, channels),
-        ("weight", weight, (*weight.shape[:1], *channels)),
-    )
-    check_shapes("pair_bias", "z", z, wanted)
+    check = _check if type(z) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
+    check(z.dtype, z.shape, norm_weight.shape, norm_bias.shape, weight.shape)
     fits = weight.shape[1] <= MAX_CHANNELS and weight.shape[0] <= MAX_HEADS
     chosen = choose_backend(z, backend, fits=fits)
     parameters = [norm_weight, norm_bias, weight]

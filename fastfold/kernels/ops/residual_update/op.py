@@ -146,14 +146,14 @@ def residual_update(
         >>> torch.allclose(found, residual + dropout * gate.sigmoid() * (x + bias), atol=1e-5)
         True
     """
-    channels = axes_of("residual_update", "x", x, "c")[-1:]
+    channels = axes_of("residual_update", "x", x.shape, "c", x.dtype)[-1:]
     wanted = (
-        ("residual", residual, x.shape),
-        ("bias", bias, channels),
-        ("gate", gate, x.shape),
-        ("out", out, x.shape),
+        ("residual", None if residual is None else residual.shape, x.shape),
+        ("bias", None if bias is None else bias.shape, channels),
+        ("gate", None if gate is None else gate.shape, x.shape),
+        ("out", None if out is None else out.shape, x.shape),
     )
-    check_shapes("residual_update", "x", x, wanted)
+    check_shapes("residual_update", "x", x.shape, wanted)
     if dropout is not None:
         try:
             dropout = dropout.expand_as(x)

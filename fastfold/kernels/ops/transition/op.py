@@ -5,11 +5,14 @@ In PyTorch, the intermediate exists for one block of positions at a time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear, relu
 
 from fastfold.kernels.common.backend import choose_backend
@@ -30,7 +33,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
-from fastfold.kernels.common.shapes import axes_of, check_shapes
+from fastfold.kernels.common.shapes import Shape, axes_of, check_shapes
 from fastfold.kernels.cpu.block_threads import for_positions, sum_blocks
 from fastfold.kernels.cpu.linear import (
     PreparedLinear,
@@ -239,6 +242,17 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(products * _cost(call).flops, launches=3)
 
 
+@functools.lru_cache(maxsize=1024)
+def _check(
+    dtype: torch.dtype, x: Shape, residual: Shape | None, out: Shape | None, *parameters: Shape
+) -> None:
+    c = axes_of("transition", "x", x, "c", dtype)[-1]
+    hidden = axes_of("transition", "b1", TransitionParams(*parameters).b1, "n c")[-1]
+    shapes = (c,), (c,), (hidden, c), (hidden,), (c, hidden), (c,)
+    of_parameters = zip(TransitionParams._fields, parameters, shapes, strict=True)
+    check_shapes("transition", "x", x, (("residual", residual, x), ("out", out, x), *of_parameters))
+
+
 _transition = define_operator(
     "transition",
     _operator,
@@ -294,11 +308,9 @@ def transition(
         >>> torch.allclose(found, x + plain(x), atol=1e-5)
         True
     """
-    c = axes_of("transition", "x", x, "c")[-1]
-    hidden = axes_of("transition", "b1", parameters.b1, "n c")[-1]
-    shapes = (c,), (c,), (hidden, c), (hidden,), (c, hidden), (c,)
-    check_shapes("transition", "x", x, (("residual", residual, x.shape), ("out", out, x.shape)))
-    check_shapes("transition", "x", x, zip(parameters._fields, parameters, shapes, strict=True))
+    check = _check if type(x) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
+    of_residual, of_out = getattr(residual, "shape", None), getattr(out, "shape", None)
+    check(x.dtype, x.shape, of_residual, of_out, *map(getattr, parameters, repeat("shape")))
     backend = choose_backend(x, backend, fits=x.shape[-1] <= MAX_CHANNELS)
     if out is None:
         added, keep = None if residual is x else residual, keep and backend == "torch" and can_keep(x)

@@ -125,10 +125,12 @@ def triangle_factors(
         >>> torch.allclose(found, plain.permute(2, 0, 1), atol=1e-5)
         True
     """
-    c_z = axes_of("triangle_factors", "z", z, "R, N, c_z")[-1]
-    shapes = factor_shapes(c_z, *axes_of("triangle_factors", "proj_bias", parameters.proj_bias, "2 c")[-1:])
-    check_shapes("triangle_factors", "z", z, (("mask", mask, z.shape[:-1]),))
-    check_shapes("triangle_factors", "z", z, zip(parameters._fields, parameters, shapes, strict=True))
+    c_z = axes_of("triangle_factors", "z", z.shape, "R, N, c_z", z.dtype)[-1]
+    factors = axes_of("triangle_factors", "proj_bias", parameters.proj_bias.shape, "2 c")[-1]
+    of_parameters = zip(
+        parameters._fields, (p.shape for p in parameters), factor_shapes(c_z, factors), strict=True
+    )
+    check_shapes("triangle_factors", "z", z.shape, (("mask", mask.shape, z.shape[:-1]), *of_parameters))
     return _triangle_factors(
         z, mask, parameters, choose_backend(z, backend, fits=z.shape[-1] <= MAX_CHANNELS)
     )
@@ -258,12 +260,14 @@ def triangle_update(
         >>> torch.allclose(found, z + plain, atol=1e-5)
         True
     """
-    *lead, rows, columns, c_z = axes_of("triangle_update", "z", z, "R, N, c_z")
-    c = axes_of("triangle_update", "out_weight", parameters.out_weight, "c_z, c")[-1]
-    wanted = ("product", product, (*lead, c, rows, columns)), ("out", out, z.shape)
-    check_shapes("triangle_update", "z", z, wanted)
-    shapes = update_shapes(c_z, c)
-    check_shapes("triangle_update", "z", z, zip(parameters._fields, parameters, shapes, strict=True))
+    *lead, rows, columns, c_z = axes_of("triangle_update", "z", z.shape, "R, N, c_z", z.dtype)
+    c = axes_of("triangle_update", "out_weight", parameters.out_weight.shape, "c_z, c")[-1]
+    wanted = (
+        ("product", product.shape, (*lead, c, rows, columns)),
+        ("out", None if out is None else out.shape, z.shape),
+        *zip(parameters._fields, (p.shape for p in parameters), update_shapes(c_z, c), strict=True),
+    )
+    check_shapes("triangle_update", "z", z.shape, wanted)
     backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS)
     if out is None:
         return _triangle_update(product, z, dropout, parameters, add_z, backend)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear
 
 from fastfold.kernels.common import cuequivariance
@@ -23,7 +26,7 @@ from fastfold.kernels.common.scratch import (
     refuse_gradients,
     without_autocast,
 )
-from fastfold.kernels.common.shapes import axes_of, check_shapes
+from fastfold.kernels.common.shapes import Shape, axes_of, check_shapes
 from fastfold.kernels.cpu.linear import can_keep
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
@@ -142,6 +145,29 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(flops, 2 * workspace, workspace, 8)
 
 
+@functools.lru_cache(maxsize=1024)
+def _check(
+    dtype: torch.dtype,
+    z: Shape,
+    mask: Shape,
+    residual: Shape | None,
+    out: Shape | None,
+    *parameters: Shape,
+) -> None:
+    name = "triangle_multiplication"
+    *lead, length, _, c_z = axes_of(name, "z", z, "N, N, c_z", dtype)
+    c = axes_of(name, "out_weight", parameters[TriangleParams._fields.index("out_weight")], "c_z, c")[-1]
+    shapes = *factor_shapes(c_z, 2 * c), *update_shapes(c_z, c)[2:]
+    wanted = (
+        ("z", z, (*lead, length, length, c_z)),
+        ("mask", mask, z[:-1]),
+        ("residual", residual, z),
+        ("out", out, z),
+        *zip(TriangleParams._fields, parameters, shapes, strict=True),
+    )
+    check_shapes(name, "z", z, wanted)
+
+
 _triangle_multiplication = define_operator(
     "triangle_multiplication",
     _forward,
@@ -223,17 +249,9 @@ def triangle_multiplication(
         >>> torch.allclose(found, plain, atol=1e-5)
         True
     """
-    *lead, length, _, c_z = axes_of("triangle_multiplication", "z", z, "N, N, c_z")
-    wanted = (
-        ("z", z, (*lead, length, length, c_z)),
-        ("mask", mask, z.shape[:-1]),
-        ("residual", residual, z.shape),
-        ("out", out, z.shape),
-    )
-    check_shapes("triangle_multiplication", "z", z, wanted)
-    c = axes_of("triangle_multiplication", "out_weight", parameters.out_weight, "c_z, c")[-1]
-    shapes = *factor_shapes(c_z, 2 * c), *update_shapes(c_z, c)[2:]
-    check_shapes("triangle_multiplication", "z", z, zip(parameters._fields, parameters, shapes, strict=True))
+    check = _check if type(z) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
+    of_residual, of_out = getattr(residual, "shape", None), getattr(out, "shape", None)
+    check(z.dtype, z.shape, mask.shape, of_residual, of_out, *map(getattr, parameters, repeat("shape")))
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
     backend = choose_backend(z, backend, fits=max(parameters.out_weight.shape) <= MAX_CHANNELS, cueq=True)
