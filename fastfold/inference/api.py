@@ -440,9 +440,6 @@ def _read_alignment(msa: Any, query: str) -> Msa:
     """Read an alignment from a path, a list of rows, or an ``Msa``, or raise ConfigError or InputError."""
     if isinstance(msa, Msa):
         check_query(msa, query)
-        shape = (len(msa.sequences), len(query))
-        if np.shape(msa.deletions) != shape or np.any(np.asarray(msa.deletions) < 0):
-            raise ConfigError(f"msa: deletions must be nonnegative counts of shape {list(shape)}")
         return msa
     if isinstance(msa, (str, Path)):
         return read_msa(msa, query=query)

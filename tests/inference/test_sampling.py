@@ -366,9 +366,8 @@ class TestPredictMany:
         assert np.array_equal(aligned, positions(model, msa=letters))
         assert not np.array_equal(aligned, plain)
 
-    def test_negative_deletions_are_refused(self, model: fastfold.AlphaFold):
+    def test_an_alignment_without_rows_is_refused(self, model: fastfold.AlphaFold):
         from fastfold.data import Msa
 
-        msa = Msa((SEQUENCE,), np.full((1, 10), -1, np.int32), ("query",))
-        with pytest.raises(ConfigError, match="deletions must be nonnegative counts of shape"):
-            fastfold.predict(SEQUENCE, model, msa=msa)
+        with pytest.raises(InputError, match="an alignment without rows"):
+            fastfold.predict(SEQUENCE, model, msa=Msa((), np.zeros((0, 10), np.int32), ()))

@@ -112,9 +112,7 @@ def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
         InputError: An alignment is empty, has another width than the chain, or begins with another sequence.
     """
     for msa in msas:
-        if not msa.sequences:
-            raise InputError("an alignment without rows; leave it out to fold from the sequence alone")
-        if not msa.as_is:
+        if not (msa.as_is and msa.sequences):
             check_query(msa, query)
         elif msa.deletions.shape[1] != len(query):
             raise InputError(

@@ -42,6 +42,9 @@ _ANNOTATIONS = frozenset(("ss_pred", "ss_conf", "ss_dssp", "sa_dssp", "sa_pred",
 class Msa:
     r"""Alignment whose columns are the residues of its first row, the query.
 
+    Raises:
+        InputError: Deletions, descriptions or keys are not those of the rows.
+
     Example:
         >>> from fastfold.data.msa.msa import parse_a3m
         >>> msa = parse_a3m(">query\nMTYK\n>homolog\nMSaYK\n")
@@ -61,6 +64,21 @@ class Msa:
     #: Per row, the text that it shares with rows of other chains to pair with, empty for none; empty if no row has one
     #: (:func:`fastfold.data.msa.keyed.pair_by_keys`)
     keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rows, given = len(self.sequences), np.asarray(self.deletions)
+        shape = (rows, len(self.sequences[0])) if rows else (0, *given.shape[1:])
+        with np.errstate(invalid="ignore"):  # NaN is refused below
+            counts = given.astype(np.int32, copy=False) if given.shape == shape else given
+        differs = counts is not given and (counts != given).any()
+        if given.shape != shape or differs or counts.min(initial=0) < 0:
+            raise InputError(f"deletions must be nonnegative counts of shape {list(shape)}")
+        if len(self.descriptions) != rows or len(self.keys) not in (0, rows):
+            raise InputError(
+                f"an alignment of {rows} rows has {len(self.descriptions)} descriptions and {len(self.keys)} keys; "
+                "give one description for each row, and one key or none"
+            )
+        object.__setattr__(self, "deletions", counts)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Msa:
         """Return some rows, by number from 0, in the given order."""
@@ -252,8 +270,10 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
     """Check that an alignment belongs to a sequence; letters that were read as X equal X.
 
     Raises:
-        InputError: The first row differs; names the first different position.
+        InputError: There is no row, or the first one differs; names the first different position.
     """
+    if not msa.sequences:
+        raise InputError("an alignment without rows; leave it out to fold from the sequence alone", path=path)
     first_row, expected = mask_unknown(msa.sequences[0]), mask_unknown(query)
     if first_row == expected:
         return

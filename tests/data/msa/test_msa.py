@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +150,40 @@ def test_alignment_of_another_sequence_is_refused(row: str, query: str, message:
 def test_letters_folded_as_x_agree_with_x(row: str, query: str) -> None:
     """A target whose selenocysteine became X fits the alignment made before."""
     check_query(make(row), query)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"deletions": -np.ones((2, 3), np.int32)},
+        {"deletions": np.full((2, 3), np.nan)},
+        {"deletions": np.full((2, 3), 0.5)},
+        {"deletions": np.full((2, 3), 2**40)},
+        {"deletions": np.zeros((3, 3), np.int32)},
+        {"deletions": np.zeros((2, 2), np.int32)},
+        {"deletions": None},
+        {"descriptions": ("query",)},
+        {"keys": ("one",)},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_alignments_made_in_python_are_checked(fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(fields))):
+        Msa(
+            **{
+                "sequences": ("MKT", "M-T"),
+                "deletions": np.zeros((2, 3)),
+                "descriptions": ("q", "r"),
+                **fields,
+            }
+        )
+
+
+def test_deletions_may_be_any_whole_numbers() -> None:
+    for deletions in (np.array([[0.0, 2.0]]), np.array([[0, 2]], np.uint8), [[0, 2]]):
+        msa = Msa(("MK",), deletions, ("query",))  # type: ignore[arg-type]
+        assert msa.deletions.dtype == np.int32
+        assert msa.deletions.tolist() == [[0, 2]]
 
 
 @st.composite
