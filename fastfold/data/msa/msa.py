@@ -66,12 +66,12 @@ class Msa:
     keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        rows, given = len(self.sequences), np.asarray(self.deletions)
-        shape = (rows, len(self.sequences[0])) if rows else (0, *given.shape[1:])
+        rows, deletions = len(self.sequences), np.asarray(self.deletions)
+        shape = (rows, len(self.sequences[0])) if rows else (0, *deletions.shape[1:])
         with np.errstate(invalid="ignore"):  # NaN is refused below
-            counts = given.astype(np.int32, copy=False) if given.shape == shape else given
-        differs = counts is not given and (counts != given).any()
-        if given.shape != shape or differs or counts.min(initial=0) < 0:
+            counts = deletions.astype(np.int32, copy=False) if deletions.shape == shape else deletions
+        differs = counts is not deletions and (counts != deletions).any()
+        if deletions.shape != shape or differs or counts.min(initial=0) < 0:
             raise InputError(f"deletions must be nonnegative counts of shape {list(shape)}")
         if len(self.descriptions) != rows or len(self.keys) not in (0, rows):
             raise InputError(
@@ -270,7 +270,7 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
     """Check that an alignment belongs to a sequence; letters that were read as X equal X.
 
     Raises:
-        InputError: There is no row, or the first one differs; names the first different position.
+        InputError: A first row is missing, or differs; names the first different position.
     """
     if not msa.sequences:
         raise InputError("an alignment without rows; leave it out to fold from the sequence alone", path=path)
