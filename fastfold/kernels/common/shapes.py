@@ -36,8 +36,8 @@ def check_shapes(
     Raises:
         InputError: A shape differs from the one that comes after it.
     """
-    for other, found, wanted in others:
-        if found is not None and found != wanted:
+    for other, own, wanted in others:
+        if own is not None and own != wanted:
             raise InputError(
-                f"{operator}: expected {other} {list(wanted)} for {name} {list(shape)}, found {list(found)}"
+                f"{operator}: expected {other} {list(wanted)} for {name} {list(shape)}, found {list(own)}"
             )

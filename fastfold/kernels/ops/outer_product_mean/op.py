@@ -182,7 +182,7 @@ def _wrong_count(sequences: int, count: int) -> InputError:
 
 
 def _check_blocks(parts: Iterator[Tensor], first: Shape, mask: Shape) -> Iterator[Tensor]:
-    """Check and yield blocks ``[*, s, J, c]`` after the ``first``, whose sequences are those of a mask ``[*, S, J]``."""
+    """Check and yield blocks ``[*, s, J, c]`` after the ``first``, with sequences of a mask ``[*, S, J]``."""
     (*lead, sequences, columns), (count, channels) = mask, (first[-3], first[-1])
     for x in parts:
         rows = axes_of(_NAME, "right", x.shape, "s, J, c")[-3]
