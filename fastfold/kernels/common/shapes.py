@@ -1,7 +1,7 @@
 """Checks of an operator's shapes, because kernels read and write memory outside of tensors that do not match.
 
 Operators of a fold have few shapes and many calls, so they check equal shapes once, by ``functools.lru_cache``. Where
-shapes may be symbols, which have no hash, they call the function behind it.
+shapes may be symbols, which cannot be hashed, they call the function behind it.
 """
 
 from __future__ import annotations
