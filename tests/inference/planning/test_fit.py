@@ -185,7 +185,7 @@ def test_a_step_takes_what_was_predicted_of_it(name: str) -> None:
 
     Attention has other blocks on a GPU than here; ``test_simulate`` takes a GPU's way.
     """
-    if name == "triangle multiplication" and not multiplies_bfloat16():
+    if not multiplies_bfloat16():
         pytest.skip(
             "this processor has no units for bfloat16: it multiplies float32 copies, which a GPU does not make"
         )

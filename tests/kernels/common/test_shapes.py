@@ -14,6 +14,7 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.errors import InputError
 from fastfold.kernels import reference
+from fastfold.kernels.common.shapes import axes_of, check_shapes
 from tests.helpers.forced_blocks import WHOLE, force_blocks
 from tests.helpers.kernel_checks import BACKENDS, check_against_definition
 from tests.kernels.test_operators import NAMES, Case, case_of
@@ -105,6 +106,15 @@ def test_outer_products_take_each_sequence_of_the_mask() -> None:
     for blocks in ([right[:2]], [right[:2], right[:2]], [right, right], [right[:2], right[2:, :-1]]):
         with pytest.raises(InputError, match="outer_product_mean: expected"):
             kernels.OuterProductRows(blocks, mask, *fixed)
+
+
+def test_a_wrong_shape_is_named_with_the_expected_one() -> None:
+    check_shapes("op", "x", (3, 4), [("z", None, (9,)), ("y", (4,), (4,))])
+    with pytest.raises(InputError, match=r"op: expected y \[4\] for x \[3, 4\], found \[5\]"):
+        check_shapes("op", "x", (3, 4), [("y", (5,), (4,))])
+    assert axes_of("op", "x", (2, 3, 4), "A, c") == (2, 3, 4)
+    with pytest.raises(InputError, match=r"op: expected x \[\*, A, c\], found \[3\]"):
+        axes_of("op", "x", (3,), "A, c")
 
 
 def test_other_dtypes_are_refused() -> None:
