@@ -247,7 +247,7 @@ def _check(
     dtype: torch.dtype, x: Shape, residual: Shape | None, out: Shape | None, *parameters: Shape
 ) -> None:
     c = axes_of("transition", "x", x, "c", dtype)[-1]
-    hidden = axes_of("transition", "b1", TransitionParams(*parameters).b1, "n c")[-1]
+    hidden = axes_of("transition", "b1", parameters[TransitionParams._fields.index("b1")], "n c")[-1]
     shapes = (c,), (c,), (hidden, c), (hidden,), (c, hidden), (c,)
     of_parameters = zip(TransitionParams._fields, parameters, shapes, strict=True)
     check_shapes("transition", "x", x, (("residual", residual, x), ("out", out, x), *of_parameters))
