@@ -274,10 +274,10 @@ def gated_attention(
     check(
         (heads, x.dtype),
         x.shape,
-        getattr(bias, "shape", None),
-        getattr(mask, "shape", None),
-        getattr(residual, "shape", None),
-        getattr(out, "shape", None),
+        None if bias is None else bias.shape,
+        None if mask is None else mask.shape,
+        None if residual is None else residual.shape,
+        None if out is None else out.shape,
         *map(getattr, parameters, repeat("shape"), repeat(None)),
     )
     if out is not None and torch.is_grad_enabled():

@@ -162,7 +162,7 @@ def layer_norm(
         True
     """
     check = _check if type(x) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
-    check(x.dtype, x.shape, getattr(weight, "shape", None), getattr(bias, "shape", None))
+    check(x.dtype, x.shape, None if weight is None else weight.shape, None if bias is None else bias.shape)
     chosen = choose_backend(x, backend, fits=x.shape[-1] <= MAX_ROW_LENGTH)
     return _layer_norm(x, weight, bias, eps, chosen)
 

@@ -136,7 +136,7 @@ class OuterProductRows:
         if torch.is_grad_enabled():
             refuse_gradients(left, residual)
         check = _check_left if type(left) is Tensor and not is_dynamo_compiling() else _check_left.__wrapped__
-        of_residual = getattr(residual, "shape", None)
+        of_residual = None if residual is None else residual.shape
         check(self._mask_shape, self._channels, left.shape, left_mask.shape, of_residual, out.shape)
         fill = without_autocast(self._write) if autocast_is_enabled() else self._write
         fill(out, left, left_mask, residual)

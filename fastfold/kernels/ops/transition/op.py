@@ -309,7 +309,8 @@ def transition(
         True
     """
     check = _check if type(x) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
-    of_residual, of_out = getattr(residual, "shape", None), getattr(out, "shape", None)
+    of_residual = None if residual is None else residual.shape
+    of_out = None if out is None else out.shape
     check(x.dtype, x.shape, of_residual, of_out, *map(getattr, parameters, repeat("shape")))
     backend = choose_backend(x, backend, fits=x.shape[-1] <= MAX_CHANNELS)
     if out is None:

@@ -250,7 +250,8 @@ def triangle_multiplication(
         True
     """
     check = _check if type(z) is Tensor and not is_dynamo_compiling() else _check.__wrapped__
-    of_residual, of_out = getattr(residual, "shape", None), getattr(out, "shape", None)
+    of_residual = None if residual is None else residual.shape
+    of_out = None if out is None else out.shape
     check(z.dtype, z.shape, mask.shape, of_residual, of_out, *map(getattr, parameters, repeat("shape")))
     if out is not None and torch.is_grad_enabled():
         refuse_gradients(z, residual, *parameters)
