@@ -105,7 +105,10 @@ def fold_all(job: InferJob, device: torch.device, distributed: DistributedFolder
                 finder=job.finder,
             )
             with open_background(config, device, len(targets)) as runner.background:
-                summary = fold_targets(runner, targets, costs, errors=job.errors)
+                try:
+                    summary = fold_targets(runner, targets, costs, errors=job.errors)
+                finally:
+                    runner.kept.send_home()
     return concluded(summary, job, progress)
 
 

@@ -22,6 +22,7 @@ from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.embedding.compute import write_bioemu
 from fastfold.inference.folding.background import Background, BackgroundWork
 from fastfold.inference.folding.batch import Answer, BatchFolder, Request
+from fastfold.inference.folding.kept_networks import KeptNetworks
 from fastfold.inference.folding.prediction_jobs import PredictionJob, prediction_jobs
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.folding.schedule import Awaited, Schedule, Start
@@ -98,6 +99,7 @@ class TargetRunner:
     background: Background | None = None  #: Process that draws and relaxes; None to do so between folds
     #: True to leave plots, relaxation, and files made from them to :meth:`finish` in another process
     leaves_rest: bool = False
+    kept: KeptNetworks = field(default_factory=KeptNetworks)  #: Networks that stay on the device
     _checked: bool = field(default=False, init=False)
     _graph: KeptGraph = field(init=False)
     _batches: BatchFolder = field(init=False)
@@ -300,6 +302,7 @@ class TargetRunner:
             say=partial(self.progress.line, important=True),
             distributed=self.distributed,
             graph=self._graph,
+            kept=self.kept if self.distributed is None else None,
         )
         return _Prepared(predictor, find_coverage(alignments, target), label)
 

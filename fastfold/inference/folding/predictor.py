@@ -21,6 +21,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.embedding.compute import Embedding, compute_embedding
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding.compare import compare_with_given
+from fastfold.inference.folding.kept_networks import KeptNetworks
 from fastfold.inference.folding.network import OnCycle, Represent, RunNetwork, represent, run_network
 from fastfold.inference.folding.prediction import (
     TargetFold,
@@ -34,6 +35,7 @@ from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs, uses_cuda_graphs
 from fastfold.inference.planning.fit import Fit, FoldMemory, fit_target
+from fastfold.inference.planning.planner import parameter_bytes
 from fastfold.inference.sampling.samples import Sample
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.utils.device import own_settings
@@ -50,9 +52,10 @@ class TargetPredictor:
 
     The constructor plans the fold by each network, so a target that does not fit is refused before any work, as are
     settings that contradict a network or the device. :meth:`predict` uses smaller blocks if memory runs out anyway,
-    which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds; a single
-    network with CUDA graphs stays there, because the graph refers to its parameters. ``templates`` are for the networks
-    that use them, ``distributed`` runs the networks on several processes, and ``graph`` is that of earlier targets.
+    which ``say`` tells. Each network, in the precision to fold in, is moved to the device while it folds. With
+    ``kept``, which earlier targets share, all networks stay there if they and a fold take at most half of the memory.
+    ``templates`` are for the networks that use them, ``distributed`` runs the networks on several processes, and
+    ``graph`` is that of earlier targets.
     """
 
     def __init__(
@@ -67,12 +70,13 @@ class TargetPredictor:
         say: Callable[[str], None],
         distributed: DistributedFolder | None = None,
         graph: KeptGraph | None = None,
+        kept: KeptNetworks | None = None,
     ) -> None:
         check_cuda_graphs(bool(config.cuda_graphs), device)
         graph = graph or KeptGraph(is_required=bool(config.cuda_graphs))
         graph.keep_for(target.num_residues)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
-        self.device, self.say, self._distributed = device, say, distributed
+        self.device, self.say, self._distributed, self._kept = device, say, distributed, kept
         self._run: RunNetwork = run_network
         self._represent: Represent = represent
         if distributed is not None:
@@ -96,7 +100,7 @@ class TargetPredictor:
             is_graphed = False
             self._fits = self._fit_all(models, is_graphed)
         self._graph = graph if is_graphed else None
-        self._stays = is_graphed and len(models) == 1
+        self._all_stay = kept is not None and self._make_room(models, kept)
         self._gradients: dict[int, GradientPlan | None] = {}
         if self._restraints or self._of_templates:
             from fastfold.inference.restraints.fit import plan_restraints
@@ -128,6 +132,13 @@ class TargetPredictor:
         available = partial(FoldMemory.here, self.device) if distributed is None else distributed.memory
         # A replayed graph cannot offload to the host.
         memory = available(host_memory=0 if is_graphed else config.host_bytes, offload_dir=config.offload_dir)
+
+        def memory_for(model: AlphaFold) -> FoldMemory:
+            if self._kept is None or self.device.type != "cuda":
+                return memory
+            # The other networks leave the device if their memory is needed.
+            return replace(memory, free=memory.free + self._kept.bytes_besides(model))
+
         return {
             id(model): fit_target(
                 *(model, self.device, residues, config.budget),
@@ -135,13 +146,24 @@ class TargetPredictor:
                 name=self.target.name,
                 rows=sum(len(msa.sequences) for chain in self.alignments for group in chain for msa in group),
                 templates=self._shown,
-                memory=memory,
+                memory=memory_for(model),
                 offload_dir=config.offload_dir,
                 ranks=1 if distributed is None else distributed.ranks,
                 cuda_graph=is_graphed,
             )
             for model in models
         }
+
+    def _make_room(self, models: Sequence[AlphaFold], kept: KeptNetworks) -> bool:
+        """Return True if all networks can stay on the device, and leave their memory out of the others' budgets."""
+        sizes = {id(model): parameter_bytes(model) for model in models}
+        total = kept.bytes_besides(*models) + sum(sizes.values())
+        if any(2 * (fit.plan.peak + total - sizes[key]) > fit.budget for key, fit in self._fits.items()):
+            return False
+        self._fits = {
+            key: replace(fit, budget=fit.budget - total + sizes[key]) for key, fit in self._fits.items()
+        }
+        return True
 
     def _shows(self, model: AlphaFold) -> bool:
         are_whole = self.templates is not None and self.templates.is_in_one_frame
@@ -233,15 +255,17 @@ class TargetPredictor:
 
     @contextmanager
     def moved(self, model: AlphaFold) -> Iterator[None]:
-        """Move a network to the device of the fold, and back afterwards unless it stays."""
-        home = next(model.parameters()).device
+        """Move a network to the device of the fold; without kept networks, it moves back afterwards."""
+        kept = self._kept or KeptNetworks()
         with own_settings(self.device):
+            if not self._all_stay:
+                kept.send_home(but=model)
+            kept.bring(model, self.device)
             try:
-                model.to(self.device)
                 yield
             finally:
-                if not self._stays:
-                    model.to(home)
+                if self._kept is None:
+                    kept.send_home()
 
     def _fold(
         self, model: AlphaFold, one: TargetFold, run: RunNetwork, state: RecycleState | None = None

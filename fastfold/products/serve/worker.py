@@ -18,6 +18,7 @@ from fastfold.data.templates.source import open_templates
 from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding.batch import group_by_length
+from fastfold.inference.folding.kept_networks import KeptNetworks
 from fastfold.inference.folding.target_lines import conclusion
 from fastfold.inference.models import Network, limit_networks, target_cost
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -44,7 +45,9 @@ class GroupWorker:
     """
 
     base: FoldWorker
-    _opened: tuple[list[Network], torch.device] | None = field(default=None, init=False, repr=False)
+    _opened: tuple[list[Network], torch.device, KeptNetworks] | None = field(
+        default=None, init=False, repr=False
+    )
 
     def __call__(self, number: int, task: Task) -> JobResult:
         """Fold a group, with short jobs of similar length in shared passes; an empty one only loads the networks.
@@ -58,7 +61,7 @@ class GroupWorker:
                 networks, device = self.base.open_networks()
                 for network in networks:
                     network.load(self.base.config.precision)
-                self._opened = networks, device
+                self._opened = networks, device, KeptNetworks()
             with contextlib.ExitStack() as locks:
                 # The worker of a killed server may end a moment later than its server.
                 for folder in group:
@@ -100,7 +103,7 @@ class GroupWorker:
         self, job: _ParsedJob, memory: int | None, stack: contextlib.ExitStack
     ) -> tuple[TargetRunner, TargetWork]:
         assert self._opened is not None
-        networks, device = self._opened
+        networks, device, kept = self._opened
         config = job.request.config(self.base.config)
         if memory is not None:
             config = replace(config, memory_budget=memory)
@@ -113,7 +116,7 @@ class GroupWorker:
         log = stack.enter_context((job.path / PROGRESS).open("a", encoding="utf-8", buffering=1))
         progress = stack.enter_context(Progress(cost, log))
         open_log(progress.log, results.path, f"1 target on {device}")
-        runner = TargetRunner(networks, results, device, config, options, progress, finder=finder)
+        runner = TargetRunner(networks, results, device, config, options, progress, finder=finder, kept=kept)
         return runner, TargetWork(job.target, f"1/1 {job.target.name}", cost)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from torch.utils._pytree import tree_iter
 from fastfold.evoformer.compat import xla_rounding
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.inference.folding.network import NetworkPasses, prepared_network, run_network
-from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.planning.memory_model import MAX_BLOCK, MAX_BLOCK_CUDA
 from fastfold.inference.planning.planner import Planner
 from fastfold.protein import rigid
@@ -55,21 +52,3 @@ def test_a_run_needs_no_float64_of_its_device(name: str, monkeypatch: pytest.Mon
         run_network(
             model, lambda cycle, member: dict(features), NetworkPasses(1, is_complex=model.multimer), None
         )
-
-
-@pytest.mark.parametrize("stays", [False, True])
-def test_a_network_goes_home_after_its_fold_unless_it_stays(stays: bool) -> None:
-    """Also after an error. A device without contents stands for its home."""
-    predictor: Any = SimpleNamespace(device=torch.device("cpu"), _stays=stays)
-    places: list[str] = []
-
-    class Network(torch.nn.Linear):
-        def to(self, place: Any) -> Any:
-            places.append(str(place))
-            return self
-
-    model: Any = Network(1, 1, device="meta")
-    with suppress(RuntimeError), TargetPredictor.moved(predictor, model):
-        assert places == ["cpu"]
-        raise RuntimeError("in the fold")
-    assert places == ["cpu"] + ["meta"] * (not stays)
