@@ -6,6 +6,7 @@ All functions are pure; only :func:`corrupt_msa` is random, with the generator p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ NUM_MSA_CLASSES = 23
 _MASK_CLASS = 22
 _NO_CENTER, _NO_ROW = 254, 255
 _ROUNDING = 1e-6  #: Excess of a sum of probabilities over one that is rounding, as of 0.7 + 0.2 + 0.1
-_ROW_BLOCK = 256  # with 512 cluster centres, 128 KB of counts, which fit into a core's cache
+_ROW_BLOCK = 256
+_ROWS_AT_ONCE = 8192  # compared by one operator, which takes long rows of bytes in the least time
+_COUNTS = 2**19  # bytes that fit into a core's cache
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def row_blocks(rows: int, size: int = _ROW_BLOCK) -> Iterator[slice]:
 def agreement(
     centers: np.ndarray, center_mask: np.ndarray, rows: np.ndarray, row_mask: np.ndarray
 ) -> np.ndarray:
-    """Count the columns in which rows and cluster centres have the same residue, ``[E, C]`` int32.
+    """Count the columns in which rows and cluster centres have the same residue, ``[E, C]`` unsigned integers.
 
     Centres ``[C, N]`` and rows ``[E, N]`` are residue types 0-22, their masks 0 or 1. Gaps and masked positions never
     agree (supplement, section 1.2.7).
@@ -104,20 +107,23 @@ def agreement(
     # codes on both sides.
     center_codes = _columns(np.where((center_mask > 0) & (centers < rc.gap_index), centers, _NO_CENTER))
     row_codes = _columns(np.where((row_mask > 0) & (rows < rc.gap_index), rows, _NO_ROW))
-    result = np.zeros((len(rows), len(centers)), np.int32)
-    for block in row_blocks(len(rows)):
-        target = result[block]
-        equal = np.empty(target.shape, np.bool_)
-        count = np.empty(target.shape, np.uint8)
+    result = np.empty((len(centers), len(rows)), np.min_scalar_type(rows.shape[1]))
+    number = _COUNTS // max(1, min(len(rows), _ROWS_AT_ONCE))
+    for near, block in itertools.product(
+        row_blocks(len(centers), number), row_blocks(len(rows), _ROWS_AT_ONCE)
+    ):
+        total = result[near, block]
+        total[...] = 0
+        equal = np.empty(total.shape, np.bool_)
+        count = np.empty(total.shape, np.uint8)
         for start in range(0, rows.shape[1], 255):  # a byte counts at most 255 columns
+            columns = slice(start, start + 255)
             count[...] = 0
-            for row, center in zip(
-                row_codes[start : start + 255, block], center_codes[start : start + 255], strict=True
-            ):
-                np.equal(row[:, None], center, out=equal)
+            for center, row in zip(center_codes[columns, near], row_codes[columns, block], strict=True):
+                np.equal(center[:, None], row, out=equal)
                 np.add(count, equal.view(np.uint8), out=count)
-            target += count
-    return result
+            total += count
+    return np.ascontiguousarray(result.T)
 
 
 def _columns(codes: np.ndarray) -> np.ndarray:
