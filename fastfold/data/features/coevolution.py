@@ -7,8 +7,9 @@ columns. Its Frobenius norm in the zero-sum gauge, corrected for the average pro
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +24,10 @@ SINGLE_CHANNELS, PAIR_CHANNELS = 25, 4
 """Channels of the features ``coevolution_single`` and ``coevolution_pair``."""
 
 MAX_RESIDUES = 1024
-"""Largest number of residues for couplings, because the covariance matrix has 20 rows per residue."""
+"""Largest number of residues for couplings, which take 1 GB with the most rows."""
 MAX_ROWS = 4096  #: Number of analysed alignment rows, from the first
+
+_SITES = 64  # columns whose couplings with all others exist at a time
 
 _GAP, _STATES, _FREE = 20, 21, 20  # X counts as a gap; the gap's frequency follows from the others
 _MIN_SEPARATION = 6  # closer pairs are excluded from the statistics
@@ -59,27 +62,39 @@ def analyze(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -
     of the columns are left out, except the query. Rows that agree in a share of all columns larger than ``identity``
     share their weight. Without ``couplings``, most of the time is saved.
     """
-    rows = np.minimum(np.asarray(msa[:MAX_ROWS], np.int64), _GAP)
+    rows = np.minimum(msa[:MAX_ROWS], _GAP).astype(np.uint8)
     covered = (rows == _GAP).mean(axis=1) < 0.5
     covered[0] = True
     rows = rows[covered]
     count, length = rows.shape
-    one_hot = torch.nn.functional.one_hot(torch.from_numpy(rows), _STATES).float()
-    flat = one_hot.reshape(count, -1)
-    weights = 1.0 / ((flat @ flat.T) > identity * length).sum(dim=1).float()
+    weights = torch.from_numpy(np.float32(1.0) / _similar_rows(rows, identity).astype(np.float32))
     effective = float(weights.sum())
+    one_hot = torch.from_numpy(transforms.one_hot(rows, _FREE))  # a gap is zeros
+    of_residues = (weights @ one_hot.view(count, -1)).view(length, _FREE)
+    of_gaps = weights @ torch.from_numpy(rows == _GAP).float()
     # An additional half weight of the query keeps the profile of a shallow alignment near it.
-    profile = (weights @ flat).reshape(length, _STATES)
-    profile = (profile + 0.5 * one_hot[0]) / (effective + 0.5)
+    query = torch.from_numpy(transforms.one_hot(rows[0], _STATES))
+    profile = (torch.cat([of_residues, of_gaps[:, None]], 1) + 0.5 * query) / (effective + 0.5)
     residues = profile[:, :_FREE] / profile[:, :_FREE].sum(dim=1, keepdim=True).clamp(min=1e-6)
     conservation = np.log(_FREE) + (residues * (residues + 1e-9).log()).sum(dim=1)
     scores = None
     if couplings and count > 1:
         if length <= MAX_RESIDUES:
-            scores = coupling_scores(one_hot[..., :_FREE], weights)
+            scores = coupling_scores(one_hot, weights)
         else:
             _log.warning("a chain of %d residues gets no couplings (at most %d)", length, MAX_RESIDUES)
     return Coevolution(scores, profile.numpy(), conservation.numpy(), float(np.log(effective)))
+
+
+def _similar_rows(rows: np.ndarray, identity: float) -> np.ndarray:
+    """Count for each row of ``[S, N]`` bytes the rows that agree with it in a larger share of columns, ``[S]``."""
+    limit = np.float32(identity * rows.shape[1])
+    numbers = np.zeros(len(rows), np.int64)
+    for block in transforms.row_blocks(len(rows), 512):
+        similar = transforms.equal_columns(rows[block], rows[block.start :]) > limit
+        numbers[block] += similar.sum(axis=1)
+        numbers[block.stop :] += similar[:, 512:].sum(axis=0)
+    return numbers
 
 
 def coupling_scores(
@@ -94,32 +109,86 @@ def coupling_scores(
     Returns:
         ``[N, N]`` float32, symmetric, zero on the diagonal.
     """
-    count, length, _ = one_hot.shape
-    flat = one_hot.reshape(count, -1)
-    share = weights / weights.sum()
-    single = (1 - pseudocount) * (share @ flat) + pseudocount / _STATES
-    joint = (1 - pseudocount) * (flat * share[:, None]).T @ flat
-    joint += pseudocount / _STATES**2
-    blocks = joint.view(length, _FREE, length, _FREE)
-    index = torch.arange(length)
-    blocks[index, :, index, :] = torch.diag_embed(single.view(length, _FREE))
-    joint -= single[:, None] * single[None, :]
-    factor = torch.linalg.cholesky(joint)
-    couplings = -torch.cholesky_inverse(factor).view(length, _FREE, length, _FREE).permute(0, 2, 1, 3)
-    if zero_sum:
-        # The gap has zero couplings. It is excluded from the norm, because gaps occur in runs.
-        rows, columns = couplings.sum(3, keepdim=True) / _STATES, couplings.sum(2, keepdim=True) / _STATES
-        mean = couplings.sum((2, 3), keepdim=True) / _STATES**2
-        norm = (couplings - rows - columns + mean).square().sum((2, 3))
-    else:
-        norm = couplings.square().sum((2, 3))
-    norm = norm.sqrt().fill_diagonal_(0)
-    norm = (norm + norm.T) / 2  # bitwise symmetric, so that ranks are symmetric
+    length = one_hot.shape[1]
+    deviations = _deviations(one_hot, weights / weights.sum(), pseudocount)
+    is_deep = len(deviations) >= length * _FREE
+    couplings = (_by_columns if is_deep else _by_rows)(deviations, pseudocount, zero_sum)
+    norm = torch.zeros(length, length)
+    for start in range(0, length, _SITES):  # the upper triangle
+        stop = min(length, start + _SITES)
+        block = couplings(slice(start * _FREE, stop * _FREE)).view(stop - start, _FREE, -1, _FREE)
+        norm[start:stop, start:] = block.square().sum((1, 3)).sqrt()
+    norm = norm.triu(1)
+    norm = norm + norm.T  # bitwise symmetric, so that ranks are symmetric
     if length > 1:
         mean_of_column = norm.sum(0) / (length - 1)
         mean_of_all = norm.sum() / (length * (length - 1))
         norm = norm - mean_of_column[:, None] * mean_of_column[None, :] / mean_of_all.clamp(min=1e-12)
     return norm.fill_diagonal_(0).numpy()
+
+
+# The covariance is A + VᵀV. A has the same block p/21 (I - 11ᵀ/21) for each column, with the share p of pseudocounts,
+# and the inverse of a block is 21/p (I + 11ᵀ). Couplings are the blocks of the negative inverse covariance outside of
+# the diagonal. The gauge multiplies a block by I - 11ᵀ/21 on both sides. The gap has zero couplings, and is excluded
+# from norms, because gaps occur in runs.
+
+
+def _deviations(one_hot: torch.Tensor, share: torch.Tensor, pseudocount: float) -> torch.Tensor:
+    """Return V ``[S + 1, N, 20]``: the rows' deviations from the mean, and the mean's from equal frequencies."""
+    count, *columns = one_hot.shape
+    mean = (share @ one_hot.flatten(1)).view(columns)
+    deviations = torch.empty(count + 1, *columns)
+    torch.sub(one_hot, mean, out=deviations[:-1])
+    deviations[:-1].mul_(((1 - pseudocount) * share).sqrt()[:, None, None])
+    deviations[-1] = (mean - 1 / _STATES) * (pseudocount * (1 - pseudocount)) ** 0.5
+    return deviations
+
+
+def _gram(x: torch.Tensor) -> torch.Tensor:
+    """Return the symmetric product ``x xᵀ`` of a matrix, from one triangle."""
+    product = torch.empty(len(x), len(x))
+    for block in transforms.row_blocks(len(x), 512):
+        torch.mm(x[block], x[: block.stop].T, out=product[block, : block.stop])
+        product[: block.start, block] = product[block, : block.start].T
+    return product
+
+
+Couplings = Callable[[slice], torch.Tensor]
+"""Function from rows of the inverse covariance to these rows, from their first column on; signs may differ."""
+
+
+def _by_rows(deviations: torch.Tensor, pseudocount: float, zero_sum: bool) -> Couplings:
+    """Solve a system of the size of the alignment's rows (matrix inversion lemma).
+
+    ``(A + VᵀV)⁻¹ = A⁻¹ - YᵀY`` with ``Y = L⁻¹ V A⁻¹`` and ``L Lᵀ = I + V A⁻¹ Vᵀ``.
+    """
+    scale, sums = _STATES / pseudocount, deviations.sum(2)
+    flat = deviations.flatten(1)
+    gram = scale * (_gram(flat) + _gram(sums))
+    gram.diagonal().add_(1)
+    if not zero_sum:  # the gauge leaves 21/p I of a block's inverse
+        flat = (deviations + sums[..., None]).flatten(1)
+    solved = torch.linalg.solve_triangular(torch.linalg.cholesky(gram), flat, upper=False).mul_(scale)
+    return lambda rows: solved[:, rows].T @ solved[:, rows.start :]
+
+
+def _by_columns(deviations: torch.Tensor, pseudocount: float, zero_sum: bool) -> Couplings:
+    """Invert the covariance itself, which takes less time for deep alignments of short chains."""
+    _, length, states = deviations.shape
+    covariance = _gram(deviations.flatten(1).T)
+    every = torch.arange(length)
+    own = pseudocount / _STATES * (torch.eye(states) - 1 / _STATES)
+    covariance.view(length, states, length, states)[every, :, every, :] += own
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+
+    def couplings(rows: slice) -> torch.Tensor:
+        block = inverse[rows, rows.start :].view(-1, states, length - rows.start // states, states)
+        if zero_sum:
+            block = block - block.sum(3, keepdim=True) / _STATES
+            block = block - block.sum(1, keepdim=True) / _STATES
+        return block.flatten(2).flatten(0, 1)
+
+    return couplings
 
 
 def features(coevolution: Coevolution | None, length: int) -> dict[str, np.ndarray]:
@@ -166,7 +235,16 @@ def of_alignment(raw_msa: np.ndarray) -> dict[str, np.ndarray]:
     The ids are those of :mod:`fastfold.data.features.raw`. A single row, the query, is not an alignment.
     """
     length = raw_msa.shape[1]
-    return features(analyze(transforms.to_restype_order(raw_msa)) if len(raw_msa) > 1 else None, length)
+    if len(raw_msa) < 2:
+        return features(None, length)
+    # Seeds, networks and copies of a chain share an alignment.
+    rows = transforms.to_restype_order(raw_msa[:MAX_ROWS])
+    return {name: x.copy() for name, x in _of_rows(rows.tobytes(), length).items()}
+
+
+@functools.lru_cache(maxsize=4)
+def _of_rows(rows: bytes, length: int) -> dict[str, np.ndarray]:
+    return features(analyze(np.frombuffer(rows, np.uint8).reshape(-1, length)), length)
 
 
 def analyze_subset(raw_msa: np.ndarray, number: int) -> Coevolution:

@@ -103,32 +103,32 @@ def agreement(
     Centres ``[C, N]`` and rows ``[E, N]`` are residue types 0-22, their masks 0 or 1. Gaps and masked positions never
     agree (supplement, section 1.2.7).
     """
-    # Counting equal bytes by column is faster than a product of one-hot codes. Positions that never agree get different
-    # codes on both sides.
-    center_codes = _columns(np.where((center_mask > 0) & (centers < rc.gap_index), centers, _NO_CENTER))
-    row_codes = _columns(np.where((row_mask > 0) & (rows < rc.gap_index), rows, _NO_ROW))
-    result = np.empty((len(centers), len(rows)), np.min_scalar_type(rows.shape[1]))
-    number = _COUNTS // max(1, min(len(rows), _ROWS_AT_ONCE))
-    for near, block in itertools.product(
-        row_blocks(len(centers), number), row_blocks(len(rows), _ROWS_AT_ONCE)
+    # Positions that never agree get different codes on both sides.
+    center_codes = np.where((center_mask > 0) & (centers < rc.gap_index), centers, _NO_CENTER)
+    row_codes = np.where((row_mask > 0) & (rows < rc.gap_index), rows, _NO_ROW)
+    return np.ascontiguousarray(equal_columns(center_codes, row_codes).T)
+
+
+def equal_columns(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Count the columns in which ``rows [R, N]`` and ``others [S, N]`` are equal, bytes, as unsigned ``[R, S]``."""
+    # Counting equal bytes by column is faster than a product of one-hot codes.
+    columns, other_columns = np.ascontiguousarray(rows.T, np.uint8), np.ascontiguousarray(others.T, np.uint8)
+    result = np.zeros((len(rows), len(others)), np.min_scalar_type(rows.shape[1]))
+    number = _COUNTS // max(1, min(len(others), _ROWS_AT_ONCE))
+    for own, block in itertools.product(
+        row_blocks(len(rows), number), row_blocks(len(others), _ROWS_AT_ONCE)
     ):
-        total = result[near, block]
-        total[...] = 0
+        total = result[own, block]
         equal = np.empty(total.shape, np.bool_)
         count = np.empty(total.shape, np.uint8)
         for start in range(0, rows.shape[1], 255):  # a byte counts at most 255 columns
-            columns = slice(start, start + 255)
+            some = slice(start, start + 255)
             count[...] = 0
-            for center, row in zip(center_codes[columns, near], row_codes[columns, block], strict=True):
-                np.equal(center[:, None], row, out=equal)
+            for one, other in zip(columns[some, own], other_columns[some, block], strict=True):
+                np.equal(one[:, None], other, out=equal)
                 np.add(count, equal.view(np.uint8), out=count)
             total += count
-    return np.ascontiguousarray(result.T)
-
-
-def _columns(codes: np.ndarray) -> np.ndarray:
-    """Return bytes ``[N, *]`` of codes ``[*, N]``, with contiguous columns."""
-    return np.ascontiguousarray(codes.T, np.uint8)
+    return result
 
 
 def corrupt_msa(

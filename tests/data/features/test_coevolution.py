@@ -31,10 +31,12 @@ def _alignment(rows: int, length: int, seed: int = 0) -> np.ndarray:
     return msa
 
 
-def test_scores_are_those_of_the_definition() -> None:
+@pytest.mark.parametrize("zero_sum", [True, False])
+@pytest.mark.parametrize("rows", [30, 79, 80, 200], ids=lambda rows: f"{rows} rows of 4 columns")
+def test_scores_are_those_of_the_definition(rows: int, zero_sum: bool) -> None:
     """Frequencies, covariance, its inverse, gauge, norm and average product, written as loops in float64."""
     rng = np.random.default_rng(1)
-    msa, weights, share = rng.integers(0, 21, (30, 4)), rng.random(30) + 0.5, 0.5
+    msa, weights, share = rng.integers(0, 21, (rows, 4)), rng.random(rows) + 0.5, 0.3
     length, total = msa.shape[1], weights.sum()
     single = np.full((length, 21), share / 21)
     joint = np.full((length, length, 21, 21), share / 21**2)
@@ -52,14 +54,59 @@ def test_scores_are_those_of_the_definition() -> None:
     for i, j in itertools.permutations(range(length), 2):
         full = np.zeros((21, 21))
         full[:20, :20] = couplings[i, j]
-        full += full.mean() - full.mean(axis=0, keepdims=True) - full.mean(axis=1, keepdims=True)
-        np.testing.assert_allclose(full.sum(axis=0), 0, atol=1e-8)
+        if zero_sum:
+            full += full.mean() - full.mean(axis=0, keepdims=True) - full.mean(axis=1, keepdims=True)
+            np.testing.assert_allclose(full.sum(axis=0), 0, atol=1e-8)
         norm[i, j] = np.sqrt((full[:20, :20] ** 2).sum())
     mean = norm.sum(axis=0) / (length - 1)
     expected = norm - mean[:, None] * mean[None, :] / (norm.sum() / (length * (length - 1)))
     np.fill_diagonal(expected, 0)
-    found = coevolution.coupling_scores(_one_hot(msa), torch.from_numpy(weights).float())
-    np.testing.assert_allclose(found, expected, atol=2e-4 * norm.max())
+    found = coevolution.coupling_scores(
+        _one_hot(msa), torch.from_numpy(weights).float(), pseudocount=share, zero_sum=zero_sum
+    )
+    np.testing.assert_allclose(found, expected, atol=5e-6 * norm.max())
+    np.testing.assert_array_equal(found, found.T)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(3, 70), (600, 30), (30, 70), (1100, 40)])
+def test_long_and_deep_alignments_are_those_of_numpy(rows: int, length: int) -> None:
+    """In blocks of columns and of rows, as by PyTorch's inverse in float64."""
+    rng = np.random.default_rng(2)
+    msa = np.where(
+        rng.random((rows, length)) < rng.uniform(0.05, 0.6, (rows, 1)), rng.integers(0, 21, (rows, length)), 7
+    )
+    found = coevolution.analyze(msa)
+    similar = ((msa[:, None] == msa[None]).mean(axis=-1) > 0.8).sum(axis=1)
+    assert found.log_effective_rows == pytest.approx(np.log((1 / similar).sum()), abs=1e-6)
+    one_hot, weights = np.eye(21)[msa][..., :20].reshape(rows, -1), 1 / similar / (1 / similar).sum()
+    single = 0.5 * weights @ one_hot + 0.5 / 21
+    joint = 0.5 * (one_hot * weights[:, None]).T @ one_hot + 0.5 / 21**2
+    for start in range(0, length * 20, 20):
+        joint[start : start + 20, start : start + 20] = np.diag(single[start : start + 20])
+    couplings = np.linalg.inv(joint - np.outer(single, single)).reshape(length, 20, length, 20)
+    couplings = couplings - couplings.sum(axis=3, keepdims=True) / 21
+    couplings = couplings - couplings.sum(axis=1, keepdims=True) / 21
+    norm = np.sqrt((couplings**2).sum(axis=(1, 3)))
+    np.fill_diagonal(norm, 0)
+    mean = norm.sum(axis=0) / (length - 1)
+    expected = norm - np.outer(mean, mean) / (norm.sum() / (length * (length - 1)))
+    np.fill_diagonal(expected, 0)
+    np.testing.assert_allclose(found.scores, expected, atol=2e-5 * norm.max())
+
+
+def test_an_alignment_is_analysed_once_for_seeds_networks_and_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+    plain = coevolution.analyze
+    monkeypatch.setattr(coevolution, "analyze", lambda msa: numbers.append(len(msa)) or plain(msa))
+    first, second = (_alignment(number, 9, seed=5) for number in (21, 22))
+    chains = coevolution.of_chains([first, second, first])
+    again = coevolution.of_alignment(first)
+    assert numbers == [21, 22]
+    pair = chains["coevolution_pair"]
+    for start in (0, 18):
+        np.testing.assert_array_equal(pair[start : start + 9, start : start + 9], again["coevolution_pair"])
+    again["coevolution_single"][:] = 0
+    assert coevolution.of_alignment(first)["coevolution_single"].any()
 
 
 def test_a_coupled_pair_scores_highest() -> None:
