@@ -101,7 +101,7 @@ def compute_embedding(
     blocks = len(model.evoformer.blocks) if embed.layer is None else embed.layer
     representations, num_recycles = run(
         model,
-        one.features,
+        one.source(),
         replace(one.passes, distogram=embed.needs_distogram),
         one.on_cycle,
         stop_after_block=None if embed.needs_structure else blocks,

@@ -158,11 +158,11 @@ def _fold_batch(requests: Sequence[Request], plan: FoldPlan) -> list[Answer | Ex
             answers[index] = error
     results = []
     if folds:
-        targets = [
-            BatchTarget(one.features, one.target.num_residues, one.passes, one.watch)
-            for one in folds.values()
-        ]
         with requests[0].predictor.moved(model):
+            targets = [
+                BatchTarget(one.source(), one.target.num_residues, one.passes, one.watch)
+                for one in folds.values()
+            ]
             results = run_batch(model, targets, plan=plan)
     seconds = (time.monotonic() - start) / max(1, len(folds))
     for (index, one), (tree, arrays) in zip(folds.items(), results, strict=True):

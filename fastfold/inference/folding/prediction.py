@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from fastfold.errors import ConfigError, InputError, OutputError
 from fastfold.evoformer.config import ensemble_size, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.drawn_ahead import DrawnAhead
 from fastfold.inference.folding.network import (
     NetworkPasses,
     OnCycle,
@@ -205,12 +206,20 @@ class TargetFold:
         """
         if state is not None:
             state.recycles = self.recycles
-        result, arrays = run(self.model, self.features, self.passes, self.watch, plan=plan, state=state)
+        result, arrays = run(self.model, self.source(), self.passes, self.watch, plan=plan, state=state)
         return self.prediction(result, arrays)
 
     def features(self, cycle: int, member: int) -> Mapping[str, Tensor]:
         """Return the features of one pass."""
         return {key: torch.from_numpy(np.asarray(v)) for key, v in self.sampler.sample(cycle, member).items()}
+
+    def source(self) -> Callable[[int, int], Mapping[str, Tensor]]:
+        """Return :meth:`features` for one run, drawn a pass ahead if the network is on a GPU."""
+        if next(self.model.parameters()).device.type == "cpu":
+            return self.features
+        return DrawnAhead(
+            self.features, cycles=self.passes.num_recycles + 1, members=self.passes.num_ensemble
+        )
 
     def watch(self, cycle: int, results: dict[str, Any]) -> None:
         """Keep the structure of a pass if the settings say so, and report it.
