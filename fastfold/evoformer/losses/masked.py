@@ -42,11 +42,17 @@ _MASKS = {
 }
 
 
-def without_masked(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a batch with zeros for masked labels, which may hold any value, also NaN."""
-    filled = dict(batch)
+def without_masked(batch: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a batch in a precision, with zeros for masked labels, which may hold any value, also NaN.
+
+    Boolean masks become numbers.
+    """
+    filled = {
+        name: x.to(dtype) if x.is_floating_point() or x.dtype == torch.bool else x
+        for name, x in batch.items()
+    }
     for name in _MASKS.keys() & batch.keys():
-        label, hidden = batch[name], batch[_MASKS[name]] == 0
+        label, hidden = filled[name], filled[_MASKS[name]] == 0
         filled[name] = label.masked_fill(hidden[(...,) + (None,) * (label.dim() - hidden.dim())], 0.0)
     return filled
 

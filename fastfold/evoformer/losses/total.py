@@ -70,7 +70,8 @@ def alphafold_loss(
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
     """Return the weighted sum of all losses of a network, and the parts of each head.
 
-    Losses are computed in at least float32, also for networks in half precision. Masked labels may have any value.
+    Losses are computed in the precision of the predicted positions, at least float32. Labels may have another one.
+    Masks may be Boolean, and masked labels may have any value.
 
     The chains of a complex must be in the prediction's order (:mod:`fastfold.evoformer.losses.permutation`).
 
@@ -98,7 +99,7 @@ def alphafold_loss(
     weights = config.model.heads
     names = ("structure_module", "predicted_aligned_error", *_HEADS)
     result = full_precision({name: result[name] for name in names if name in result})
-    batch = without_masked(full_precision(batch))
+    batch = without_masked(batch, result["structure_module"]["final_atom14_positions"].dtype)
     with torch.autocast(batch["aatype"].device.type, enabled=False):
         structure = structure_loss(result["structure_module"], batch, weights.structure_module)
         parts: dict[str, dict[str, Any]] = {"structure_module": structure}

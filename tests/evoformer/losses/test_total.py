@@ -79,6 +79,10 @@ def _map(tree: Any, function: Any) -> Any:
     return {k: _map(v, function) for k, v in tree.items()} if isinstance(tree, dict) else function(tree)
 
 
+def _float(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.is_floating_point() else x
+
+
 def _numbers(tree: Any) -> list[torch.Tensor]:
     return [x for value in tree.values() for x in _numbers(value)] if isinstance(tree, dict) else [tree]
 
@@ -253,7 +257,7 @@ def test_half_precision_is_not_used(multimer: bool) -> None:
     config, batch = _case(multimer)
     half = _map(_result(config, batch, multimer=multimer), lambda x: x.detach().bfloat16())
     exact = _map(half, lambda x: x.float())
-    labels = _map(batch, lambda x: x.float() if x.is_floating_point() else x)
+    labels = _map(batch, _float)
     expected, parts = alphafold_loss(exact, labels, config)
     with torch.autocast("cpu", torch.bfloat16):
         found, others = alphafold_loss(half, labels, config)
@@ -261,6 +265,19 @@ def test_half_precision_is_not_used(multimer: bool) -> None:
     assert found.item() == expected.item()
     for a, b in zip(_numbers(others), _numbers(parts), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("multimer", [False, True])
+def test_labels_may_have_another_precision_and_boolean_masks(multimer: bool) -> None:
+    config, batch = _case(multimer)
+    result = _result(config, batch, multimer=multimer)
+    single = _map(result, lambda x: x.detach().float())
+    expected = alphafold_loss(result, batch, config)[0].item()
+    boolean = {k: v.bool() if k.endswith(("mask", "exists")) else v for k, v in batch.items()}
+    for predicted, labels in ((result, _map(boolean, _float)), (single, boolean)):
+        found = alphafold_loss(predicted, labels, config)[0]
+        assert found.dtype == predicted["distogram"]["logits"].dtype
+        assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("multimer", [False, True])
