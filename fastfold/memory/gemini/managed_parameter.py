@@ -78,7 +78,8 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, place: Place) -> Tensor:
-        ctx.place = place
+        _refuse_hooks(parameter, place)
+        ctx.parameter, ctx.place = parameter, place
         copied = place.read()
         # A later change in place, which would be lost, is found in the backward pass.
         ctx.save_for_backward(copied)
@@ -90,9 +91,21 @@ class _Copy(torch.autograd.Function):
             raise ConfigError(
                 f"create_graph=True does not reach {ctx.place.name}, which is on the host; use policy='cuda'"
             )
+        _refuse_hooks(ctx.parameter, ctx.place)
         _ = ctx.saved_tensors
         ctx.place.add_gradient(gradient)
         return None, None
+
+
+def _refuse_hooks(parameter: Tensor, place: Place) -> None:
+    with untouched():
+        has_hooks = bool(parameter._backward_hooks)
+    if has_hooks:
+        raise ConfigError(
+            f"a hook on the gradient of {place.name} would see only the part of its modules, without that of a term "
+            "of the loss: remove the hook, and change gradients inside params_on_host() of the Gemini manager; or "
+            "use policy='cuda'"
+        )
 
 
 class ManagedParameter(nn.Parameter):

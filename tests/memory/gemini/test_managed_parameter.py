@@ -65,6 +65,28 @@ def test_a_penalty_of_weights_trains_as_without_a_manager(name: str, before: boo
         torch.testing.assert_close(x, plain.state_dict()[key], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("between", [False, True], ids=["before the term", "before the backward pass"])
+def test_hooks_that_would_miss_the_gradient_of_a_term_are_refused(between: bool) -> None:
+    net = _Net()
+    Gemini(net, torch.optim.SGD(net.parameters(), lr=0.1), GeminiConfig("4MiB", "cpu"))
+
+    def loss() -> Tensor:
+        return net(X).square().mean() + net.first.weight.square().sum()  # type: ignore[no-any-return]
+
+    of_hook = "a hook on the gradient of first.weight"
+    if between:
+        total = loss()
+        hook = net.first.weight.register_hook(lambda gradient: gradient * 2)
+        with pytest.raises(ConfigError, match=of_hook):
+            total.backward()
+    else:
+        hook = net.first.weight.register_hook(lambda gradient: gradient * 2)
+        with pytest.raises(ConfigError, match=of_hook):
+            loss()
+    hook.remove()
+    loss().backward()
+
+
 def _change(call: Callable[[nn.Parameter], Any]) -> Callable[[nn.Module], None]:
     return lambda net: call(net.first.weight)
 
