@@ -76,6 +76,47 @@ def check_shapes(module: nn.Module) -> None:
             )
 
 
+def check_memory(module: nn.Module) -> None:
+    """Refuse a module with different parameters, or a parameter and a buffer, in the same memory.
+
+    A change of one would change the other, until one of them is moved or divided.
+
+    Raises:
+        ConfigError: Two tensors overlap; names both.
+    """
+    parameters = {id(p) for p in module.parameters()}
+    named = [(x.data_ptr(), name, x) for name, x in (*module.named_parameters(), *module.named_buffers())]
+    named = sorted((item for item in named if item[0]), key=lambda item: item[0])  # 0 has no memory
+    for i, (start, name, x) in enumerate(named):
+        for j in range(i + 1, len(named)):
+            other_start, other_name, other = named[j]
+            if other_start >= start + _extent(x):
+                break
+            of_parameter = id(x) in parameters or id(other) in parameters
+            if of_parameter and _overlap(x, other, other_start - start):
+                raise ConfigError(
+                    f"{name} and {other_name} share memory: register one parameter under both names, or give one of "
+                    "them a clone()"
+                )
+
+
+def _extent(x: Tensor) -> int:
+    """Return the number of bytes from a tensor's first element to its last."""
+    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (steps + 1) * x.itemsize if x.numel() else 0
+
+
+def _overlap(x: Tensor, other: Tensor, offset: int) -> bool:
+    """Return True if two tensors, the second of which begins ``offset`` bytes later, have a common element."""
+    if x.itemsize != other.itemsize or offset % x.itemsize:
+        return True
+    shift = offset // x.itemsize
+    places = torch.arange(max(_extent(x), offset + _extent(other)) // x.itemsize)
+    own = places.as_strided(x.shape, x.stride()).reshape(-1)
+    others = places.as_strided(other.shape, other.stride(), shift).reshape(-1)
+    return bool(torch.isin(own, others).any())
+
+
 def module_structure(module: nn.Module) -> dict[str, str]:
     """Describe every submodule, parameter and buffer of a module, by name.
 

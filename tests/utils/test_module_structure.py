@@ -12,6 +12,7 @@ from fastfold.errors import ConfigError
 from fastfold.memory import Gemini
 from fastfold.parallel import parallelize
 from fastfold.utils.module_structure import (
+    check_memory,
     check_shapes,
     detached_copy,
     differences,
@@ -78,6 +79,32 @@ def test_tied_parameters_are_named_and_tied_again() -> None:
     tie(model, [*tied, ["gone.weight", "table.weight"]])
     assert model.head.weight is model.table.weight
     assert bool(model.head.weight.any())
+
+
+class _Shared(nn.Module):
+    def __init__(self, axis: int, start: int, *, clone: bool = False, buffer: bool = False) -> None:
+        super().__init__()
+        whole = torch.randn(6, 4)
+        first, second = whole.narrow(axis, 0, 2), whole.narrow(axis, start, 2)
+        self.first = nn.Parameter(first)
+        if buffer:
+            self.register_buffer("second", second)
+        else:
+            self.second = nn.Parameter(second.clone() if clone else second)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parameters_in_the_same_memory_are_refused(axis: int) -> None:
+    for start in (
+        check_memory,
+        partial(parallelize, plan={"zero": 1}),
+        partial(Gemini, budget=1000, device="cpu"),
+    ):
+        for shared in (_Shared(axis, 1), _Shared(axis, 0), _Shared(axis, 1, buffer=True)):
+            with pytest.raises(ConfigError, match=r"(first and second|second and first) share memory"):
+                start(shared)
+        for apart in (_Shared(axis, 2), _Shared(axis, 1, clone=True)):
+            start(apart)
 
 
 def test_lazy_layers_are_refused_until_they_have_a_shape() -> None:

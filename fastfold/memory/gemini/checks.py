@@ -17,7 +17,7 @@ from fastfold.memory.gemini.managed_parameter import ManagedParameter, untouched
 from fastfold.memory.gemini.optimizer.probe import check_steps_alone, state_bytes, state_count
 from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.machine import host_available_bytes
-from fastfold.utils.module_structure import check_shapes
+from fastfold.utils.module_structure import check_memory, check_shapes
 
 
 class NotCopied:
@@ -38,8 +38,8 @@ def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
 
     Raises:
         ConfigError: A parameter is managed already or has a hook that would see an incomplete gradient; a module has
-            sparse gradients, is compiled or lazy; the optimizer has other parameters, or does not treat each parameter
-            alone.
+            sparse gradients, is compiled or lazy; parameters share memory; the optimizer has other parameters, or does
+            not treat each parameter alone.
     """
     check_shapes(model)
     for name, module in model.named_modules():
@@ -61,6 +61,7 @@ def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
                 f"{name} has a hook on its accumulated gradient, which would see only the contribution of one "
                 "backward pass: remove the hook, and read gradients inside params_on_host() of the Gemini manager"
             )
+    check_memory(model)
     if optimizer is not None:
         _check_known(optimizer, set(model.parameters()))
         check_steps_alone(optimizer)

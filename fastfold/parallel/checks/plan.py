@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.utils.module_structure import is_inside
+from fastfold.utils.module_structure import check_memory, is_inside
 
 
 def check_arguments(
@@ -56,6 +56,8 @@ def check_arguments(
             f"tp={plan.tp_mode} cuts {' and '.join(tied[0])} differently, so they cannot be one parameter"
         )
     check_tied_layers(tied, cuts)
+    if plan.zero or plan.tp > 1 or plan.pp > 1:
+        check_memory(model)
     _check_batch_norm(model, plan)
     check_precision(model, policy)
 
