@@ -107,7 +107,7 @@ def _extent(x: Tensor) -> int:
 
 
 def _overlap(x: Tensor, other: Tensor, offset: int) -> bool:
-    """Return True if two tensors, the second of which begins ``offset`` bytes later, have a common element."""
+    """Return True if two tensors have a common element; ``other`` begins ``offset`` bytes later."""
     if x.itemsize != other.itemsize or offset % x.itemsize:
         return True
     shift = offset // x.itemsize
