@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
@@ -97,6 +98,17 @@ def check_options(settings: Any) -> None:
             if not isinstance(value, (str, Path)):
                 raise ConfigError(f"{one.name} must be a path, found {value!r}")
             object.__setattr__(settings, one.name, Path(value))
+
+
+def check_kind(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Check the type of an argument, or raise ConfigError with its name and the expected kind in words."""
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name} must be {expected}, found {type(value).__name__}")
+
+
+def check_path(value: Any) -> None:
+    """Check that an argument is a path, or raise ConfigError."""
+    check_kind("path", value, (str, os.PathLike), "a file or folder")
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> None:

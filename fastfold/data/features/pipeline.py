@@ -21,11 +21,15 @@ from fastfold.data.features.assembly import (
     multimer_features,
     share_frames,
 )
+from fastfold.data.msa.msa import Msa
+from fastfold.data.targets import Chain
 from fastfold.errors import ConfigError, InputError
+from fastfold.utils.option_fields import check_kind, check_whole
 
 if TYPE_CHECKING:
     from fastfold.data.msa.msa import ChainMsas
-    from fastfold.data.targets import Chain
+
+_LARGEST = 2**63 - 1
 
 
 class FeatureSampler:
@@ -59,8 +63,7 @@ class FeatureSampler:
         resample: bool = True,
         chain_order: tuple[int, ...] = (0,),
     ) -> None:
-        if seed < 0:
-            raise ConfigError(f"the seed must not be negative, found {seed}")
+        check_whole("seed", seed, 0, _LARGEST)
         self.static = static
         self.num_residues = len(static["aatype"])
         self.is_multimer = is_multimer
@@ -75,6 +78,8 @@ class FeatureSampler:
             ``extra_msa_mask``, ``extra_has_deletion``, ``extra_deletion_value``; for monomer networks also
             ``msa_row_mask`` and ``extra_msa_row_mask``.
         """
+        check_whole("cycle", cycle, 0, _LARGEST)
+        check_whole("ensemble", ensemble, 0, _LARGEST)
         rng = np.random.default_rng([self._seed, cycle if self._resample else 0, ensemble])
         return {**self.static, **self._draw(rng)}
 
@@ -83,6 +88,8 @@ class FeatureSampler:
 
         The ensemble members of one iteration are adjacent, as in AlphaFold's monomer batch.
         """
+        check_whole("num_cycles", num_cycles, 1, _LARGEST)
+        check_whole("num_ensemble", num_ensemble, 1, _LARGEST)
         samples = [self.sample(c, e) for c in range(num_cycles) for e in range(num_ensemble)]
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
@@ -110,8 +117,8 @@ def featurize(
             (:mod:`fastfold.data.features.assembly`). The static features then have ``asym_id``.
 
     Raises:
-        ConfigError: A complex for a monomer network without ``join``, or with templates of single chains, or a negative
-            seed.
+        ConfigError: A complex for a monomer network without ``join``, or with templates of single chains, or an
+            argument of the wrong type or value.
         InputError: Missing chains, or alignments or templates that do not belong to the chains.
 
     Example:
@@ -125,6 +132,9 @@ def featurize(
         >>> sampler.sample(0)["aatype"].tolist()
         [12, 16, 18, 11]
     """
+    check_kind("config", config, ConfigDict, "the configuration of a network, as of model_config")
+    check_kind("chains", chains, (list, tuple), "a list of Chain")
+    check_kind("alignments", alignments, (list, tuple), "a list with a pair for each chain")
     if not chains:
         raise InputError("a target needs at least one chain")
     templates = templates or [None] * len(chains)
@@ -132,6 +142,14 @@ def featurize(
         raise InputError(
             f"{len(chains)} chains, but alignments for {len(alignments)} and templates for {len(templates)}"
         )
+    for chain, of_chain, template in zip(chains, alignments, templates, strict=True):
+        check_kind("each of chains", chain, Chain, "a Chain")
+        if not _is_pair(of_chain):
+            raise ConfigError(
+                f"alignments of chain {chain.id} must be two lists of Msa, unpaired and paired, such as ([msa], []), "
+                f"found {type(of_chain).__name__}"
+            )
+        check_kind(f"templates of chain {chain.id}", template or {}, Mapping, "raw features or None")
     order = merging.chain_order([chain.entity for chain in chains])
     if config.model.global_config.multimer_mode:
         merged = multimer_features(chains, alignments, templates)
@@ -152,6 +170,13 @@ def featurize(
     if coevolution.is_input(config):
         raw |= coevolution.of_chains(chain_alignments(chains, alignments))
     return sampler_from_raw(raw, config, seed=seed, chain_order=order)
+
+
+def _is_pair(alignments: Any) -> bool:
+    """Return True for two lists of alignments."""
+    lists = (list, tuple)
+    parts = alignments if isinstance(alignments, lists) and len(alignments) == 2 else [None]
+    return all(isinstance(part, lists) and all(isinstance(one, Msa) for one in part) for part in parts)
 
 
 def sampler_from_raw(

@@ -296,6 +296,43 @@ def test_arguments_that_do_not_belong_together_are_refused(raw: Any, config: Any
         sampler_from_raw(raw | {"msa": raw["msa"] + 1}, config)
 
 
+ALIGNMENT = Msa(("MKT",), np.zeros((1, 3), int), ("q",))
+
+
+@pytest.mark.parametrize("name", ["model_1_ptm", "model_1_multimer_v3"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alignments": [ALIGNMENT]}, "alignments of chain A must be two lists of Msa.* found Msa"),
+        ({"alignments": [[ALIGNMENT]]}, "alignments of chain A must be two lists of Msa.* found list"),
+        ({"alignments": [(ALIGNMENT, [])]}, "alignments of chain A must be two lists of Msa.* found tuple"),
+        ({"alignments": [([ALIGNMENT], ALIGNMENT)]}, "alignments of chain A must be two lists of Msa"),
+        ({"alignments": [(["query.a3m"], [])]}, "alignments of chain A must be two lists of Msa"),
+        ({"alignments": [None]}, "alignments of chain A must be two lists of Msa.* found NoneType"),
+        ({"alignments": None}, "alignments must be a list with a pair for each chain, found NoneType"),
+        ({"chains": Chain("A", "MKT")}, "chains must be a list of Chain, found Chain"),
+        ({"chains": "MKT"}, "chains must be a list of Chain, found str"),
+        ({"chains": ["MKT"]}, "each of chains must be a Chain, found str"),
+        ({"config": "model_1_ptm"}, "config must be the configuration of a network.* found str"),
+        ({"templates": [3]}, "templates of chain A must be raw features or None, found int"),
+        ({"seed": 1.5}, "seed must be a whole number, found 1.5"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_by_name(
+    name: str, arguments: dict[str, Any], message: str
+) -> None:
+    usual = {"chains": [Chain("A", "MKT")], "alignments": [([ALIGNMENT], [])], "config": load_config(name)}
+    with pytest.raises(ConfigError, match=message):
+        featurize(**usual | arguments)
+
+
+def test_numbers_of_iterations_are_checked(config: Any) -> None:
+    sampler = sample_alone(config)
+    for call in (lambda: sampler.sample(-1), lambda: sampler.sample(0, 1.0), lambda: sampler.stack(0)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"cycle|ensemble"):
+            call()
+
+
 def test_rows_enter_in_the_order_of_the_alignments(config: Any) -> None:
     """featurize uses all alignments of the chain, first to last, and counts deletions of each row."""
     config.data.eval.max_msa_clusters, config.data.common.max_extra_msa = 7, 5
