@@ -43,7 +43,7 @@ class Msa:
     r"""Alignment whose columns are the residues of its first row, the query.
 
     Raises:
-        InputError: Deletions, descriptions or keys are not those of the rows.
+        InputError: Rows are not texts of one length, or deletions, descriptions or keys are not those of the rows.
 
     Example:
         >>> from fastfold.data.msa.msa import parse_a3m
@@ -66,12 +66,20 @@ class Msa:
     keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("sequences", "descriptions", "keys"):
+            texts = getattr(self, name)
+            is_list = isinstance(texts, (tuple, list))
+            if not is_list or not all(issubclass(kind, str) for kind in set(map(type, texts))):
+                raise InputError(f"{name} of an alignment must be a tuple of texts")
+        if len(lengths := set(map(len, self.sequences))) > 1:
+            raise InputError(f"sequences have {min(lengths)} to {max(lengths)} columns; all must be equal")
         rows, deletions = len(self.sequences), np.asarray(self.deletions)
         shape = (rows, len(self.sequences[0])) if rows else (0, *deletions.shape[1:])
+        is_numeric = deletions.shape == shape and deletions.dtype.kind in "biuf"
         with np.errstate(invalid="ignore"):  # NaN is refused below
-            counts = deletions.astype(np.int32, copy=False) if deletions.shape == shape else deletions
+            counts = deletions.astype(np.int32, copy=False) if is_numeric else deletions
         differs = counts is not deletions and (counts != deletions).any()
-        if deletions.shape != shape or differs or counts.min(initial=0) < 0:
+        if not is_numeric or differs or counts.min(initial=0) < 0:
             raise InputError(f"deletions must be nonnegative counts of shape {list(shape)}")
         if len(self.descriptions) != rows or len(self.keys) not in (0, rows):
             raise InputError(
