@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.tm_score import check_points
 
 
 def lddt(
@@ -35,7 +36,11 @@ def lddt(
         per_residue: Return a score per residue; otherwise one per structure.
 
     Returns:
-        ``[*, N]`` or ``[*]`` in [0, 1], in float32 or better; 1 if no distance counts.
+        ``[*, N]`` or ``[*]`` in [0, 1], in float32 or better; 1 if no distance counts. Distances that are not finite
+        count as wrong.
+
+    Raises:
+        InputError: Shapes differ.
 
     Example:
         >>> import torch
@@ -44,9 +49,11 @@ def lddt(
         >>> lddt(reference, reference, torch.ones(12), per_residue=False)
         tensor(1.)
     """
+    for one in (mask, mask if predicted_mask is None else predicted_mask):
+        check_points(predicted, reference, one)
     true = _distances(reference)
     mask = mask.to(true.dtype)
-    counted = (true < cutoff) * mask[..., :, None] * mask[..., None, :]
+    counted = ~(true >= cutoff) * mask[..., :, None] * mask[..., None, :]
     counted = counted * (1.0 - torch.eye(mask.shape[-1], dtype=mask.dtype, device=mask.device))
     error = (true - _distances(predicted)).abs()
     score = sum((error < limit).to(true.dtype) for limit in (0.5, 1.0, 2.0, 4.0)) * 0.25
@@ -63,7 +70,11 @@ def drmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
 
     Both are ``[*, N, 3]`` in Å, for dRMSD-CA the alpha carbons, and ``mask [*, N]`` is 1 for the points that count.
     With fewer than two the result is 0. Other points may have any value.
+
+    Raises:
+        InputError: Shapes differ.
     """
+    check_points(predicted, reference, mask)
     pairs = (mask[..., :, None] * mask[..., None, :]).triu(1)
     squared = (_distances(predicted) - _distances(reference)).square().masked_fill(pairs == 0, 0.0)
     return ((squared * pairs).sum((-2, -1)) / pairs.sum((-2, -1)).clamp(min=1.0)).sqrt()

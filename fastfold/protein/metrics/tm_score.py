@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.protein.rigid import Rigid
+from fastfold.utils.option_fields import LARGEST, check_whole
 
 
 def superpose(moving: Tensor, fixed: Tensor, weights: Tensor) -> Rigid:
@@ -48,8 +49,9 @@ def rmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     points may have any value.
 
     Raises:
-        InputError: A point that counts is not finite.
+        InputError: Shapes differ, or a point that counts is not finite.
     """
+    check_points(predicted, reference, mask)
     predicted, reference = (_counting(x.double(), mask) for x in (predicted, reference))
     moved = superpose(predicted, reference, mask)[..., None].apply(predicted)
     squared = (moved - reference).square().sum(-1)
@@ -59,11 +61,26 @@ def rmsd(predicted: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
 def _counting(points: Tensor, mask: Tensor) -> Tensor:
     """Return points with zeros in place of those that do not count."""
     counting = points.masked_fill((mask == 0)[..., None], 0.0)
-    _check_finite(counting)
+    check_finite(counting)
     return counting
 
 
-def _check_finite(points: Tensor) -> None:
+def check_points(predicted: Tensor, reference: Tensor, mask: Tensor) -> None:
+    """Check that points ``[*, N, 3]`` and their mask ``[*, N]`` belong together, or raise InputError."""
+    if not all(isinstance(x, Tensor) for x in (predicted, reference, mask)):
+        kinds = ", ".join(type(x).__name__ for x in (predicted, reference, mask))
+        raise InputError(
+            f"expected tensors of points, points and a mask, found {kinds}; torch.as_tensor makes them"
+        )
+    if not predicted.shape == reference.shape == (*mask.shape, 3):
+        raise InputError(
+            "expected points [*, N, 3] of both structures and a mask [*, N], found shapes "
+            f"{list(predicted.shape)}, {list(reference.shape)} and {list(mask.shape)}"
+        )
+
+
+def check_finite(points: Tensor) -> None:
+    """Check that all positions are finite, or raise InputError."""
     if not points.isfinite().all():
         raise InputError("a position is not finite; correct it, or leave it out by the mask")
 
@@ -99,7 +116,9 @@ def tm_score(
         quick: Start from few fragments only, of N, N/2 and N/4 residues that overlap by half. The score may be lower.
 
     Raises:
-        InputError: A position in the mask is not finite, or the reference has fewer residues than the mask.
+        ConfigError: ``reference_length`` is not a whole number.
+        InputError: Shapes differ, a position in the mask is not finite, or the reference has fewer residues than the
+            mask.
 
     Example:
         >>> import torch
@@ -137,8 +156,8 @@ def gdt(
     with the cutoff as the selection radius. As in LGA the result is a lower bound of the true maximum. It is never
     under the result of the TM-score program, which skips the second search.
 
-    Cutoffs are distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high accuracy). The
-    other arguments and the errors are those of :func:`tm_score`; the score is in [0, 1].
+    Cutoffs are one or more distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high
+    accuracy). The other arguments and the errors are those of :func:`tm_score`; the score is in [0, 1].
 
     Example:
         >>> import torch
@@ -147,6 +166,8 @@ def gdt(
         >>> gdt(reference + 5.0, reference, torch.ones(30))
         1.0
     """
+    if not len(cutoffs):
+        raise InputError("expected at least one cutoff in Å, found none")
     return sum(gdt_shares(predicted, reference, mask, cutoffs, reference_length)) / len(cutoffs)
 
 
@@ -185,10 +206,13 @@ class _Points:
 
     @staticmethod
     def of(predicted: Tensor, reference: Tensor, mask: Tensor) -> _Points:
+        check_points(predicted, reference, mask)
+        if mask.ndim != 1:
+            raise InputError(f"expected one structure with points [N, 3], found {list(predicted.shape)}")
         chosen = mask.detach() > 0.5
         moving, fixed = (x.detach().double()[chosen] for x in (predicted, reference))
-        _check_finite(moving)
-        _check_finite(fixed)
+        check_finite(moving)
+        check_finite(fixed)
         if len(moving):
             # Centered points keep the rounding errors of the sums far under 1e-9 Å.
             moving, fixed = moving - moving.mean(0), fixed - fixed.mean(0)
@@ -218,6 +242,7 @@ def _length(points: _Points, reference_length: int | None) -> int:
     """Return the number of residues that a score is normalised by."""
     if reference_length is None:
         return points.count
+    check_whole("reference_length", reference_length, 0, LARGEST)
     if reference_length < points.count:
         raise InputError(
             f"a reference of {reference_length} residues has {points.count} in the mask; correct reference_length"

@@ -52,6 +52,15 @@ def test_points_that_do_not_count_may_have_any_value() -> None:
     assert torch.equal(lddt(predicted, reference, mask)[mask], lddt(2 * reference, reference, mask)[mask])
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_positions_that_are_not_finite_are_wrong(wrong: float) -> None:
+    """A reference without positions has no distance that a prediction could keep."""
+    reference = torch.eye(3).repeat(4, 1).cumsum(0)
+    lost = torch.full_like(reference, wrong)
+    for pair in ((lost, reference), (reference, lost)):
+        assert float(lddt(*pair, torch.ones(12), per_residue=False)) == pytest.approx(0.0, abs=1e-9)
+
+
 def test_drmsd_and_lddt_are_batched() -> None:
     torch.manual_seed(0)
     predicted, reference = torch.randn(2, 3, 9, 3) * 5, torch.randn(2, 3, 9, 3) * 5

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
+from fastfold.protein.metrics.lddt import drmsd, lddt
 from fastfold.protein.metrics.tm_score import (
     GDT_HA_CUTOFFS,
     gdt,
@@ -181,6 +182,41 @@ def test_positions_that_are_not_finite_are_refused_unless_masked(
             score(*pair, mask)
     mask[0] = 0.0
     assert float(score(moved, reference, mask)) == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("score", [tm_score, gdt, rmsd, lddt, drmsd])
+def test_points_that_do_not_belong_together_are_refused(
+    score: Callable[[Tensor, Tensor, Tensor], Tensor | float],
+) -> None:
+    """Some of them would be broadcast, and give a number."""
+    points, mask = torch.randn(10, 3), torch.ones(10)
+    for wrong in (
+        (points, points[:1], mask),
+        (points, points[:9], mask),
+        (points, points, mask[:1]),
+        (points, points, torch.ones(10, 10)),
+        (points[:, :2], points[:, :2], mask),
+        (torch.randn(10, 37, 3), torch.randn(10, 37, 3), mask),
+    ):
+        with pytest.raises(InputError, match=r"expected points \[\*, N, 3\] of both structures and a mask"):
+            score(*wrong)
+    with pytest.raises(InputError, match="expected tensors of points, points and a mask, found ndarray"):
+        score(points.numpy(), points, mask)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("score", [tm_score, gdt])
+def test_structures_are_scored_one_by_one(score: Callable[..., float]) -> None:
+    points = torch.randn(2, 10, 3)
+    with pytest.raises(InputError, match="expected one structure"):
+        score(points, points, torch.ones(2, 10))
+    with pytest.raises(ConfigError, match="reference_length must be a whole number"):
+        score(points[0], points[0], torch.ones(10), reference_length=10.5)
+
+
+def test_gdt_needs_a_cutoff() -> None:
+    points = torch.randn(10, 3)
+    with pytest.raises(InputError, match="at least one cutoff"):
+        gdt(points, points, torch.ones(10), cutoffs=())
 
 
 @pytest.mark.parametrize("score", [tm_score, gdt])
