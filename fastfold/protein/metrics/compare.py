@@ -18,7 +18,14 @@ from fastfold.protein.labels import AuthorNames
 from fastfold.protein.metrics.chain_mapping import ChainMap, chain_candidates, map_chains
 from fastfold.protein.metrics.interface.dockq import complex_dockq
 from fastfold.protein.metrics.lddt import count_clashes, drmsd, lddt, lddt_all_atom, lddt_interface
-from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, rmsd, tm_score
+from fastfold.protein.metrics.tm_score import (
+    GDT_HA_CUTOFFS,
+    GDT_TS_CUTOFFS,
+    check_finite,
+    gdt_shares,
+    rmsd,
+    tm_score,
+)
 from fastfold.protein.protein import Protein
 
 
@@ -81,7 +88,7 @@ def compare_structures(prediction: Any, reference: Any) -> StructureScores:
         reference: The same, usually of an experiment.
 
     Raises:
-        InputError: The structures do not share a residue with an alpha carbon in both.
+        InputError: The structures do not share a residue with an alpha carbon in both, or a position is not finite.
 
     Example:
         >>> import fastfold
@@ -203,6 +210,7 @@ def _pair(chains: tuple[int, int], names: AuthorNames) -> tuple[str, str]:
 
 
 def _atoms(protein: Protein) -> tuple[Tensor, Tensor]:
-    """Return positions and mask as tensors; positions of absent atoms are zero."""
+    """Return positions and mask as tensors; positions of absent atoms are zero, others must be finite."""
     present = torch.from_numpy(protein.atom_mask) > 0.5
+    check_finite(torch.from_numpy(protein.atom_positions)[present])
     return torch.from_numpy(protein.atom_positions).masked_fill(~present[..., None], 0.0), present.float()

@@ -32,8 +32,8 @@ class Measured:
 
     @property
     def outliers(self) -> np.ndarray:
-        """Mask ``[M]`` of values more than :data:`MAX_DEVIATION` standard deviations from their means."""
-        return np.abs(self.values - self.means) > MAX_DEVIATION * self.deviations
+        """Mask ``[M]`` of values more than :data:`MAX_DEVIATION` standard deviations from their means, or NaN."""
+        return ~(np.abs(self.values - self.means) <= MAX_DEVIATION * self.deviations)
 
 
 @cache

@@ -23,6 +23,7 @@ from fastfold.protein.validation.ramachandran import (
     ramachandran_regions,
     residue_kinds,
 )
+from fastfold.utils.option_fields import check_kind
 
 _MIN_COUNT = 2  #: Number of residues from which a share above its limit is a problem
 MAX_OUTLIERS = 0.05  #: Largest share of Ramachandran outliers in a physical structure
@@ -144,6 +145,7 @@ def check_structure(protein: Protein) -> StructureCheck:
         >>> check_structure(prediction.protein).wrong_hands
         0
     """
+    check_kind("protein", protein, Protein, "a Protein, such as prediction.protein")
     tensors = (torch.from_numpy(x) for x in (protein.atom_positions, protein.atom_mask))
     positions, mask = tensors
     numbers, chains = (torch.from_numpy(x).long() for x in (protein.residue_index, protein.chain_index))

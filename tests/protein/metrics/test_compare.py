@@ -103,6 +103,18 @@ def test_unresolved_atoms_and_residues_of_the_reference() -> None:
     assert scores.lddt == scores.lddt_ca == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("atom", ["O", "CA"])
+def test_positions_that_are_not_finite_are_refused(atom: str) -> None:
+    """Distances to them would not count, as if the structure lacked the atom."""
+    protein = make_protein(SEQUENCE)
+    positions = protein.atom_positions.copy()
+    positions[5, rc.atom_order[atom]] = np.nan
+    broken = dataclasses.replace(protein, atom_positions=positions)
+    for pair in ((broken, protein), (protein, broken)):
+        with pytest.raises(InputError, match="a position is not finite"):
+            compare_structures(*pair)
+
+
 def test_nothing_in_common() -> None:
     with pytest.raises(InputError, match="same protein"):
         compare_structures(make_protein("GGGG"), make_protein("WWWW"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fastfold.errors import ConfigError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.backbone import PLANAR
 from fastfold.protein.protein import Protein
@@ -113,6 +114,20 @@ def _shifted(protein: Protein, residue: int) -> np.ndarray:
     positions = protein.atom_positions.copy()
     positions[residue:] += np.float32([40.0, 0.0, 0.0])
     return positions
+
+
+def test_positions_that_are_not_finite_are_a_problem() -> None:
+    protein = helix(SEQUENCE)
+    lost = check_structure(replace(protein, atom_positions=protein.atom_positions * np.nan))
+    assert lost.problems[:2] == (
+        "100% of its bonds have an unusual length",
+        "100% of its bond angles are unusual",
+    )
+
+
+def test_another_object_than_a_structure_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"protein must be a Protein, such as .*, found str"):
+        check_structure("model.pdb")  # type: ignore[arg-type]
 
 
 def test_a_single_fault_of_a_short_chain_is_no_problem_yet() -> None:
