@@ -36,10 +36,19 @@ def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
 
 
 def convert_arrays(owner: Any, layout: Mapping[str, tuple[type, tuple[int, ...]]]) -> None:
-    """Convert fields of a frozen dataclass to arrays of dtypes and shapes, or raise ValueError."""
+    """Convert fields of a frozen dataclass to arrays of dtypes and shapes, or raise ValueError.
+
+    Whole numbers stay equal; numbers of 64 bits may lose precision.
+    """
     for field, (dtype, shape) in layout.items():
-        array: np.ndarray = np.asarray(getattr(owner, field), dtype)
-        check_shape(f"{type(owner).__name__}.{field}", array, shape)
+        values, name = np.asarray(getattr(owner, field)), f"{type(owner).__name__}.{field}"
+        check_shape(name, values, shape)
+        if values.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be numbers, found {values.dtype}")
+        with np.errstate(invalid="ignore"):  # NaN among whole numbers is refused below
+            array = values.astype(dtype, copy=False)
+        if np.issubdtype(dtype, np.integer) and array is not values and (array != values).any():
+            raise ValueError(f"{name} must be whole numbers of {array.itemsize * 8} bits")
         object.__setattr__(owner, field, array)
 
 

@@ -49,6 +49,10 @@ def test_arrays_get_the_documented_types_without_a_copy_where_they_have_them():
         ("chain_index", [0, 2, 2], "without a gap"),
         ("chain_index", [0, 1, 0], "without a gap"),
         ("residue_index", [1, 2, 1], "repeats a number"),
+        ("residue_index", [1.0, 2.5, 3.0], "whole numbers of 32 bits"),
+        ("residue_index", [1, 2, np.nan], "whole numbers of 32 bits"),
+        ("aatype", np.array([0, 2**32, 1]), "whole numbers of 32 bits"),
+        ("aatype", list("ACD"), "aatype must be numbers"),
     ],
 )
 def test_inconsistent_arrays_are_refused(field, value, message):
