@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.protein import check_shape
 
 CONTACT_DISTANCE = 8.0  #: Residues touch if their CB atoms are at most this far apart, in Å
 
@@ -84,6 +85,7 @@ class InterfaceContacts:
         plddt = self.interface_plddt(first, second)
         if plddt is None:
             return 0.0
+        check_shape("pae", pae, (len(first), len(second)))
         errors = np.asarray(pae, np.float64)[self.first, self.second]
         sure = (1.0 / (1.0 + (errors / _PDOCKQ2_D0) ** 2)).mean()
         return _logistic(plddt * sure, top=1.31, slope=0.075, middle=84.733, floor=0.005)
@@ -114,6 +116,9 @@ def interface_contacts(
         >>> contacts.first.tolist(), contacts.second.tolist()
         ([0], [0])
     """
+    first, second = np.asarray(first), np.asarray(second)
+    for points in (first, second):
+        check_shape("points of a chain", points, (len(points), 3))
     blocks = [np.empty((0, 2), np.intp)]
     step = max(1, _BLOCK // max(1, len(second)))
     for start in range(0, len(first), step):
@@ -191,7 +196,7 @@ def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedS
     """Compute the scores of one chain aligned on another.
 
     ``pae [n, m]`` in Å has the errors of the ``m`` residues of the scored chain when aligned on each of the ``n``
-    residues of the other. Those under the cutoff count for ipSAE.
+    residues of the other. Those under the cutoff count for ipSAE. Scores of errors that are NaN are NaN.
 
     Example:
         >>> import numpy as np
@@ -201,7 +206,9 @@ def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedS
         (0.63, 2400)
     """
     pae = np.asarray(pae, np.float64)
-    near = pae < cutoff
+    if pae.ndim != 2 or not pae.size:
+        raise ValueError(f"expected the aligned errors of two chains [n, m], found shape {list(pae.shape)}")
+    near = ~(pae >= cutoff)  # NaN counts, so that its scores are NaN
     partners = near.sum(1)
     aligned, scored = int(near.any(1).sum()), int(near.any(0).sum())
     n0chn, n0dom = sum(pae.shape), aligned + scored
@@ -213,7 +220,7 @@ def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedS
     by_d0chn, by_d0dom = _mean_over(near, tm_chn), _mean_over(near, _tm(pae, d0dom))
     iptm = tm_chn.mean(1)
     best = int(by_d0res.argmax())
-    local = pae[pae < LIS_CUTOFF]
+    local = pae[~(pae >= LIS_CUTOFF)]
     return DirectedScores(
         ipsae_d0res=float(by_d0res[best]),
         ipsae_d0chn=float(by_d0chn.max()),

@@ -81,8 +81,8 @@ def interface_scores(
     Undefined scores are None: scores of the aligned error without ``pae``, scores of the logits without
     ``confidence``, means over contacts of chains that do not touch, and maxima over no pairs. By their definitions
     ipSAE and LIS are 0 without an error under the cutoff, and pDockQ and pDockQ2 without a contact.
-    Clashes are None for a single chain. Positions and aligned errors are rounded to the three and two decimals of
-    files, so that other programs compute the same scores.
+    Clashes are None for a single chain. Scores of errors that are NaN are NaN. Positions and aligned errors are rounded
+    to the three and two decimals of files, so that other programs compute the same scores.
 
     Args:
         chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
@@ -103,7 +103,7 @@ def interface_scores(
         explains each score.
 
     Raises:
-        ValueError: Shapes disagree.
+        ValueError: Shapes disagree, residues of a chain are apart, or names are not those of the chains.
 
     Example:
         >>> import numpy as np
@@ -115,13 +115,21 @@ def interface_scores(
         (['A', 'B'], ['A-B'], True)
     """
     n = len(chain_index)
+    atom_positions, atom_mask = np.asarray(atom_positions), np.asarray(atom_mask)
+    pae = None if pae is None else np.asarray(pae)
     shapes = {"atom_positions": (n, 37, 3), "atom_mask": (n, 37), "plddt": (n,), "pae": (n, n)}
     arrays = {"atom_positions": atom_positions, "atom_mask": atom_mask, "plddt": plddt, "pae": pae}
     for name, value in arrays.items():
         check_shape(name, value, shapes[name])
     borders = [0, *(np.flatnonzero(np.diff(chain_index)) + 1).tolist(), n]
     rows = [slice(start, stop) for start, stop in itertools.pairwise(borders)]
+    if n == 0 or len(np.unique(chain_index)) != len(rows):
+        raise ValueError(
+            "chain_index must have all residues of a chain in a row: 0, ..., 0, 1, ..., 1, and so on"
+        )
     names = [chain_name(number) for number in range(len(rows))] if names is None else list(names)
+    if len(names) != len(rows) or len(set(names)) != len(rows):
+        raise ValueError(f"names must be {len(rows)} different ones, one for each chain, found {names}")
     if confidence is not None and len(confidence.ptm) != len(rows):
         raise ValueError(
             f"confidence has {len(confidence.ptm)} chains, expected {len(rows)} as in chain_index"
@@ -164,7 +172,7 @@ def interface_scores(
         "distance_cutoff": float(distance_cutoff),
         "actifptm": None if confidence is None or not pairs else confidence.actifptm,
         **{
-            name: max((pair[key] for pair in pairs.values() if pair[key] is not None), default=None)
+            name: _largest([pair[key] for pair in pairs.values() if pair[key] is not None])
             for name, key in LARGEST_OF_PAIRS.items()
         },
         **overlaps,
@@ -196,6 +204,11 @@ def without_scores(scores: dict[str, Any], reason: str) -> dict[str, Any]:
     pairs = {name: empty(pair) | {"clashes": pair["clashes"]} for name, pair in scores["pairs"].items()}
     whole = dict.fromkeys(("actifptm", *LARGEST_OF_PAIRS))
     return scores | {"reason": reason} | whole | {"pairs": pairs}
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    """Return the largest value, NaN if one is NaN, or None without any."""
+    return float(np.max(values)) if len(values) else None
 
 
 def _count_clashes(
@@ -269,6 +282,6 @@ def _pair(
         }
     there, back = directions.values()
     both_ways = {key: (there[key], back[key]) for key in (*_LARGER, *_MEAN) if there[key] is not None}
-    pair_scores |= {key: max(both_ways[key]) if key in both_ways else None for key in _LARGER}
+    pair_scores |= {key: _largest(both_ways.get(key, ())) for key in _LARGER}
     pair_scores |= {key: sum(both_ways[key]) / 2.0 if key in both_ways else None for key in _MEAN}
     return pair_scores | {"directions": directions}

@@ -176,8 +176,40 @@ def test_everything_is_plain_json_and_names_are_those_of_the_files() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
+def test_scores_of_errors_that_are_nan_are_nan() -> None:
+    """They would be those of a pair without confidence, 0."""
+    pae = error([[2, 9], [9, 4], [9, 9]])
+    pae[0, 3] = np.nan
+    found = interface_scores(**two_chains(), pae=pae)
+    pair = found["pairs"]["A-B"]
+    for key in ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "lis", "pdockq2", "interface_pae"):
+        assert math.isnan(pair[key]), key
+    assert math.isnan(found["ipsae_max"])
+    assert pair["directions"]["B-A"]["ipsae"] == 0.0
+    assert pair["pdockq"] > 0.0
+
+
+def test_lists_are_arrays() -> None:
+    case = two_chains()
+    plain = {key: value.tolist() for key, value in case.items()}
+    pae = np.full((5, 5), 5.0)
+    assert interface_scores(**plain, pae=pae.tolist()) == interface_scores(**case, pae=pae)
+
+
 def test_shapes_that_disagree_are_refused() -> None:
     case = two_chains()
+    for chains in ([0, 1, 1, 0, 0], [0, 1, 0, 1, 0]):
+        with pytest.raises(ValueError, match="all residues of a chain in a row"):
+            interface_scores(**case | {"chain_index": np.array(chains)})
+    for names in (["A"], ["A", "A"], list("ABC")):
+        with pytest.raises(ValueError, match="names must be 2 different ones"):
+            interface_scores(**case, names=names)
+    with pytest.raises(ValueError, match=r"aligned errors of two chains \[n, m\], found shape \[3\]"):
+        directed_scores(np.ones(3))
+    with pytest.raises(ValueError, match=r"points of a chain has shape \[1, 2\], expected \[1, 3\]"):
+        interface_contacts(np.zeros((1, 3)), np.zeros((1, 2)))
+    with pytest.raises(ValueError, match=r"pae has shape \[5, 5\], expected \[1, 1\]"):
+        interface_contacts(np.zeros((1, 3)), np.zeros((1, 3))).pdockq2([90.0], [90.0], np.ones((5, 5)))
     with pytest.raises(ValueError, match=r"pae has shape \[4, 5\], expected \[5, 5\]"):
         interface_scores(**case, pae=np.ones((4, 5)))
     with pytest.raises(ValueError, match="confidence has 1 chains"):
