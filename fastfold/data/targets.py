@@ -17,6 +17,7 @@ from fastfold.protein.labels import AuthorNames, fill_numbers, residue_ranges
 from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import UNKNOWN_LETTERS, mask_unknown
 from fastfold.utils.lazy import old_attributes
+from fastfold.utils.option_fields import check_kind
 from fastfold.utils.text_files import PathLike, split_lines
 from fastfold.utils.transliteration import to_ascii
 
@@ -249,8 +250,10 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
         name: Name of the target; converted to a safe form for file names.
 
     Raises:
+        ConfigError: The sequence is not text.
         InputError: The sequence is empty or contains invalid characters.
     """
+    check_kind("sequence", sequence, str, "text")
     sequences, warnings = parse_sequence(split_lines(sequence), record=name)
     return Target(safe_stem(name), make_chains(sequences), "", name, tuple(warnings))
 

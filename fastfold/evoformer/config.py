@@ -16,6 +16,7 @@ import yaml
 from ml_collections import ConfigDict
 
 from fastfold.errors import ConfigError, suggest
+from fastfold.utils.option_fields import check_kind
 
 # Rows of the extra MSA; True if the network has templates.
 _MONOMER = {
@@ -48,6 +49,7 @@ def model_config(name: str) -> ConfigDict:
         >>> model_config("model_1_ptm").model.embeddings_and_evoformer.evoformer_num_block
         48
     """
+    check_kind("name of a model", name, str, "text")
     if name == MINI:
         return _mini()
     if name not in PRESETS:

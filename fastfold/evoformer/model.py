@@ -37,6 +37,7 @@ from fastfold.evoformer.structure.restraint_springs import RESTRAINT_FEATURES, R
 from fastfold.evoformer.structure.side_chains import place_rotamers
 from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
+from fastfold.utils.option_fields import check_kind
 
 Features = dict[str, Tensor]
 FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]]
@@ -86,6 +87,7 @@ class AlphaFold(PolicyModule):
 
     def __init__(self, config: ConfigDict, *, name: str = "model") -> None:
         super().__init__()
+        check_kind("config", config, ConfigDict, "the configuration of a network, as of model_config")
         self.config, self.name = config, name
         model = config.model
         c = model.embeddings_and_evoformer

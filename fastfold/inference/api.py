@@ -38,6 +38,7 @@ from fastfold.inference.sampling.samples import draw_samples
 from fastfold.inference.setting_values import BatchSize, check_batch, check_seeds
 from fastfold.inference.target_templates import TargetTemplates, read_templates
 from fastfold.utils.device import choose_device, own_settings
+from fastfold.utils.option_fields import check_kind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,12 +51,14 @@ _NOT_FOR_PYTHON = {
     "checkpoint_after": "fastfold infer keeps the state of folds in its folder",
     "parallel": "only fastfold infer folds on several devices",
     "seeds": "predict takes seed=, predict_many seeds=",
+    "msas": "predict takes msa=, predict_many msas=",
+    "models": "predict takes one model, predict_many models=",
     "precision": "load_model(path, precision=...) sets it",
     "relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
     "num_relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
-"""Settings of the command that Python does not take, each with its replacement."""
+"""Settings that a function here does not take, each with its replacement."""
 Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path] | TemplateOptions
 """Templates of a chain: structure files (mmCIF or PDB, also ``.gz``) or folders of them, raw features as in
 :func:`fastfold.data.features.raw.template_features`, or options with the structures of whole complexes."""
@@ -177,8 +180,8 @@ def predict(
     """
     if isinstance(seed, (list, tuple, range)):
         raise ConfigError("seed is one number; fastfold.predict_many takes several seeds")
-    if not isinstance(sequence, str):
-        raise ConfigError(f"sequence must be text, found {type(sequence).__name__}")
+    check_kind("sequence", sequence, str, "text")
+    _refuse_others(settings)
     (predictions,) = predict_many(
         {name: sequence},
         model,
@@ -356,12 +359,17 @@ def embed(
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
     known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON) - {"device"}
+    _refuse_others(settings)
     for name in settings:
-        if name in _NOT_FOR_PYTHON:
-            raise ConfigError(f"{name} is not a setting here: {_NOT_FOR_PYTHON[name]}")
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}; {suggest(name, known)}")
     return InferConfig(seeds=check_seeds(seeds), **settings)
+
+
+def _refuse_others(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        if name in _NOT_FOR_PYTHON:
+            raise ConfigError(f"{name} is not a setting here: {_NOT_FOR_PYTHON[name]}")
 
 
 def _named(sequences: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastfold.errors import PlaceError, WriteError
+from fastfold.utils.option_fields import check_path
 
 # O_BINARY exists on Windows only, where it prevents the conversion of line ends.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -158,8 +159,10 @@ def prepare_output_directory(path: str | os.PathLike[str]) -> Path:
     """Create the output folder and check that files can be created in it, before hours of work.
 
     Raises:
+        ConfigError: The path is not one.
         WriteError: The folder cannot be created or written to; names the path and what to do.
     """
+    check_path(path)
     path = Path(path)
     probe = path / temporary_name()
     try:

@@ -13,12 +13,15 @@ import fastfold
 from fastfold import FastFoldError
 from fastfold.data.msa.find import read_msa
 from fastfold.data.msa.keyed import parse_keyed_table
+from fastfold.data.queries.fasta import read_fasta
 from fastfold.data.targets import target_from_sequence
+from fastfold.data.training.dataset import open_dataset
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.api import _alignments, _read_alignment
 from fastfold.inference.planning import planner
+from fastfold.protein.io.read import read_structure
 from tests.helpers.command_line import ORACLES, CommandLine, small_model, small_weights
 
 SEQUENCE = "MKTAYIAKQR"
@@ -193,6 +196,9 @@ def test_a_trunk_in_bf16(query: Path, weights: Path):
         ("MK-T", {}, InputError, "gap '-' at position 3"),
         (SEQUENCE, {"num_recycles": -1}, ConfigError, "num_recycles must be from 0 to 1000, found -1"),
         (SEQUENCE, {"seed": -1}, ConfigError, "seed must be from 0"),
+        (None, {}, ConfigError, "sequence must be text, found NoneType"),
+        (SEQUENCE, {"msas": []}, ConfigError, "msas is not a setting here: predict takes msa="),
+        (SEQUENCE, {"seeds": 1}, ConfigError, "seeds is not a setting here: predict takes seed="),
         (SEQUENCE, {"msa": "none.a3m"}, InputError, "none.a3m: no such file"),
         (
             SEQUENCE,
@@ -218,6 +224,26 @@ def test_what_is_no_network_is_refused(wrong: Any) -> None:
             call({"a": SEQUENCE} if call is fastfold.predict_many else SEQUENCE, wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="model must be a network or a path, found"):
         fastfold.load_model(wrong)
+
+
+def test_arguments_of_the_wrong_kind_are_refused_by_name(tmp_path: Path) -> None:
+    prediction = fastfold.predict(SEQUENCE, "mini", num_recycles=0)
+    prediction.save(tmp_path, rank=1, plots=False)
+    load = fastfold.Prediction.load
+    for call, message in (
+        (lambda: fastfold.embed(None, "mini"), "sequence must be text, found NoneType"),  # type: ignore[arg-type]
+        (lambda: fastfold.AlphaFold("model_1_ptm"), "config must be the configuration of a network"),  # type: ignore[arg-type]
+        (lambda: fastfold.model_config(1), "name of a model must be text, found int"),  # type: ignore[arg-type]
+        (lambda: load(None), "path must be a file or folder, found NoneType"),  # type: ignore[arg-type]
+        (lambda: load(tmp_path, rank="1"), "rank must be a whole number, found '1'"),  # type: ignore[arg-type]
+        (lambda: prediction.save(None), "path must be a file or folder, found NoneType"),  # type: ignore[arg-type]
+        (lambda: read_msa(None), "path must be a file or folder, found NoneType"),  # type: ignore[arg-type]
+        (lambda: read_fasta(3), "path must be a file or folder, found int"),  # type: ignore[arg-type]
+        (lambda: open_dataset(None), "path must be a file or folder, found NoneType"),  # type: ignore[arg-type]
+        (lambda: read_structure("a.pdb", chain_ids=1), "chain_ids must be names of chains, found int"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
 
 
 def test_numbers_of_numpy_are_settings(monomer: AlphaFold) -> None:

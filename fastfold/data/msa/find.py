@@ -43,6 +43,7 @@ from fastfold.data.msa.other_files import (
 from fastfold.data.targets import Chain, Target, safe_stem
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import mask_unknown
+from fastfold.utils.option_fields import check_path
 from fastfold.utils.text_files import FileSlice, PathLike, check_listed, read_text_bytes
 
 MAX_ALIGNMENT_BYTES = 1 << 32
@@ -95,6 +96,7 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
         query: Expected sequence of the query; X equals letters that are read as X.
 
     Raises:
+        ConfigError: The path is not one.
         InputError: The file cannot be read, is not such an alignment, or belongs to another sequence.
 
     Example:
@@ -104,6 +106,7 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
         >>> read_msa("query.a3m", query="MTYK").sequences
         ('MTYK', 'M-YK')
     """
+    check_path(path)
     parse = parse_stockholm if _is_stockholm(path) else parse_a3m
     msa = parse(_read_text(path), path=path)
     if query is not None:

@@ -12,6 +12,7 @@ from fastfold.data.msa.msa import FastaRecord, split_records
 from fastfold.data.queries.records import QueryFile, Record, targets_of_records
 from fastfold.data.targets import Target, parse_sequence, unique_targets
 from fastfold.errors import InputError
+from fastfold.utils.option_fields import check_path
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 MAX_FASTA_BYTES = 1 << 28
@@ -36,6 +37,7 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
         complex_: Join all records to one complex, which has the file's name.
 
     Raises:
+        ConfigError: The path is not one.
         InputError: A record is invalid; the first one, with its line.
 
     Example:
@@ -45,6 +47,7 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
         >>> [(target.name, [chain.sequence for chain in target.chains]) for target in read_fasta("pair.fasta")]
         [('pair', ['MTYK', 'GSHM'])]
     """
+    check_path(path)
     errors: list[InputError] = []
     file = QueryFile(path, read_text_bytes(path, limit=MAX_FASTA_BYTES))
     targets = unique_targets(targets_of_records(parse_fasta(file), file, errors, complex_=complex_), errors)

@@ -29,6 +29,7 @@ from fastfold.data.training.index_tables import (
 from fastfold.errors import ConfigError, InputError, suggest
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure
+from fastfold.utils.option_fields import check_path
 from fastfold.utils.text_files import FileSlice, PathLike
 
 WHOLE_SPLIT = "train"  #: Split of a folder without splits
@@ -59,6 +60,7 @@ class Dataset(Sequence[Entry]):
 
 def check_directory(directory: PathLike) -> Path:
     """Return the path of a training set, or raise ConfigError if nothing is there."""
+    check_path(directory)
     root = Path(directory)
     if not root.exists():
         raise ConfigError(f"the data folder {str(root)!r} does not exist; set data.directory")

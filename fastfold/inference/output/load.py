@@ -22,6 +22,7 @@ from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence
 from fastfold.protein.structure import structure_to_protein
+from fastfold.utils.option_fields import LARGEST, check_path, check_whole
 
 
 def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 1) -> dict[str, Any]:
@@ -39,6 +40,8 @@ def read_prediction(folder: str | Path, name: str | None = None, *, rank: int = 
         ConfigError: The folder has several targets or none of that name, or no prediction of that rank.
         InputError: A file of the prediction is missing or damaged.
     """
+    check_path(folder)
+    check_whole("rank", rank, 1, LARGEST)
     prediction = _find(Path(folder), name, rank)
     files = dict(prediction.files)
     if ".cif" not in files:

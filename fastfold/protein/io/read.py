@@ -21,6 +21,7 @@ from fastfold.protein.labels import AuthorNames, author_names, default_names
 from fastfold.protein.objects.records import library_of, object_name, object_records
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import ChainStructure, Structure, structure_to_protein
+from fastfold.utils.option_fields import check_kind
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def read_structure(source: Any, *, chain_ids: Iterable[str] | None = None) -> St
         >>> [(chain.chain_id, chain.sequence) for chain in structure.chains]
         [('A', 'MTYKLILNGK')]
     """
+    if chain_ids is not None:
+        check_kind("chain_ids", chain_ids, Iterable, "names of chains")
     wanted = None if chain_ids is None else {chain_ids} if isinstance(chain_ids, str) else set(chain_ids)
     path = _place(source)
     if wanted is not None and not wanted:
