@@ -9,6 +9,7 @@ import torch
 from ml_collections import ConfigDict
 from torch import Tensor, nn
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import current_call, recomputed
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
@@ -90,8 +91,11 @@ class EvoformerBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the updated ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
 
-        The masks ``msa_mask [*, S, N]`` and ``pair_mask [*, N, N]`` are 0 for padding.
+        The masks ``msa_mask [*, S, N]`` and ``pair_mask [*, N, N]`` are 0 for padding; without them a ConfigError is
+        raised.
         """
+        if msa_mask is None or pair_mask is None:
+            raise ConfigError("msa_mask and pair_mask must be tensors, found None; give ones without padding")
         if self.outer_product_first:
             pair = self.outer_product_mean(msa, pair, msa_mask)
         msa = self.msa_row_attention(msa, pair, msa_mask)

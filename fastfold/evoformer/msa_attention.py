@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention, GlobalAttention, kernel_parameters, self_attention
 from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
@@ -109,6 +110,8 @@ class MSAColumnGlobalAttention(PolicyModule):
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_e]``; mask ``[*, S, N]``."""
+        if msa_mask is None:
+            raise ConfigError("msa_mask must be a tensor, found None; give ones without padding")
 
         def add_attention(block: Block) -> Tensor:
             assert block.mask is not None

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fastfold.errors import ConfigError
+from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from tests.helpers.definitions import attention, close, linear, norm, random, randomized
 from tests.helpers.networks import oracle_config
@@ -70,6 +72,14 @@ def test_global_columns_have_one_query_for_all_sequences() -> None:
 
 
 LAYERS = {"row": _row, "column": _column, "global column": _global}
+
+
+def test_absent_masks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="msa_mask must be a tensor, found None"):
+        _global()(random(S, N, C_M), None)
+    block = EvoformerBlock(_config(), C_M, C_Z)
+    with pytest.raises(ConfigError, match="msa_mask and pair_mask must be tensors, found None"):
+        block(random(S, N, C_M), random(N, N, C_Z), None, torch.ones(N, N))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -100,6 +100,14 @@ def test_shapes_that_do_not_belong_together_are_refused(name: str, batch: tuple[
                     case.operator(**{**inputs, key: torch.ones(shape, dtype=torch.float64)})
 
 
+@pytest.mark.parametrize("heads", [0, -1, 3, "4", None])
+def test_heads_divide_the_channels(heads: Any) -> None:
+    case = case_of("gated_attention", 5)
+    width = case.inputs["query_weight"].shape[0]
+    with pytest.raises(InputError, match=f"gated_attention: heads must divide the {width} channels .* found"):
+        case.operator(**case.inputs | {"heads": heads, "bias": None})
+
+
 def test_outer_products_take_each_sequence_of_the_mask() -> None:
     case = case_of("outer_product_mean", 5)
     right, mask, *fixed = (case.inputs[key] for key in ("right", "right_mask", "weight", "bias"))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear
 
+from fastfold.errors import InputError
 from fastfold.kernels.common import cuequivariance
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.cost import Arguments, OperatorCost, size_in_bytes
@@ -253,7 +254,7 @@ def gated_attention(
         The update ``[*, R, N, c]``, plus the residual, in the dtype and memory layout of ``x``.
 
     Raises:
-        InputError: A shape does not match that of ``x``.
+        InputError: A shape does not match that of ``x``, or the heads do not divide the channels of the queries.
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: Gradients would have to be recorded through ``out``.
 
@@ -322,6 +323,10 @@ def _check(
         *zip(GatedAttentionParams._fields, parameters, shapes, strict=True),
     )
     check_shapes("gated_attention", "x", x, wanted)
+    if not isinstance(heads, int) or heads < 1 or width % heads:
+        raise InputError(
+            f"gated_attention: heads must divide the {width} channels of the queries, found {heads!r}"
+        )
 
 
 def _compute_beginning(
