@@ -46,7 +46,7 @@ def convert_arrays(owner: Any, layout: Mapping[str, tuple[type, tuple[int, ...]]
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be numbers, found {values.dtype}")
         with np.errstate(invalid="ignore"):  # NaN among whole numbers is refused below
-            array = values.astype(dtype, copy=False)
+            array: np.ndarray = values.astype(dtype, copy=False)
         if np.issubdtype(dtype, np.integer) and array is not values and (array != values).any():
             raise ValueError(f"{name} must be whole numbers of {array.itemsize * 8} bits")
         object.__setattr__(owner, field, array)
