@@ -149,7 +149,10 @@ def score_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> st
 
 
 def tab_separated(lines: Iterable[Sequence[Any]]) -> str:
-    """Return lines of cells as text: None as an empty cell, white space within a cell as one space."""
+    """Return lines of cells as text: None as an empty cell, white space within a cell as one space.
+
+    A cell that begins with a quotation mark is quoted, because programs would read up to the next one.
+    """
     return "".join("\t".join(map(_text, line)) + "\n" for line in lines)
 
 
@@ -164,7 +167,13 @@ def _cell(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else " ".join(str(value).split())
+    text = "" if value is None else " ".join(str(value).split())
+    return '"' + text.replace('"', '""') + '"' if text.startswith('"') else text
+
+
+def _unquoted(cell: str) -> str:
+    is_quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
+    return cell[1:-1].replace('""', '"') if is_quoted else cell
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -174,7 +183,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         lines = path.read_text("utf-8").splitlines() if is_whole else []
     except (OSError, ValueError):
         return []
-    header, *rows = [line.split("\t") for line in lines] or [[]]
+    header, *rows = [list(map(_unquoted, line.split("\t"))) for line in lines] or [[]]
     return [dict(zip(header, cells, strict=False)) for cells in rows]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
+
+import pytest
 
 from fastfold.errors import InputError
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.inference.output.summary import FAILURES, FailuresFile
+from fastfold.inference.output.summary import FAILURES, FailuresFile, read_table, tab_separated
 
 
 def lines(folder: ResultsFolder) -> list[str]:
@@ -41,6 +45,17 @@ def test_a_target_that_is_folded_leaves_and_an_empty_table_is_removed(tmp_path: 
     table.remove("T2")
     table.flush()
     assert not (tmp_path / FAILURES).exists()
+
+
+@pytest.mark.parametrize("name", ['"half', '"whole" name', 'an "inner" one', '""', '"', "it's 5\" long"])
+def test_other_programs_read_names_with_quotation_marks(name: str, tmp_path: Path):
+    """A cell that begins with one would take the following lines into it."""
+    text = tab_separated([["target", "name", "plddt"], ["a", name, 1.5], ["b", "plain", None]])
+    rows = list(csv.reader(io.StringIO(text), dialect="excel-tab"))
+    assert rows == [["target", "name", "plddt"], ["a", name, "1.5"], ["b", "plain", ""]]
+    path = tmp_path / "table.tsv"
+    path.write_text(text)
+    assert [line["name"] for line in read_table(path)] == [name, "plain"]
 
 
 def test_without_a_failure_there_is_no_table(tmp_path: Path):
