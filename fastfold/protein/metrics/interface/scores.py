@@ -81,8 +81,8 @@ def interface_scores(
     Undefined scores are None: scores of the aligned error without ``pae``, scores of the logits without
     ``confidence``, means over contacts of chains that do not touch, and maxima over no pairs. By their definitions
     ipSAE and LIS are 0 without an error under the cutoff, and pDockQ and pDockQ2 without a contact.
-    Clashes are None for a single chain. Scores of errors that are NaN are NaN. Positions and aligned errors are rounded
-    to the three and two decimals of files, so that other programs compute the same scores.
+    Clashes are None for a single chain. Scores of errors that are NaN are NaN. Positions have the three decimals of
+    files, pLDDT and aligned errors the two, so that other programs compute the same scores.
 
     Args:
         chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
@@ -134,7 +134,7 @@ def interface_scores(
         raise ValueError(
             f"confidence has {len(confidence.ptm)} chains, expected {len(rows)} as in chain_index"
         )
-    plddt = np.asarray(plddt, np.float64)
+    plddt = np.round(np.asarray(plddt, np.float64), 2)
     chains: dict[str, dict[str, Any]] = {
         name: {
             "residues": part.stop - part.start,

@@ -189,6 +189,13 @@ def test_scores_of_errors_that_are_nan_are_nan() -> None:
     assert pair["pdockq"] > 0.0
 
 
+def test_scores_are_those_of_the_decimals_of_files() -> None:
+    case, errors = two_chains(), np.random.default_rng(0).uniform(0, 20, (5, 5))
+    case["plddt"] = case["plddt"] + np.array([0.0049, 0.004, 0.003, -0.0049, 0.0049])
+    written = case | {"plddt": case["plddt"].round(2), "atom_positions": case["atom_positions"].round(3)}
+    assert interface_scores(**case, pae=errors) == interface_scores(**written, pae=errors.round(2))
+
+
 def test_lists_are_arrays() -> None:
     case = two_chains()
     plain = {key: value.tolist() for key, value in case.items()}
