@@ -80,7 +80,7 @@ def check_points(predicted: Tensor, reference: Tensor, mask: Tensor) -> None:
 
 
 def check_finite(points: Tensor) -> None:
-    """Check that all positions are finite, or raise InputError."""
+    """Check that all positions ``[*, 3]`` are finite, or raise InputError."""
     if not points.isfinite().all():
         raise InputError("a position is not finite; correct it, or leave it out by the mask")
 
