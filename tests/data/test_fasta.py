@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastfold.data.msa.msa import split_records
-from fastfold.data.queries.fasta import read_fasta
+from fastfold.data.queries.fasta import parse_fasta, read_fasta
 from fastfold.data.queries.read import read_targets
+from fastfold.data.queries.records import QueryFile
 from fastfold.errors import InputError
 from fastfold.utils import text_files
 
@@ -298,6 +299,35 @@ def test_records_of_other_molecules_are_refused(tmp_path: Path, header: str) -> 
     assert error.line == 3
     targets, errors = read_targets([path], complex_=True)
     assert (targets, len(errors)) == ([], 1)
+
+
+def test_records_of_boltz_are_one_complex_with_the_alignments_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "b.a3m").write_text(">b\nMKV\n>1\nMRV\n")
+    path = write(tmp_path, ">H|protein|b.a3m\nMKV\n>L|protein|empty\nMKT\n")
+    (target,), errors = read_targets([path])
+    assert not errors
+    assert (target.name, [(chain.id, chain.sequence) for chain in target.chains]) == (
+        "in",
+        [("H", "MKV"), ("L", "MKT")],
+    )
+    assert target.alignments is not None
+    assert [[msa.sequences for msa in own] for own, _ in target.alignments] == [[("MKV", "MRV")], []]
+    file = QueryFile(path, path.read_bytes())
+    (refused,) = parse_fasta(file, opens_files=False)
+    assert "record 'H|protein|b.a3m' names a file, which is not opened here" in str(refused)
+    path = write(tmp_path, ">H|protein|gone.a3m\nMKV\n")
+    targets, (error,) = read_targets([path])
+    assert not targets
+    assert "no such file: 'gone.a3m'" in str(error)
+
+
+def test_records_of_chai_are_one_complex(tmp_path: Path) -> None:
+    path = write(tmp_path, ">protein|name=one\nMKV\n>protein|name=two\nMKT\n")
+    (target,), errors = read_targets([path])
+    assert (errors, [(chain.id, chain.sequence) for chain in target.chains]) == (
+        [],
+        [("A", "MKV"), ("B", "MKT")],
+    )
 
 
 def test_proteins_whose_names_resemble_molecules_are_read(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """FASTA files as queries.
 
 A record is one target; ``:`` in its sequence joins the chains of a complex. Lines that begin with ``#`` are comments.
+The records of an input of Boltz (``>A|protein|a.a3m``) or Chai (``>protein|name=a``) are the chains of one complex.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fastfold.data.msa.msa import FastaRecord, split_records
+from fastfold.data.queries.jobs import Entity, QueryJob, complex_record
+from fastfold.data.queries.named_alignments import entity_alignments
 from fastfold.data.queries.records import QueryFile, Record, targets_of_records
 from fastfold.data.targets import Target, parse_sequence, unique_targets
 from fastfold.errors import InputError
@@ -19,6 +22,10 @@ MAX_FASTA_BYTES = 1 << 28
 
 _OTHER_MOLECULES = ("ccd", "smiles", "dna", "rna", "ligand", "glycan")
 """Kinds of other molecules, in the second field of a header of Boltz and the first of Chai."""
+_CHAIN = re.compile(
+    r"(?P<id>[^|\s]+)\|protein(\|(?P<msa>empty|\S+\.(a3m|csv)(\.gz)?)?)?|protein\|name=.*", re.IGNORECASE
+)
+"""Header of a protein of Boltz, with its alignment, or of Chai."""
 _PIR = re.compile(r"([A-Z][A-Z0-9]);(.*)")
 _PIR_PROTEINS = ("P1", "F1")
 _ALIGNMENT = re.compile(r"#[0-9]+(,[0-9]+)*[ \t]+[0-9]+(,[0-9]+)*[ \t]*$|# STOCKHOLM")
@@ -56,8 +63,12 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
     return targets
 
 
-def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
-    """Yield each record of a FASTA file, or its error.
+def parse_fasta(file: QueryFile, *, opens_files: bool = True) -> Iterator[Record | InputError]:
+    """Yield each record of a FASTA file, or its error; an input of Boltz or Chai is one record.
+
+    Args:
+        file: The file.
+        opens_files: Read the alignments that headers of Boltz name; False for texts that are not trusted.
 
     Raises:
         InputError: The file contains no record, or is an alignment.
@@ -89,6 +100,9 @@ def parse_fasta(file: QueryFile) -> Iterator[Record | InputError]:
         yield InputError(message, path=file.path, line=stray + 1)
     elif not records:
         raise InputError("is empty; a FASTA file has a line '>name' and then the sequence", path=file.path)
+    elif all(_CHAIN.fullmatch(record.header.strip()) for record in records):
+        yield _chains(file, records, opens_files)
+        return
     for number, record in enumerate(records, 1):
         try:
             yield _parse_record(file, number, record)
@@ -110,6 +124,33 @@ def _parse_record(file: QueryFile, number: int, record: FastaRecord) -> Record:
             0, f"the header on line {record.line} lacks a name; the record is named {identifier!r}"
         )
     return Record(identifier, record.line, sequences, warnings, is_named=bool(words))
+
+
+def _chains(file: QueryFile, records: Sequence[FastaRecord], opens_files: bool) -> Record | InputError:
+    """Return the complex of an input of Boltz or Chai, which has the file's name, or its error."""
+    job = QueryJob(file.path, file.stem, uses_working_folder=True)
+    entities: list[Entity] = []
+    doubts: list[str] = []
+    try:
+        for number, record in enumerate(records, 1):
+            header = _CHAIN.fullmatch(record.header.strip())
+            fields = header.groupdict("") if header else {}
+            chain = _parse_record(file, number, record)
+            if len(chain.sequences) > 1:
+                raise job.fail(
+                    f"record {chain.identifier!r} has ':' in its sequence; give each chain a record"
+                )
+            if not opens_files and fields["msa"].lower() not in ("", "empty"):
+                raise job.fail(
+                    f"record {chain.identifier!r} names a file, which is not opened here; remove its name"
+                )
+            (sequence,) = chain.sequences
+            alignments = entity_alignments(job, fields, sequence, number, is_protenix=False)
+            entities.append(Entity(sequence, [fields["id"]], alignments))
+            doubts += chain.warnings
+        return complex_record(job, entities, warnings=doubts)._replace(is_named=False)
+    except InputError as error:
+        return error
 
 
 def _check_protein(record: FastaRecord, pir: str | None, identifier: str, path: PathLike) -> None:

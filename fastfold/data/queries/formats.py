@@ -5,7 +5,7 @@ makes it a complex: chains of 12 and 10 residues, two copies of the first. Rows 
 rows are kept.
 
 A table is CSV or TSV with the columns ``id`` and ``sequence``, and ``a3mpath`` for alignments. ``:`` in a sequence
-joins the chains of a complex. Other columns are ignored.
+joins the chains of a complex. Other columns are ignored, unless they name alignments.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def _check_query(text: str, path: PathLike) -> None:
 
 _COLUMNS = ("id", "sequence")
 _ALIGNMENT = "a3mpath"
+_ALIGNMENT_ENDINGS = (".a3m", ".sto")
 
 
 def parse_table(file: QueryFile) -> Iterator[Record | InputError]:
@@ -139,5 +140,13 @@ def _record(file: QueryFile, number: int, line: int, header: Sequence[str], cell
     if not identifier:
         warnings.insert(0, f"line {line} lacks an id; it is named {name!r}")
     record = Record(name, line, sequences, warnings, is_named=bool(identifier))
+    for column, cell in row.items():
+        if column != _ALIGNMENT and cell.strip().lower().removesuffix(".gz").endswith(_ALIGNMENT_ENDINGS):
+            raise InputError(
+                f"the column {column[:40]!r} names an alignment, which only {_ALIGNMENT!r} does; rename the column",
+                path=file.path,
+                line=line,
+                record=name,
+            )
     place = row.get(_ALIGNMENT, "").strip()
     return add_alignments(record, file.path, place) if place else record

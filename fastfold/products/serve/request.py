@@ -58,7 +58,7 @@ class JobRequest:
             return target_from_sequence(self.text, self.name or "query")
         errors: list[InputError] = []
         file = QueryFile(f"query.{self.kind}", self.text.encode("utf-8", "surrogatepass"))
-        records = [parse_a3m_query(file)] if self.kind == "a3m" else parse_fasta(file)
+        records = [parse_a3m_query(file)] if self.kind == "a3m" else parse_fasta(file, opens_files=False)
         targets = unique_targets(targets_of_records(records, file, errors, complex_=self.complex_), errors)
         if errors:
             raise errors[0]

@@ -51,6 +51,11 @@ def test_rows_are_one_complex_if_asked() -> None:
         ("name,sequence\na,MK\n", 1, "must name the columns"),
         ("id,id,sequence\na,b,MK\n", 1, "each once"),
         ("id,sequence\n", None, "contains no row after"),
+        (
+            "id,sequence,msa\na,MK,x.a3m.gz\ngood,MK,\n",
+            2,
+            "'msa' names an alignment, which only 'a3mpath' does",
+        ),
         ("id,sequence\na\n", 2, "has 1 columns, the first line names 2"),
         ("id,sequence\na,b,MK\n", 2, "has 3 columns"),
         ("id,sequence\na,\ngood,MK\n", 2, "lacks a sequence; write its residues"),

@@ -46,6 +46,13 @@ def test_each_format_has_one_target():
         JobRequest("fasta", ">a\nMK1\n").target()
 
 
+def test_files_of_the_server_that_a_header_names_are_not_opened(tmp_path: Path):
+    """Boltz' headers name alignments."""
+    (tmp_path / "x.a3m").write_text(">q\nMKV\n>1\nMRV\n")
+    with pytest.raises(InputError, match="names a file, which is not opened here"):
+        JobRequest("fasta", f">A|protein|{tmp_path}/x.a3m\nMKV\n").target()
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", "a\0b", "con"])
 def test_names_are_never_paths(name: str):
     assert set(JobRequest("sequence", "MKV", name).target().name).isdisjoint("/\\\0")
