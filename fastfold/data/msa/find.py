@@ -3,7 +3,7 @@
 The alignments of a target ``ID`` are at these places, in order of preference (:mod:`fastfold.data.msa.choose`):
 
 - one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments; then the places of
-  the chain's FASTA record, if the target has another name;
+  the chain's FASTA record, if the target has another name; then ``ID/msas/A/`` (AlphaFold-Multimer);
 - chain ``A`` of a complex: ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/`` (AlphaFold-Multimer), ``ID_A.a3m``, ``ID_A/``
   (OpenFold), or the places of the chain's FASTA record, of a record of several chains those of its chain;
 - a whole complex: the places of one chain, with an alignment for its only sequence, or ColabFold's alignment of all
@@ -229,7 +229,7 @@ def chosen_files(msa_dir: PathLike, target: Target) -> ChosenFiles:
             home = folder / target.name / chain.id
             for place in _places(folder, names, chain):
                 chains[chain.sequence] += _place_files(place, is_home=place == home)
-        whole = [files for place in _places(folder, names, None) for files in _place_files(place)]
+        whole = [files for place in _whole_places(folder, target) for files in _place_files(place)]
         for chain in target.chains:
             files = [PlaceFiles(own=(path,)) for path in chai_file(folder, chain)]
             chains[chain.sequence] += files if target.is_complex else []
@@ -282,7 +282,7 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
     with _searching(msa_dir, "template hits"):
         for chain in target.chains:
             places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
-            places += _places(Path(msa_dir), names, None) if alike else ()
+            places += _whole_places(Path(msa_dir), target) if alike else ()
             if files := _first_hits(places):
                 hits.setdefault(chain.sequence, files)
     return hits
@@ -423,6 +423,14 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
         stems = _lookup_stems([chain.record]) if chain.record else []
     for stem in stems:
         yield from (folder / stem, folder / stem / "msas")
+
+
+def _whole_places(folder: Path, target: Target) -> Iterator[Path]:
+    """Yield the places of a whole target; AlphaFold-Multimer has those of a single chain in a folder of the chain."""
+    names = _names(target)
+    yield from _places(folder, names, None)
+    if not target.is_complex:
+        yield from (folder / stem / "msas" / target.chains[0].id for stem in _lookup_stems(names))
 
 
 def _lookup_stems(names: list[str]) -> list[str]:

@@ -14,7 +14,8 @@ from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
 _FASTA = (".fasta", ".fa")
-OTHER_ENDINGS = (".csv", *_FASTA, CHAI_ENDING)
+_PACKED = ".gz"
+OTHER_ENDINGS = (*(f"{end}{packed}" for end in (".csv", *_FASTA) for packed in ("", _PACKED)), CHAI_ENDING)
 """Endings of alignments of other programs; those but Chai's may be of other files, too."""
 
 READABLE = (
@@ -31,7 +32,9 @@ def is_other_alignment(path: Path, *, limit: int) -> bool:
         text = read_text_bytes(path, limit=limit).decode("utf-8", "replace")
     except InputError:
         return False
-    return is_aligned_fasta(text) if path.name.endswith(_FASTA) else is_keyed_table(text)
+    return (
+        is_aligned_fasta(text) if path.name.removesuffix(_PACKED).endswith(_FASTA) else is_keyed_table(text)
+    )
 
 
 def parse_other_file(path: PathLike, *, limit: int) -> Msa:
@@ -40,7 +43,7 @@ def parse_other_file(path: PathLike, *, limit: int) -> Msa:
     Raises:
         InputError: The file cannot be read, or is not such an alignment.
     """
-    name = os.fspath(path).lower()
+    name = os.fspath(path).lower().removesuffix(_PACKED)
     if name.endswith(CHAI_ENDING):
         return read_chai_alignment(path, limit=limit)
     text = read_text_bytes(path, limit=limit).decode("utf-8", "replace")

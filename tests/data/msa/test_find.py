@@ -58,6 +58,17 @@ def test_each_format_is_read(tmp_path: Path, name: str) -> None:
     assert caught.value.path == path
 
 
+def test_a_single_chain_has_the_files_of_alphafold_multimer(tmp_path: Path) -> None:
+    """Its folder is that of chain A, as for complexes; a folder of the target comes first."""
+    target = target_from_sequence("MKV", "x")
+    put(tmp_path, "x/msas/A/uniref90_hits.sto", rows=3)
+    put(tmp_path, "x/msas/A/pdb_hits.sto")
+    assert depths(tmp_path, target) == [([3], [])]
+    assert find_template_hits(tmp_path, target) == {"MKV": [tmp_path / "x/msas/A/pdb_hits.sto"]}
+    put(tmp_path, "x/msas/own.a3m", rows=2)
+    assert depths(tmp_path, target) == [([2], [])]
+
+
 def test_a_chain_alone_in_a_list_has_the_files_of_its_protein(tmp_path: Path) -> None:
     """``P:1-2``, one copy of a part, is named P_1-2; the alignment and hits of P are its own."""
     proteins = [target_from_sequence("MKV", "P")]

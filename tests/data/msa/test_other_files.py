@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +101,17 @@ def test_protenix_folder_pairs_by_taxon_and_uses_all_rows(tmp_path: Path) -> Non
     found = load_alignments(tmp_path, target)
     assert [msa.sequences for msa in found[0][0]] == [("MKTA", "MKTL", "MKTV"), ("MKTA", "ATKM")]
     assert [msa.sequences for msa in found[1][1]] == [("WWPL", "WWPP", "WWPI")]
+
+
+def test_packed_files_of_other_programs_are_read(tmp_path: Path) -> None:
+    """``ID.fasta.gz`` and ``ID.csv.gz`` are read as the plain files are."""
+    target = target_from_sequence("MKTAYI", name="t")
+    for name, text in (("t.fasta", ALIGNED), ("t.csv", "key,sequence\n0,MKTAYI\n-1,MKTAYL\n")):
+        (tmp_path / name).write_text(text)
+        (((plain,), _),) = load_alignments(tmp_path, target)
+        (tmp_path / name).unlink()
+        packed = tmp_path / f"{name}.gz"
+        packed.write_bytes(gzip.compress(text.encode()))
+        (((msa,), _),) = load_alignments(tmp_path, target)
+        assert msa.sequences == plain.sequences
+        packed.unlink()
