@@ -17,7 +17,7 @@ from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.labels import AuthorNames
-from fastfold.protein.metrics.chain_mapping import ChainCandidates, equal_chains, map_chains
+from fastfold.protein.metrics.chain_mapping import ChainCandidates, equal_chains, order_copies
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import structure_to_protein
 from fastfold.utils.lazy import old_attributes
@@ -161,14 +161,11 @@ def _in_order(prediction: FoundPrediction, protein: Protein, first: Protein) -> 
     ca = rc.atom_order["CA"]
     points = [torch.from_numpy(one.atom_positions[:, ca]) for one in (protein, first)]
     masks = [torch.from_numpy(one.atom_mask[:, ca]) for one in (protein, first)]
-    copies = equal_chains(protein.sequences)
-    mapping = map_chains(copies, *points, *masks)
-    ours, theirs = copies.rows(mapping).T
-    order = ours[theirs.argsort()]
+    chain_order, order = order_copies(protein.sequences, *points, *masks)
     ordered = replace(
         protein,
         atom_positions=protein.atom_positions[order],
         atom_mask=protein.atom_mask[order],
         b_factors=protein.b_factors[order],
     )
-    return Member(prediction, ordered, np.array([i for i, _ in mapping]), order)
+    return Member(prediction, ordered, chain_order, order)

@@ -294,6 +294,19 @@ def map_chains(
     return best
 
 
+def order_copies(
+    sequences: Sequence[str], predicted: Tensor, reference: Tensor, has: Tensor, resolved: Tensor
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of chains ``[C]`` and of residues ``[N]`` in which copies fit a structure of these sequences.
+
+    Other arguments are those of :func:`map_chains`.
+    """
+    copies = equal_chains(sequences)
+    mapping = map_chains(copies, predicted, reference, has, resolved)
+    ours, theirs = copies.rows(mapping).T
+    return np.array([i for i, _ in mapping]), ours[theirs.argsort()]
+
+
 class _Search:
     """Assignments of copies that are near each other under superpositions; arguments of :func:`map_chains`."""
 

@@ -199,6 +199,17 @@ def test_figures_of_a_fold(tmp_path: Path, backbone: Path) -> None:
     assert moved["Target_RMSD"] == pytest.approx(0, abs=1e-2)
 
 
+def test_copies_of_a_chain_are_exchangeable_in_a_fold(tmp_path: Path) -> None:
+    """The fold has the chains of the design in another order."""
+    one = helix_prediction("x", 12)
+    made = helix_prediction("x", 12, 12, 12, aatype=np.tile(one.aatype, 3), sequences=one.sequences * 3)
+    made.save(tmp_path / "out", rank=1, plots=False)
+    (found,) = find_predictions(tmp_path / "out")
+    design = np.roll(made.atom_positions, 12, axis=0) + 5.0
+    figures = fold_figures(found, hallucination(12, copies=3), design)
+    assert figures["RMSD"] == pytest.approx(0, abs=1e-2)
+
+
 def test_residues_without_atoms_in_a_fold_do_not_count(tmp_path: Path, backbone: Path) -> None:
     """An unknown residue of the given chain; Biopython superposes all others."""
     made = helix_prediction("x", 14, 10)

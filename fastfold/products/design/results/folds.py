@@ -10,7 +10,7 @@ import torch
 from fastfold.errors import InputError
 from fastfold.inference.output.score_files import read_pae
 from fastfold.inference.report.discover import FoundPrediction
-from fastfold.products.design.agreement import BACKBONE, MOTIF, RING, given_agreement, ring_gap
+from fastfold.products.design.agreement import BACKBONE, MOTIF, RING, fitting_order, given_agreement, ring_gap
 from fastfold.products.design.tasks.task import DesignTask
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
@@ -71,40 +71,48 @@ def fold_figures(prediction: FoundPrediction, task: DesignTask, design: np.ndarr
     figures["Clashes"] = float(
         count_clashes(torch.from_numpy(positions), torch.from_numpy(mask), index, chain)
     )
-    figures |= given_agreement(task, positions, "".join(one.sequence for one in chains))
+    sequence = "".join(one.sequence for one in chains)
+    figures |= given_agreement(task, positions, sequence)
     figures["ring_gap"] = ring_gap(task, positions)
     if not same.all():
         near = touching(positions, mask, task.chain) & chosen
         figures["n_InterfaceResidues"] = float(near.sum())
         figures["i_pLDDT"] = float(scores[near].mean()) if near.any() else None
     if task.bound_ca is not None:
-        aatype = np.concatenate([rc.sequence_to_aatype(one.sequence) for one in chains])
+        aatype = rc.sequence_to_aatype(sequence)
         figures |= geometry_figures(positions, mask, aatype, task, scores)
         is_relaxed = prediction.has_relaxed_structure
         figures[RELAXED if is_relaxed else "Unrelaxed_Clashes"] = count_chain_clashes(
             positions, mask, task.chain
         )
     ca = rc.atom_order["CA"]
-    return figures | _deviations(positions[:, ca], mask[:, ca] > 0.5, task, design)
+    return figures | _deviations(positions[:, ca], mask[:, ca] > 0.5, task, design, sequence)
 
 
-def _deviations(ca: np.ndarray, present: np.ndarray, task: DesignTask, design: np.ndarray | None) -> Figures:
-    """Return the deviations of the ``present [N]`` CA atoms ``[N, 3]`` that are defined for a task."""
+def _deviations(
+    ca: np.ndarray, present: np.ndarray, task: DesignTask, design: np.ndarray | None, sequence: str
+) -> Figures:
+    """Return the deviations of the ``present [N]`` CA atoms ``[N, 3]`` that are defined for a task.
+
+    Copies of a chain are in the order that fits the design, or the given chains, best.
+    """
     deviations: Figures = {}
-    points = torch.from_numpy(ca).double()
-    whole = torch.from_numpy(present).double()
-    binder = torch.from_numpy(task.in_designed).double() * whole
+    binder = torch.from_numpy(task.in_designed).double()
     if design is not None:
         wanted = torch.from_numpy(design[:, rc.atom_order["CA"]]).double()
+        order = fitting_order(task, sequence, ca, present, wanted, torch.ones_like(binder))
+        points, whole = (torch.from_numpy(one[order]).double() for one in (ca, present))
         deviations["RMSD"] = float(rmsd(points, wanted, whole))
         if task.bound_ca is not None:
-            moved = superpose(points, wanted, whole - binder).apply(points)
-            squared = (moved - wanted).square().sum(-1)
-            deviations["Hotspot_RMSD"] = float(((squared * binder).sum() / binder.sum()).sqrt())
+            moved = superpose(points, wanted, whole * (1 - binder)).apply(points)
+            squared, compared = (moved - wanted).square().sum(-1), whole * binder
+            deviations["Hotspot_RMSD"] = float(((squared * compared).sum() / compared.sum()).sqrt())
     if task.bound_ca is not None:
-        known = np.isfinite(task.bound_ca).all(-1) & present
+        known = torch.from_numpy(np.isfinite(task.bound_ca).all(-1)).double()
         bound = torch.from_numpy(np.nan_to_num(task.bound_ca)).double()
-        deviations["Target_RMSD"] = float(rmsd(points, bound, torch.from_numpy(known).double()))
+        order = fitting_order(task, sequence, ca, present, bound, known)
+        points, whole = (torch.from_numpy(one[order]).double() for one in (ca, present))
+        deviations["Target_RMSD"] = float(rmsd(points, bound, known * whole))
     return deviations
 
 
