@@ -27,7 +27,8 @@ def given_agreement(task: DesignTask, positions: np.ndarray, sequence: str) -> d
     """Compare a structure and sequence of a task with its given residues; empty for a task without them.
 
     ``backbone_rmsd`` or ``motif_rmsd`` is the RMSD in Å of the CA atoms of supervised residues, superposed on
-    themselves and in the order of :func:`fitting_order`. ``seqid`` is the share of residues of a known type that have it, kept ones included, as in ColabDesign.
+    themselves and in the order of :func:`fitting_order`. ``seqid`` is the share of residues of a known type that have
+    it, kept ones included, as in ColabDesign.
 
     Args:
         task: Task of the design.
