@@ -23,6 +23,8 @@ _SIDE = 1.6  #: Largest distance of CA and CB in Å
 _PEPTIDE_BOND = 1.5  #: Largest length of the bond of C and N in Å
 _TO_NEXT = 2.5  #: Largest distance in Å of C and CA, and of CA and N, across the bond between residues
 
+_DENSITY = 0.0075  #: Residues per Å³ of a protein, whose residues take about 134 Å³
+
 _CLOSEST: dict[Atoms, tuple[float, float]] = {"CA": (2.7, 3.3), "CB": (2.7, 3.0), "any": (1.2, 1.9)}
 """Smallest distances in Å of neighbours in a chain, and of other residues.
 
@@ -72,6 +74,7 @@ def check_bounds(path: Path, restraints: Sequence[Restraint], residues: Residues
         elif len(group) == 1:
             single.append(restraints[group[0]])
     errors += _contradictions(single, residues)
+    errors += _crowded(single, residues)[:1]
     refuse_lines(path, "has restraints that no structure meets", errors)
 
 
@@ -89,6 +92,26 @@ def _problem(one: Restraint, residues: Residues) -> str:
             f"min {one.low:g} is too large: {atoms} of {names} are {largest:.3g} Å apart or less; lower min"
         )
     return ""
+
+
+def _crowded(restraints: Sequence[Restraint], residues: Residues) -> list[str]:
+    """Return a message for each residue with over twice as many partners as a protein has room for near it."""
+    partners: dict[int, dict[int, float]] = defaultdict(dict)
+    for one in restraints:
+        if math.isfinite(one.high):
+            partners[one.first][one.second] = partners[one.second][one.first] = one.high + _sides(
+                one, residues
+            )
+    errors = []
+    for place, near in sorted(partners.items()):
+        radius = max(near.values())
+        room = 4 / 3 * math.pi * radius**3 * _DENSITY
+        if len(near) > 2 * room + 4:
+            errors.append(
+                f"{residues.label(place)} has {len(near)} partners within {radius:.3g} Å, where a protein has about "
+                f"{room:.0f} residues; leave out improbable pairs: scores of all pairs are not restraints"
+            )
+    return errors
 
 
 def _contradictions(restraints: Sequence[Restraint], residues: Residues) -> list[str]:

@@ -84,8 +84,6 @@ def read_restraints(
 def _from_table(path: Path, rows: Sequence[Row], residues: Residues) -> list[Restraint]:
     header = rows[0].cells if rows else []
     columns, names_proteins = _translated(header, path)
-    if repeated := next((name for name in columns if columns.count(name) > 1), None):
-        raise InputError(f"has the column {shown(repeated)} more than once", path=path)
     if set(_CHAI) <= set(columns):
         known, read = {*_CHAI, *_CHAI_OPTIONAL}, _chai_row
     elif set(_OURS) <= set(columns):
@@ -98,6 +96,8 @@ def _from_table(path: Path, rows: Sequence[Row], residues: Residues) -> list[Res
             "xiVIEW, Chai, AlphaLink or CASP",
             path=path,
         )
+    if repeated := next((name for name in columns if columns.count(name) > 1), None):
+        raise InputError(f"has the column {shown(repeated)} more than once", path=path)
     if unknown := sorted(set(columns) - known):
         raise InputError(f"has an unknown column {shown(unknown[0])}; remove or rename it", path=path)
 

@@ -234,3 +234,15 @@ def test_limits_around_the_distances_of_a_structure_are_kept(kind: str) -> None:
         for i, (one, d) in enumerate(zip(pairs, distances.tolist(), strict=True))
     ]
     check_bounds(Path("links.csv"), restraints, Residues(target_from_sequence(chain.sequence)))
+
+
+def test_more_partners_than_a_protein_has_room_for_are_refused() -> None:
+    """A list of scores of all pairs, as of plmDCA, is no list of links; all pairs of a peptide may be near."""
+    residues = Residues(target_from_sequence("A" * 100))
+    every = [Restraint(i, j, 0, 10, line=f"line {i}") for i in range(100) for j in range(i + 1, 100)]
+    with pytest.raises(
+        InputError, match=r"A:A1 has 99 partners within 10 Å, where a protein has about 31 residues"
+    ):
+        check_bounds(Path("scores.csv"), every, residues)
+    check_bounds(Path("near.csv"), [one for one in every if one.second - one.first <= 25], residues)
+    check_bounds(Path("peptide.csv"), [one for one in every if one.second < 40], residues)
