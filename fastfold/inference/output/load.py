@@ -21,6 +21,7 @@ from fastfold.inference.output.score_files import (
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence
+from fastfold.protein.metrics.interface.scores import pair_keys
 from fastfold.protein.structure import structure_to_protein
 from fastfold.utils.option_fields import LARGEST, check_path, check_whole
 
@@ -120,8 +121,9 @@ def _confidence(interfaces: Mapping[str, Any], names: Sequence[str]) -> ChainCon
         number = len(names)
         ptm = [float(interfaces["chains"][name]["ptm"]) for name in names]
         pairs = {score: np.zeros((number, number)) for score in ("iptm", "actifptm")}
+        keys = pair_keys(names)
         for i, j in itertools.combinations(range(number), 2):
-            pair = interfaces["pairs"][f"{names[i]}-{names[j]}"]
+            pair = interfaces["pairs"][keys[i, j]]
             for score, values in pairs.items():
                 values[i, j] = values[j, i] = np.nan if pair[score] is None else float(pair[score])
         has_actifptm = interfaces.get("actifptm") is not None

@@ -14,6 +14,7 @@ from fastfold.inference.report.discover import FoundPrediction, is_regular, leav
 from fastfold.inference.report.encode import pack_json
 from fastfold.inference.report.references import reference_of
 from fastfold.inference.report.verdict import verdict_of
+from fastfold.protein.metrics.interface.scores import pair_keys
 from fastfold.protein.metrics.scores import SCORES
 
 _MOST_RESTRAINTS = 2000
@@ -69,10 +70,11 @@ def detail_of(
 
 def _interfaces(scores: Mapping[str, Any]) -> dict[str, Any]:
     interfaces = mapping_of(scores, "interfaces")
+    ids, of_pairs = scored_names(scores).chain_ids, mapping_of(interfaces, "pairs")
     pairs = {
-        name: {key: pair[key] for key in _OF_PAIR if is_number(pair.get(key))}
-        for name, pair in mapping_of(interfaces, "pairs").items()
-        if isinstance(pair, dict)
+        f"{ids[i]}\N{EN DASH}{ids[j]}": {key: pair[key] for key in _OF_PAIR if is_number(pair.get(key))}
+        for (i, j), name in pair_keys(ids).items()
+        if isinstance(pair := of_pairs.get(name), dict)
     }
     shown = {key: interfaces[key] for key in ("actifptm", "has_clash", "reason") if key in interfaces}
     return _finite({**shown, "pairs": pairs})

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from fastfold.errors import ConfigError, suggest
 from fastfold.inference.output.score_files import is_number, mapping_of, scored_names
 from fastfold.inference.report.discover import FoundPrediction, find_predictions, leaving_out, read_json
+from fastfold.protein.metrics.interface.scores import pair_keys
 from fastfold.protein.metrics.scores import LARGEST_OF_PAIRS, PAIR_SCORES, SCORES
 from fastfold.utils.atomic_files import replacing, write_atomic
 from fastfold.utils.packages import require_package
@@ -47,7 +48,7 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
         return []
     interfaces = mapping_of(scores, "interfaces")
     pairs = mapping_of(interfaces, "pairs")
-    names = _partners(prediction, ids, say)
+    keys, names = pair_keys(ids), _partners(prediction, ids, say)
     common: dict[str, Any] = {
         "target": prediction.target,
         "rank": prediction.rank,
@@ -59,7 +60,7 @@ def rows_of(prediction: FoundPrediction, say: Callable[[str], None] = lambda lin
     }
     rows: list[Row] = []
     for i, j in itertools.combinations(range(number), 2):
-        pair = mapping_of(pairs, f"{ids[i]}-{ids[j]}")
+        pair = mapping_of(pairs, keys[i, j])
         row = common | {one.name: _number(pair.get(one.key)) for one in PAIR_SCORES}
         row |= {"partner_1": names[i], "partner_2": names[j]}
         row |= {"chain_1": ids[i], "chain_2": ids[j]}

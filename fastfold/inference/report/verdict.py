@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fastfold.inference.output.score_files import is_number, mapping_of, scored_names
-from fastfold.protein.metrics.interface.scores import MAX_CLASHING_ATOMS, MAX_CLASHING_SHARE
+from fastfold.protein.metrics.interface.scores import MAX_CLASHING_ATOMS, MAX_CLASHING_SHARE, pair_keys
 from fastfold.protein.metrics.scores import Scale, score
 
 LOW, HIGH = 50.0, 70.0
@@ -68,10 +68,11 @@ def _complex_verdict(scores: Mapping[str, Any]) -> Verdict | None:
     if iptm is None or not is_number(iptm):
         return None
     pairs = mapping_of(mapping_of(scores, "interfaces"), "pairs")
+    ids = scored_names(scores).chain_ids
     best, figures = max(
-        ((name, pair) for name, pair in pairs.items() if isinstance(pair, dict)),
+        (((i, j), pairs[key]) for (i, j), key in pair_keys(ids).items() if isinstance(pairs.get(key), dict)),
         key=lambda one: _number(one[1].get("ipsae"), -1.0),
-        default=("", {}),
+        default=((0, 0), {}),
     )
     tone = _IPTM.tone(iptm)
     word = {
@@ -87,7 +88,7 @@ def _complex_verdict(scores: Mapping[str, Any]) -> Verdict | None:
         f"{label} {figures[key]:.{digits}f}" for key, label, digits in shown if is_number(figures.get(key))
     ]
     if parts:
-        text += f"; {'best pair ' if len(pairs) > 1 else ''}{best.replace('-', ' with ')}: {', '.join(parts)}"
+        text += f"; {'best pair ' if len(pairs) > 1 else ''}{' with '.join(ids[i] for i in best)}: {', '.join(parts)}"
     rule = (
         f"Confident from ipTM {_IPTM.cuts[1]} and pDockQ2 {_PDOCKQ2.cuts[0]} of the pair with the largest ipSAE; "
         f"probably wrong below ipTM {_IPTM.cuts[0]}. Sources: {_IPTM.source}; {_PDOCKQ2.source}."

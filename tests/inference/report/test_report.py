@@ -155,7 +155,7 @@ def test_numbers_survive_the_packing(tmp_path: Path) -> None:
     np.testing.assert_allclose(detail["plddt"], prediction.plddt, atol=0.0551)  # of two decimals, to one
     assert detail["coverage"] == coverage
     assert detail["config"]["settings"] == {"precision": "fp32"}
-    assert detail["interfaces"]["pairs"]["A-B"]["iptm"] == 0.55
+    assert detail["interfaces"]["pairs"]["A\N{EN DASH}B"]["iptm"] == 0.55
     pae = np.frombuffer(blob(page, row["pae"]["blob"]), np.uint8).reshape(16, 16)
     np.testing.assert_allclose(pae * row["pae"]["step"], prediction.pae, atol=row["pae"]["step"] / 2 + 0.005)
 

@@ -50,6 +50,18 @@ def test_weak_residues_are_named_by_chain_and_number() -> None:
     assert verdict_of(two)["text"].endswith("Residues below 50: A 2, B 1.")
 
 
+def test_chains_whose_names_have_dashes_are_told_apart() -> None:
+    scores = {
+        "sequences": ["AA", "AA"],
+        "chain_ids": ["b-1", "A"],
+        "plddt": [80.0] * 4,
+        "ptm": 0.7,
+        "iptm": 0.8,
+    }
+    pairs = {"b-1-A": {"ipsae": 0.1}}
+    assert "b-1 with A: ipSAE 0.10" in verdict_of(scores | {"interfaces": {"pairs": pairs}})["text"]
+
+
 @pytest.mark.parametrize(
     ("iptm", "pdockq2", "tone", "word"),
     [

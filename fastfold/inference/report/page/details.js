@@ -8,7 +8,7 @@ function drawPairs({ interfaces }) {
   const byIpsae = [...pairs].sort(([, a], [, b]) => (b.ipsae ?? -1) - (a.ipsae ?? -1));
   const used = OF_PAIRS.filter(({ key }) => pairs.some(([, pair]) => typeof pair[key] === 'number'));
   const table = tableOf(['chains', ...used.map(({ label }) => label)],
-    byIpsae.map(([name, pair]) => [name.replace('-', '–'), ...used.map(({ key, digits }) => shown(pair[key], digits))]));
+    byIpsae.map(([name, pair]) => [name, ...used.map(({ key, digits }) => shown(pair[key], digits))]));
   [...table.rows[0].cells].slice(1).forEach((cell, k) => { cell.title = explanationOf(used[k].name); });
   const notes = [];
   if (interfaces.has_clash === true) notes.push('Chains overlap: ranked after predictions whose chains do not.');

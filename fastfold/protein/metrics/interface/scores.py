@@ -64,6 +64,21 @@ class ChainConfidence:
             object.__setattr__(self, "actifptm", float(self.actifptm))
 
 
+def pair_keys(names: Sequence[str]) -> dict[tuple[int, int], str]:
+    """Return the key of each ordered pair of chains in files: their names with a dash, ``A-B``.
+
+    If that gives two pairs one key, as for the chains ``a`` and ``a-a``, a space takes the place of the dash.
+
+    Example:
+        >>> from fastfold.protein.metrics.interface.scores import pair_keys
+        >>> pair_keys(["A", "b-1"])
+        {(0, 1): 'A-b-1', (1, 0): 'b-1-A'}
+    """
+    places = list(itertools.permutations(range(len(names)), 2))
+    dashed, spaced = ([f"{names[i]}{sign}{names[j]}" for i, j in places] for sign in "- ")
+    return dict(zip(places, dashed if len(set(dashed)) == len(places) else spaced, strict=True))
+
+
 def interface_scores(
     chain_index: np.ndarray,
     atom_positions: np.ndarray,
@@ -97,10 +112,10 @@ def interface_scores(
 
     Returns:
         Numbers, None, lists and dictionaries: ``pae_cutoff``, ``distance_cutoff``, ``actifptm``, ``ipsae_max``,
-        ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's
-        scores are symmetric: of both directions the larger one or the mean, by :mod:`fastfold.protein.metrics.scores`.
-        ``directions`` holds the scores of each direction (``B-A``: aligned on B, scored on A). ``docs/scores.md``
-        explains each score.
+        ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by :func:`pair_keys` such as
+        ``A-B``. A pair's scores are symmetric: of both directions the larger one or the mean, by
+        :mod:`fastfold.protein.metrics.scores`. ``directions`` holds the scores of each direction (``B-A``: aligned on
+        B, scored on A). ``docs/scores.md`` explains each score.
 
     Raises:
         ValueError: Shapes disagree, residues of a chain are apart, or names are not those of the chains.
@@ -151,6 +166,7 @@ def interface_scores(
         for chain, atoms in zip(chains.values(), clashing_atoms.tolist(), strict=True):
             chain["clashing_atoms"] = atoms
     points = contact_points(atom_positions, atom_mask)
+    keys = pair_keys(names)
     pairs: dict[str, Any] = {}
     for i, j in itertools.combinations(range(len(rows)), 2):
         own: dict[str, Any] = {"iptm": None, "actifptm": None}
@@ -160,8 +176,8 @@ def interface_scores(
                 own["actifptm"] = float(confidence.pair_actifptm[i, j])
         own["clashes"] = None if clashes is None else int(clashes[i, j])
         both = rows[i], rows[j]
-        pairs[f"{names[i]}-{names[j]}"] = own | _pair(
-            (names[i], names[j]),
+        pairs[keys[i, j]] = own | _pair(
+            (keys[i, j], keys[j, i]),
             points=[points[part] for part in both],
             plddt=[plddt[part] for part in both],
             pae=None if pae is None else [pae[both], pae[both[::-1]]],
@@ -235,7 +251,7 @@ def _count_clashes(
 
 
 def _pair(
-    names: tuple[str, str],
+    keys: tuple[str, str],
     *,
     points: list[np.ndarray],
     plddt: list[np.ndarray],
@@ -254,15 +270,15 @@ def _pair(
         return pair_scores | dict.fromkeys((*_LARGER, *_MEAN)) | {"directions": None}
     near = interface_contacts(*points, distance=math.nextafter(cutoffs[1], 0.0))
     directions: dict[str, dict[str, Any]] = {}
-    for errors, touching, close, turn in (
-        (pae[0], contacts, near, 1),
-        (pae[1], contacts.turned(), near.turned(), -1),
+    for key, errors, touching, close, turn in (
+        (keys[0], pae[0], contacts, near, 1),
+        (keys[1], pae[1], contacts.turned(), near.turned(), -1),
     ):
         first, second = plddt[::turn]
         errors = np.round(np.asarray(errors, np.float64), 2)
         both = errors[close.first, close.second] < cutoffs[0]
         scores = directed_scores(errors, cutoff=cutoffs[0])
-        directions["-".join(names[::turn])] = {
+        directions[key] = {
             "ipsae": scores.ipsae_d0res,
             "ipsae_d0chn": scores.ipsae_d0chn,
             "ipsae_d0dom": scores.ipsae_d0dom,

@@ -203,6 +203,12 @@ def test_lists_are_arrays() -> None:
     assert interface_scores(**plain, pae=pae.tolist()) == interface_scores(**case, pae=pae)
 
 
+def test_pairs_of_chains_that_a_dash_would_confuse_have_keys_of_their_own() -> None:
+    scores = interface_scores(**two_chains(), names=["a", "a-a"], pae=np.full((5, 5), 5.0))
+    ((key, pair),) = scores["pairs"].items()
+    assert (key, list(pair["directions"])) == ("a a-a", ["a a-a", "a-a a"])
+
+
 def test_shapes_that_disagree_are_refused() -> None:
     case = two_chains()
     for chains in ([0, 1, 1, 0, 0], [0, 1, 0, 1, 0]):
