@@ -69,7 +69,7 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         responses=_REFUSALS,
     )
-    scheme = HTTPBearer(auto_error=False)
+    scheme: Any = (lambda: None) if service.tokens is None else HTTPBearer(auto_error=False)
 
     def user(request: Request, _: Annotated[Any, Depends(scheme)]) -> str:
         if service.tokens is None:

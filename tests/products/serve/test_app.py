@@ -350,6 +350,12 @@ def test_health_names_the_problem_and_metrics_count(guarded: tuple[str, Service]
     assert b'fastfold_submissions_total{status="201"} 1.0' in text
 
 
+def test_the_description_asks_for_a_token_where_the_server_does(server: str, unchanged: tuple[str, Service]):
+    for address, needs_token in ((server, False), (unchanged[0], True)):
+        _, described = ask(address, "GET", "/openapi.json")
+        assert ("security" in described["paths"]["/v1/jobs"]["post"]) == needs_token
+
+
 def test_the_interface_is_described(unchanged: tuple[str, Service]):
     status, found = ask(unchanged[0], "GET", "/openapi.json")
     assert (status, found) == (200, create_app(unchanged[1]).openapi())
