@@ -166,9 +166,9 @@ class Dispatcher:
         left = [job for job in group if not self._answer(job)]
         if result.status == "fatal":
             self._paused_until = time.monotonic() + PAUSE_S
+            self.queue.requeue([job.id for job in left])
             if self.problem != result.text:
                 self._fail(result.text)
-            self.queue.requeue([job.id for job in left])
             return
         if result.status in ("done", "failed"):
             self.problem = ""

@@ -192,6 +192,31 @@ def test_an_error_of_the_queue_is_a_pause(tmp_path: Path, monkeypatch: pytest.Mo
     assert queued.seen == [["a", "b", "c"], ["d"]]
 
 
+def test_a_full_disk_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Results and the queue are on one disk: neither of both can be written."""
+    monkeypatch.setattr(dispatching, "_RETRY_S", 0.02)
+    monkeypatch.setattr(dispatching, "PAUSE_S", 0.1)
+    queued, lines, broken = Queued(tmp_path, "a"), [], threading.Event()
+    failing(queued.queue, monkeypatch, broken.is_set, "database or disk is full")
+
+    def full(number: int, task: Task) -> JobResult:
+        if not task.job.payload or lines:
+            return fold(number, task)
+        broken.set()
+        return JobResult("fatal", "cannot write its results")
+
+    dispatcher = queued.dispatcher(full)
+    dispatcher.say = lines.append
+    dispatcher.start()
+    wait_for(lambda: len(lines) > 0)
+    time.sleep(0.2)
+    broken.clear()
+    wait_for(lambda: queued.queue.counts() == {"done": 1})
+    dispatcher.stop()
+    assert [line for line in lines if "database" in line] == lines[:1]
+    assert lines[1:] == ["error: cannot write its results"]
+
+
 def test_jobs_are_recovered_once_the_queue_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dispatching, "_RETRY_S", 0.05)
     queued = Queued(tmp_path, "a")
