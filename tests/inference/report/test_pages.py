@@ -317,3 +317,24 @@ def test_a_button_changes_the_theme_of_text_and_pictures(browser: Browser, tmp_p
     assert browser.evaluate(ground) == light
     browser.wait(f"{picture} === {json.dumps(drawn)}")
     assert browser.messages == []
+
+
+@pytest.mark.usefixtures("no_viewer")
+def test_a_printed_page_is_light_and_complete(browser: Browser, tmp_path: Path) -> None:
+    helix_prediction("t", 12, 10).save(tmp_path, rank=1, plots=False)
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    browser.open(write_report(tmp_path))
+    browser.wait(READY)
+    picture = "document.getElementById('plddt').toDataURL()"
+    drawn = browser.evaluate(picture)
+    browser.click("#theme")
+    browser.wait(f"{picture} !== {json.dumps(drawn)}")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.wait(f"{picture} === {json.dumps(drawn)}")
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert browser.evaluate(style.format("body", "color")) == "rgb(23, 32, 42)"
+    assert browser.evaluate(style.format(":root", "colorScheme")) == "light"
+    assert browser.evaluate(style.format(".meter i", "printColorAdjust")) == "exact"
+    assert browser.evaluate(style.format("#pairs .scroll", "overflowX")) == "visible"
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert browser.messages == []

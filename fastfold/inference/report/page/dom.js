@@ -35,7 +35,7 @@ const counted = (number, noun) => `${number.toLocaleString('en')} ${noun}${numbe
 // The theme is the system's until the button sets the condition of the rule with the dark tokens.
 const darkTheme = [...document.styleSheets[0].cssRules].find((rule) => rule.media && rule.media.mediaText.includes('prefers-color-scheme')).media;
 const systemTheme = window.matchMedia(darkTheme.mediaText);
-const isDark = () => darkTheme.mediaText === 'all' || (darkTheme.mediaText !== 'not all' && systemTheme.matches);
+const isDark = () => darkTheme.mediaText === 'screen' || (darkTheme.mediaText !== 'not all' && systemTheme.matches);
 
 function offerTheme(changed) {
   const button = byId('theme');
@@ -45,11 +45,12 @@ function offerTheme(changed) {
   };
   button.addEventListener('click', () => {
     const dark = !isDark();
-    darkTheme.mediaText = dark ? 'all' : 'not all';
+    darkTheme.mediaText = dark ? 'screen' : 'not all';
     document.documentElement.style.colorScheme = dark ? 'dark' : 'light';
     tell();
   });
   systemTheme.addEventListener('change', tell);
+  window.matchMedia('print').addEventListener('change', changed); // paper is light
   tell();
 }
 
