@@ -70,6 +70,15 @@ def submit(browser: Browser, sequences: str, **fields: Any) -> None:
     browser.click("#fold")
 
 
+def test_the_page_of_a_proxy_is_named_by_its_status(browser: Browser, guarded: tuple[str, Service]) -> None:
+    browser.open(guarded[0])
+    shown(browser, "entry")
+    browser.evaluate("window.fetch = async () => new Response('<html>Bad Gateway</html>', {status: 502}); 0")
+    sign_in(browser, ADA)
+    browser.wait("!document.getElementById('problem').hidden")
+    assert text(browser, "#problem") == "The server cannot be reached (status 502); the page tries again."
+
+
 def test_a_user_signs_in_pastes_a_sequence_and_sees_own_jobs_only(
     browser: Browser, guarded: tuple[str, Service]
 ) -> None:

@@ -21,8 +21,9 @@ async function ask(path, { method = 'GET', body, key } = {}) {
   }
   if (answer.status === 401) throw new SignedOut('This token is unknown.');
   if (answer.status === 204) return null;
-  const found = await answer.json();
-  if (!answer.ok) throw new Error(found.error);
+  // A proxy in front of the server answers by pages of its own.
+  const found = await answer.json().catch(() => ({ error: `The server cannot be reached (status ${answer.status}); the page tries again.` }));
+  if (found.error) throw new Error(found.error);
   return found;
 }
 
