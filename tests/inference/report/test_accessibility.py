@@ -19,7 +19,7 @@ from tests.helpers.results import (
     save_coverage,
     screen_results,
 )
-from tests.inference.report.test_pages import READY, mutant_results
+from tests.inference.report.test_pages import READY, mutant_results, resize
 
 SCHEMES = ("light", "dark")
 
@@ -77,7 +77,9 @@ def test_pages_of_results(browser: Browser, tmp_path: Path, kind: str) -> None:
         set_scheme(browser, scheme)
         browser.open(page)
         browser.wait(READY)
-        assert violations(browser) == [], scheme
+        for width in (360, 1400):
+            resize(browser, width)
+            assert violations(browser) == [], (scheme, width)
     assert browser.messages == []
 
 

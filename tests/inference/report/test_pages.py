@@ -16,7 +16,7 @@ from tests.helpers.browser import Browser
 from tests.helpers.results import design_results, helix_atoms, helix_prediction, many_targets, screen_results
 
 READY = "document.body && document.body.dataset.ready"
-WIDTHS = (390, 768, 1280, 1920)
+WIDTHS = (360, 390, 768, 1280, 1920)
 NAMED = (
     "button",
     "link",
@@ -269,7 +269,10 @@ def test_pages_fit_all_widths_and_their_controls_have_names(browser: Browser, tm
     folders = [tmp_path / name for name in ("single", "targets", "screen", "mutants", "designs")]
     for folder in folders:
         folder.mkdir()
-    helix_prediction("a_name_that_is_long_" * 4, 30, 20).save(folders[0], rank=1, plots=False)
+    settings = {"precision": "fp32"}
+    helix_prediction("a_name_that_is_long_" * 4, 30, 20).save(
+        folders[0], rank=1, plots=False, settings=settings
+    )
     many_targets(folders[1], 3, 2, 30, 20)
     screen_results(folders[2], baits=3, preys=30)
     mutant_results(folders[3])

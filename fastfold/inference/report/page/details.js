@@ -56,7 +56,7 @@ function drawSettings({ config }) {
   const table = tableOf(['setting', 'value'], rows);
   table.classList.add('plain');
   byId('settings').hidden = !config;
-  byId('settings').replaceChildren(make('summary', 'Settings and versions'), table);
+  byId('settings').replaceChildren(make('summary', 'Settings and versions'), make('div', undefined, {}, table));
 }
 
 function drawExplanations() {
