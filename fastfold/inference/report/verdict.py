@@ -69,11 +69,10 @@ def _complex_verdict(scores: Mapping[str, Any]) -> Verdict | None:
         return None
     pairs = mapping_of(mapping_of(scores, "interfaces"), "pairs")
     ids = scored_names(scores).chain_ids
-    best, figures = max(
-        (((i, j), pairs[key]) for (i, j), key in pair_keys(ids).items() if isinstance(pairs.get(key), dict)),
-        key=lambda one: _number(one[1].get("ipsae"), -1.0),
-        default=((0, 0), {}),
-    )
+    of_pairs: list[tuple[tuple[int, int], dict[str, Any]]] = [
+        (places, pairs[key]) for places, key in pair_keys(ids).items() if isinstance(pairs.get(key), dict)
+    ]
+    best, figures = max(of_pairs, key=lambda one: _number(one[1].get("ipsae"), -1.0), default=((0, 0), {}))
     tone = _IPTM.tone(iptm)
     word = {
         "good": "Confident interface.",

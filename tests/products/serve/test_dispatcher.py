@@ -196,7 +196,8 @@ def test_a_full_disk_is_reported_once(tmp_path: Path, monkeypatch: pytest.Monkey
     """Results and the queue are on one disk: neither of both can be written."""
     monkeypatch.setattr(dispatching, "_RETRY_S", 0.02)
     monkeypatch.setattr(dispatching, "PAUSE_S", 0.1)
-    queued, lines, broken = Queued(tmp_path, "a"), [], threading.Event()
+    queued, broken = Queued(tmp_path, "a"), threading.Event()
+    lines: list[str] = []
     failing(queued.queue, monkeypatch, broken.is_set, "database or disk is full")
 
     def full(number: int, task: Task) -> JobResult:
