@@ -78,7 +78,7 @@ class OffloadRoom:
 
     def choices(self, rows: int, row_bytes: int, *, used: int = 0) -> Iterator[OffloadShare]:
         """Yield offloaded shares of a tensor's rows, from nothing to all or the capacity without ``used`` bytes."""
-        on_host, in_all = (max(0, room - used) // max(1, row_bytes) for room in (self.host, self.total))
+        on_host, in_all = (max(0, room - used) // row_bytes for room in (self.host, self.total))
         counts = {rows * step // _STEPS for step in range(_STEPS + 1)}
         for count in sorted(counts | {min(rows, on_host), min(rows, in_all)}):
             if count <= in_all:
@@ -399,12 +399,11 @@ def _templates(
         copies *= 1.0 + (steps.templates.disk - 1.0) * on_disk
         # The kept rows of the pair have separate memory, allocated before the rest is freed.
         stays = shard - pair.nbytes if pair.rows else 0
-        free = shard - stays if pair.rows else 0
         for held, of_held in kept.items():
             working = of_held + one + max(contraction, joined, block)
             yield Candidate(
                 held,
-                max(0, stays, working - free),
+                max(stays, working - pair.nbytes),
                 seconds * (1 if held else 2) + copies,
                 host=host,
                 disk=disk,
