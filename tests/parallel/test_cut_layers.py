@@ -44,6 +44,8 @@ def test_the_outermost_module_wins_and_wrong_patterns_are_refused() -> None:
         find_cuts(model(), plan, {"2": half}, [])
     with pytest.raises(ConfigError, match=r"layers= lacks 1\.weight"):
         find_cuts(model(), ParallelPlan(tp=4, tp_mode="2d"), {"0": half}, [])
+    every = {"0": half, "1": half}
+    assert find_cuts(model(), ParallelPlan(tp=4, tp_mode="2d"), every, []) == every
 
 
 def test_layers_are_replaced() -> None:

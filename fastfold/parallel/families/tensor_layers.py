@@ -11,7 +11,7 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -265,10 +265,8 @@ def _cut_tied(model: nn.Module, tied: Sequence[Sequence[str]]) -> dict[str, Shar
     """Return the functions for an embedding and the output layer that is tied to it, which are cut alike."""
     cuts: dict[str, ShardFn] = {}
     for names in tied:
-        layers: dict[str, Any] = {name.rpartition(".")[0]: None for name in names}
-        layers = {path: model.get_submodule(path) for path in layers}
-        kinds = {type(layer) for layer in layers.values()}
-        if kinds == {nn.Embedding, nn.Linear} and all(layer.weight is not None for layer in layers.values()):
+        layers = {path: model.get_submodule(path) for path in (name.rpartition(".")[0] for name in names)}
+        if {type(layer) for layer in layers.values()} == {nn.Embedding, nn.Linear}:
             for path, layer in layers.items():
                 cuts[path] = _cut_table if type(layer) is nn.Embedding else _cut_scores
     return cuts

@@ -53,7 +53,7 @@ def test_styles_of_a_plan_are_those_of_its_layers() -> None:
         "absent.*": "colwise",
     }
     inner = _module(plan, blocks=nn.ModuleList([block]), words=nn.Embedding(5, 4), head=nn.Linear(4, 5))
-    inner.blocks[0].up.tp_plan = {"x": "no style"}  # type: ignore[union-attr, index, assignment]
+    inner.blocks[0].up.tp_plan = {"": "no style"}  # type: ignore[union-attr, index, assignment]
     heads = OwnHeads(2, {"q": 1, "k": 1, "v": 1}, ("o",), ("norm",))
     expected = {
         "blocks.0.attention": heads,
@@ -127,6 +127,8 @@ def test_attention_and_pairs_are_found_by_their_features(name: str) -> None:
     model = _module(
         attention=_module(**whole, o=nn.Linear(12, 8), **sizes),
         joint=_module(qkv=Conv1D(36, 8), o=Conv1D(8, 12), n_head=3),
+        plain_joint=_module(qkv=nn.Linear(8, 36), o=nn.Linear(12, 8), n_head=3),
+        transposed=_module(q=Conv1D(12, 8), k=Conv1D(12, 8), v=Conv1D(12, 8), o=Conv1D(8, 12), n_head=3),
         mlp=_module(up=nn.Linear(4, 8), act=nn.GELU(), down=nn.Linear(8, 4)),
         uneven=_module(up=nn.Linear(4, 8), down=nn.Linear(8, 5)),
         three=_module(a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 4)),
@@ -141,6 +143,7 @@ def test_attention_and_pairs_are_found_by_their_features(name: str) -> None:
             4, {"q": 1, "k": 1, "v": 1}, ("o",), sizes=(name, "embed_dim", "hidden_size", "all_head_size")
         ),
         "joint": OwnHeads(3, {"qkv": 3}, ("o",), sizes=("n_head",)),
+        "transposed": OwnHeads(3, {"q": 1, "k": 1, "v": 1}, ("o",), sizes=("n_head",)),
         "mlp.up": FIRST,
         "mlp.down": SECOND,
     }
@@ -173,6 +176,8 @@ def test_ranks_get_their_rows_of_joint_layers_and_gathered_scores(rank: int) -> 
         assert torch.equal(one.weight, plain.weight[rows])
         half: Any = FIRST(plain, mesh)
         assert torch.equal(half.weight, plain.weight[4 * rank : 4 * rank + 4])
-        assert torch.equal(SECOND(plain.to(torch.float32), mesh).weight, plain.weight[:, [[0, 1], [2]][rank]])  # type: ignore[arg-type]
+        second: Any = SECOND(plain, mesh)
+        assert torch.equal(second.weight, plain.weight[:, [[0, 1], [2]][rank]])
+        assert torch.equal(second.bias, plain.bias)
         assert half(torch.ones(2, 3)).shape == (2, 4)
         assert _cut_scores(plain, mesh)(torch.ones(2, 3)).shape == (2, 8)
