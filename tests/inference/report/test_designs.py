@@ -51,9 +51,18 @@ def test_a_film_of_one_frame_is_shown(tmp_path: Path) -> None:
 
 def test_films_stay_within_their_room(tmp_path: Path) -> None:
     design_results(tmp_path)
-    (design,), said = found(tmp_path, room=10)
-    assert design["film"] is None
-    assert said == []
+    room = len(found(tmp_path)[0][0]["film"]["text"])
+    for less, is_shown in ((0, True), (1, False)):
+        (design,), said = found(tmp_path, room - less)
+        assert (design["film"] is not None) == is_shown
+        assert said == []
+
+
+def test_a_link_to_trajectories_is_not_followed(tmp_path: Path) -> None:
+    design_results(tmp_path)
+    (tmp_path / "trajectories").rename(tmp_path / "others")
+    (tmp_path / "trajectories").symlink_to(tmp_path / "others")
+    assert found(tmp_path) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -76,6 +85,28 @@ def test_damaged_files_are_left_out_with_a_line(
     assert len(said) == 1
     assert "left out of the report" in said[0]
     assert [one["film"] for one in designs] == [None] * is_listed
+
+
+_ATOM = "ATOM      1  CA  GLY A   1       0.000   0.000   0.000  1.00  0.00           C  \n"
+
+
+@pytest.mark.parametrize(
+    "film",
+    [
+        "nothing",
+        f"MODEL 1\n{_ATOM}ENDMDL\nMODEL 2\n{_ATOM}{_ATOM.replace('A   1', 'A   2')}ENDMDL\nEND\n",
+        f"MODEL 1\n{_ATOM}{_ATOM.replace('CA', 'CB')}ENDMDL\nEND\n",
+    ],
+    ids=["no frames", "frames of one and two residues", "two atoms of a residue"],
+)
+def test_frames_of_a_film_have_one_atom_for_each_residue_of_the_same_chains(
+    tmp_path: Path, film: str
+) -> None:
+    design_results(tmp_path)
+    (tmp_path / "trajectories" / "d_seed_000.pdb").write_text(film)
+    (design,), (line,) = found(tmp_path)
+    assert design["film"] is None
+    assert line.endswith("its film has frames of different chains")
 
 
 def test_other_folders_have_no_designs(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_members_are_matched_by_name(tmp_path: Path):
         {"components": [[1.0, 2.0]]},
         {"components": [["x"], [0.0], [0.0]]},
         {"samples": ["gone", "gone", "gone"]},
-        {"variance": [float("nan")]},
+        {"variance": [0.5, float("nan")]},
+        {"components": [[1.0, 2.0], [1.0, float("inf")], [0.0, 0.0]]},
         {"motions": [{"rotation": [[2.0, 0, 0], [0, 1, 0], [0, 0, 1]], "translation": [0, 0, 0]}]},
     ],
 )
@@ -65,6 +66,17 @@ def test_a_damaged_file_is_left_out_with_a_line(tmp_path: Path, changes: dict[st
     assert found == []
     assert len(said) == 1
     assert said[0].startswith("T_ensemble.json: left out of the report, ")
+
+
+@pytest.mark.parametrize("ending", [".cif", ".pdb"])
+def test_the_overlay_reads_either_kind_of_structure(tmp_path: Path, ending: str):
+    written(tmp_path)
+    for path in tmp_path.glob(f"*_seed_?{ending}"):
+        path.unlink()
+    said: list[str] = []
+    (found,) = find_ensembles(tmp_path, find_predictions(tmp_path), 10**6, said.append)
+    assert said == []
+    assert [one["row"] for one in found["overlay"]] == [0]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
