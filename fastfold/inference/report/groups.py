@@ -146,7 +146,7 @@ def _checked(values: Any, rows: dict[str, int]) -> dict[str, Any]:
     try:
         names, clusters = values["samples"], np.asarray(values["clusters"])
         points = np.asarray(values["components"], np.float64).reshape(len(names), -1)[:, :2]
-        shares = np.asarray(values["variance"], np.float64)[:2]
+        shares = np.asarray(values["variance"], np.float64)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("it is not an ensemble") from error
     is_valid = clusters.shape == (len(names),) and clusters.dtype.kind == "i" and clusters.min(initial=1) >= 1
