@@ -242,7 +242,7 @@ class _SequenceAttention(TorchFunctionMode):
         unseen = self._unseen(bias, keys, is_causal)
         if bias is not None and unseen is not None:
             bias = bias.masked_fill(unseen, 0)
-        mask = None if keys is None else keys.unsqueeze(-2)
+        mask = None if keys is None else keys.expand(*query.shape[:-3], own).unsqueeze(-2)
         mixed = METHODS[self.sequence.method](
             q, k, v, bias, mask, group=self.group, sizes=self.sizes, causal=is_causal, scale=scale
         )
