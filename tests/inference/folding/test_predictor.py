@@ -15,6 +15,7 @@ import fastfold
 from fastfold.data.msa.msa import parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.data.templates.features import ForcedTemplate
+from fastfold.data.templates.whole.given import GivenStructure
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding import predictor as predictor_module
@@ -88,6 +89,25 @@ def test_rings_are_named_as_in_the_input_and_folded_as_in_the_guess(
     assert [chain.id for chain in made.target.chains] == ["X", "Y"]
     assert made._rings == expected
     np.testing.assert_allclose(made._guess[:, 1], prediction.atom_positions[:, 1], atol=1e-3)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("use", "seed"), [(None, 1), ("template", 1), ("initial_guess", 0)])
+def test_a_scored_structure_is_the_guess_if_it_is_used_as_one(
+    tmp_path: Path, use: str | None, seed: int
+) -> None:
+    predictions = [helix_prediction("g", 9, seed=0), helix_prediction("g", 9, seed=0)]
+    predictions[1].atom_positions[:] += 5.0
+    scored, guess = (
+        one.save(tmp_path / str(number), plots=False)["pdb"] for number, one in enumerate(predictions)
+    )
+    target = target_from_sequence(predictions[0].sequences[0])
+    if use is not None:
+        target = replace(target, scored_structure=GivenStructure(scored, use))
+    _, positions, _ = predictor_module._with_guess(target, InferConfig(initial_guess=guess))
+    assert positions is not None
+    np.testing.assert_allclose(positions[:, 1], predictions[seed].atom_positions[:, 1], atol=1e-3)
+    named, nothing, _ = predictor_module._with_guess(replace(target, scored_structure=None), InferConfig())
+    assert (named.name, nothing) == (target.name, None)
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,28 @@ def test_the_best_come_first_where_there_is_not_room_for_all(tmp_path: Path) -> 
         ("a", 1, True), ("a", 2, False), ("b", 1, True), ("b", 2, False)
     ]  # fmt: skip
     assert [row.get("omitted", False) for row in rows] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown", "left"),
+    [(96, [2, 3, 1, 0], 1), (95, [2, 3, 1], 3), (92, [2, 3, 1], 0), (91, [2, 3, 0], 36)],
+)
+def test_arrays_are_read_until_less_than_a_twentieth_of_the_room_is_left(
+    limit: int, shown: list[int], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier blob has two letters; a prediction without a rank counts as a best one."""
+    letters = {3: "a" * 3, 2: "b" * 40, 1: "c" * 20, None: "d" * 30}
+    predictions: list[Any] = [SimpleNamespace(rank=rank) for rank in letters]
+    monkeypatch.setattr(write_module, "_heavy", lambda one, _: {"structure": ({"n": 1}, letters[one.rank])})
+    rows: list[dict[str, Any]] = [{} for _ in predictions]
+    blobs = ["zz"]
+    assert write_module._embed_arrays(predictions, rows, blobs, print, limit) == left
+    assert blobs == ["zz", *(letters[predictions[number].rank] for number in shown)]
+    for number, row in enumerate(rows):
+        if number in shown:
+            assert row == {"structure": {"n": 1, "blob": 1 + shown.index(number)}}
+        else:
+            assert row == {"omitted": True}
 
 
 def test_no_text_ends_its_element(tmp_path: Path) -> None:

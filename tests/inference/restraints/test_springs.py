@@ -109,6 +109,44 @@ def test_distances_before_are_those_of_the_last_layer_and_groups_are_left_out(le
     np.testing.assert_allclose(second.distances, [8, 8, 4], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("limits", "folds"),
+    [
+        ([(0, 2, 8.0), (0, 1, 4.0)], [2]),  # all hold
+        ([(0, 2, 3.0)], [1]),  # without it there is nothing to compare with
+        ([(0, 2, 3.0), (0, 1, 4.0)], [2, 1, 1]),
+    ],
+)
+def test_groups_are_left_out_if_one_of_several_does_not_hold(
+    limits: list[tuple[int, int, float]], folds: list[int]
+) -> None:
+    """CA atoms are 4 Å apart."""
+    target = target_from_sequence("MKTA")
+    sampler = featurize(target.chains, [([], [])], fastfold.load_model("mini").config)
+    line = np.arange(4.0)[:, None] * np.array([4.0, 0, 0])
+    sides = torch.zeros(1, 4, 14, 3)
+    sides[0, :, 1] = torch.tensor(line)
+    runs: list[int] = []
+
+    def fold(one: SimpleNamespace, run: RunNetwork) -> SimpleNamespace:
+        run(*[None] * 4)  # type: ignore[arg-type]
+        runs.append(len(one.sampler.static[RESTRAINT_FEATURES[2]]))
+        positions = np.zeros((4, 37, 3), np.float32)
+        positions[:, 1] = line
+        aatype = np.array([restype_order[letter] for letter in "MKTA"])
+        return SimpleNamespace(atom_positions=positions, aatype=aatype, mean_plddt=61.0)
+
+    one: Any = SimpleNamespace(sampler=sampler, target=target, on_cycle=None, recycles=[])
+    fold_with_springs(
+        one,
+        [Restraint(first, second, 0.0, high) for first, second, high in limits],
+        fold,  # type: ignore[arg-type]
+        lambda *_: ({"structure_module": {"sidechains": {"atom_pos": sides}}}, {}),
+        leave_one_out=True,
+    )
+    assert runs == folds
+
+
 def test_a_restrained_fold_obeys_and_stays_a_protein(tmp_path: Path) -> None:
     path = tmp_path / "links.csv"
     rows = ("A,3,A,27,8,CA,", "A,7,A,23,8,CB,", "A,5,A,25,7.5,any,g", "A,5,A,24,7.5,any,g")
