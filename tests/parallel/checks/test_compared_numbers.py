@@ -185,6 +185,17 @@ def test_stages_may_not_change_saved_tensors_in_each_microbatch(
         agreement.check({})
 
 
+def test_a_refusal_that_waits_is_raised_once_at_the_next_step(sent: list[Tensor]) -> None:
+    agreement = StepAgreement(_Watched(), _mesh("replicas"), frozenset(), [])
+    agreement._pending = [
+        (torch.tensor(is_apart), ConfigError(f"refusal {is_apart}")) for is_apart in (False, True)
+    ]
+    with pytest.raises(ConfigError, match="refusal True"):
+        agreement.check({})
+    assert sent == []
+    agreement.check({})
+
+
 def _cut_model() -> nn.Module:
     model = nn.Module()
     model.whole, model.first, model.second, model.constant = (
