@@ -31,16 +31,16 @@ def over_one_rank(positions: int, method: str) -> _SequenceAttention:
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [False, True, "each head"])
 @pytest.mark.parametrize("with_batch", [False, True])
-def test_multihead_attention_equals_pytorchs(method: str, masked: bool, with_batch: bool) -> None:
+def test_multihead_attention_equals_pytorchs(method: str, masked: bool | str, with_batch: bool) -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(WIDTH, HEADS, dtype=torch.float64)
     x = torch.randn(POSITIONS, BATCH, WIDTH, dtype=torch.float64)
     x = x if with_batch else x[:, 0]
-    mask = torch.rand(POSITIONS, POSITIONS) < 0.3 if masked else None
-    if mask is not None:
-        mask.fill_diagonal_(False)
+    heads = (HEADS * BATCH if with_batch else HEADS,) if masked == "each head" else ()
+    hidden = torch.rand(*heads, POSITIONS, POSITIONS) < 0.3
+    mask = hidden & ~torch.eye(POSITIONS, dtype=torch.bool) if masked else None
     expected, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
     with over_one_rank(POSITIONS, method) as attention:
         result, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
@@ -52,8 +52,8 @@ def test_multihead_attention_equals_pytorchs(method: str, masked: bool, with_bat
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_scaled_dot_products_equal_pytorchs_with_fewer_heads_of_keys(method: str, is_causal: bool) -> None:
     torch.manual_seed(1)
-    q = torch.randn(BATCH, 4, POSITIONS, 5, dtype=torch.float64)
-    k, v = torch.randn(2, BATCH, 2, POSITIONS, 5, dtype=torch.float64)
+    q = torch.randn(3, 4, POSITIONS, 5, dtype=torch.float64)
+    k, v = torch.randn(2, 3, 2, POSITIONS, 5, dtype=torch.float64)
 
     def attended() -> Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=0.3, enable_gqa=True)
@@ -134,21 +134,26 @@ def test_attention_that_parts_of_a_sequence_cannot_compute_is_refused(
         layer(x, x, x, **{"need_weights": False, **arguments})
 
 
-@pytest.mark.parametrize("kind", ["bool", "zero", "large", "row"])
+@pytest.mark.parametrize("kind", ["bool", "zero", "large", "half as large", "row", "row of one head"])
 def test_masks_of_own_keys_are_the_same_for_all_heads_and_queries(kind: str) -> None:
     used = torch.tensor([[True, True, False, True], [False, True, True, True]])
     mask: Tensor = used[:, None, None]
-    if kind in ("zero", "large"):
-        value = -torch.inf if kind == "zero" else torch.finfo(torch.float32).min
-        mask = torch.zeros(2, 1, 1, 4).masked_fill(~mask, value)
-    if kind == "row":
-        mask = used[:1]
-    assert torch.equal(_key_mask(mask), used[0] if kind == "row" else used)
+    lowest = torch.finfo(torch.float32).min
+    values = {"zero": -torch.inf, "large": lowest, "half as large": lowest / 2}
+    if kind in values:
+        mask = torch.zeros(2, 1, 1, 4).masked_fill(~mask, values[kind])
+    if kind.startswith("row"):
+        mask = used[:1] if kind == "row" else used[:1, None]
+    expected = used[0] if kind.startswith("row") else used
+    assert _key_mask(mask).shape == expected.shape
+    assert torch.equal(_key_mask(mask), expected)
 
 
 def test_other_masks_of_own_keys_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected \[\.\.\., 1, 1, keys\], found \[2, 3, 1, 4\]"):
-        _key_mask(torch.ones(2, 3, 1, 4, dtype=torch.bool))
-    for values in ([0.0, -torch.inf, -1.0], [1.0, 1.0, 1.0]):
+    for shape in ([2, 3, 1, 4], [3, 1, 4]):
+        with pytest.raises(ConfigError) as error:
+            _key_mask(torch.ones(shape, dtype=torch.bool))
+        assert f"expected [..., 1, 1, keys], found {shape}" in str(error.value)
+    for values in ([0.0, -torch.inf, -1.0], [1.0, 1.0, 1.0], [0.0, torch.finfo(torch.float32).min / 2.1]):
         with pytest.raises(ConfigError, match="a mask of own keys must be 0 or minus infinity"):
             _key_mask(torch.tensor(values)[None, None, None])
