@@ -45,6 +45,7 @@ def test_proteins_are_named_by_chains_and_records() -> None:
         named.protein_chain("sp")
     with pytest.raises(ValueError, match="'B' is chain B, and the record of chain A; rename the record"):
         of_records("B", "A", "C").protein_chain("B")
+    assert of_records("B", "A", "C").protein_chain("C") == "C"
     with pytest.raises(ValueError, match="'one' may be each of the chains A, B; name the chain"):
         of_records("one", "one", "two").protein_chain("one")
 
@@ -70,6 +71,17 @@ def test_copies_of_a_residue_are_in_all_parts_of_its_protein() -> None:
     assert [parts.label(place) for place in parts.copies(parts.place("D", "4"))] == ["D:A4"]
 
 
+def test_copies_in_a_structure_lack_different_residues() -> None:
+    """B lacks K2, which keeps its number; C is another protein."""
+    chains = (
+        Chain("A", "MKTAY", indices=(1, 2, 3, 4, 5)),
+        Chain("B", "MTAY", indices=(1, 3, 4, 5), copy_of="MKTAY"),
+        Chain("C", "GSHA", indices=(1, 2, 3, 4)),
+    )
+    given = Residues(Target("given", chains, "", "given", ()))
+    assert [given.copies(place) for place in (0, 1, 3, 6, 12)] == [[0, 5], [1], [3, 7], [6, 2], [12]]
+
+
 def test_residues_of_parts_have_the_numbers_of_the_whole_protein() -> None:
     chain = Chain("A", "TAYQY", whole="MKTAYIAKQY", regions=((3, 5), (9, 10)))
     cut = Residues(Target("cut", (chain, Chain("B", "GS")), "", "cut", ()))
@@ -91,6 +103,9 @@ def test_lists_without_chains_count_parts_in_the_whole_proteins() -> None:
         "A:Y10",
         "B:S2",
     ]
+    assert TRIMER.numbered("1") == 0
+    with pytest.raises(ValueError, match="the target has residues 1 to 13, found 0"):
+        residues.numbered("0")
     with pytest.raises(ValueError, match="residue 6 of 13 is not in the parts that the target has"):
         residues.numbered("6")
     with pytest.raises(ValueError, match="the target has residues 1 to 13, found 14"):
