@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,8 @@ def test_a_notebook_shows_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "&lt;!DOCTYPE html&gt;" in shown
     assert shown.count('"') == 6
     assert repr(view(prediction)) == "InlinePage(height=900)"
+    (meta,) = re.findall(r'id="meta">(.*?)</script>', view(prediction).page, re.DOTALL)
+    assert [(row["target"], row["rank"]) for row in json.loads(meta)["rows"]] == [("inline", 1)]
 
 
 def test_structures_become_objects_of_biopython() -> None:
