@@ -186,6 +186,7 @@ def _build(query: _Query) -> HMM:
             profile, _, _ = builder.build(query.digital, background)
         else:
             profile, _, _ = builder.build_msa(query.msa, background)
+    profile.command_line = None  # pyhmmer writes sys.argv, and cannot pickle it unless it is ASCII
     return profile
 
 

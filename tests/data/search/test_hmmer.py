@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyhmmer.easel import Alphabet, KeyHash, TextSequence
 
 from fastfold.data.msa.find import read_msa
 from fastfold.data.search import hmmer
@@ -84,6 +87,14 @@ def test_more_iterations_find_more_and_stop_when_nothing_is_new(tmp_path: Path) 
     more = search(path, list(wanted.values()), HmmerSettings(iterations=9))
     assert sum(more[s].facts["rows"] - once[s].facts["rows"] for s in once) > 0
     assert all(1 < found.facts["iterations"] < 9 for found in more.values())
+
+
+def test_a_profile_is_pickled_whatever_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyhmmer stores ``sys.argv`` in it, and reads that back as ASCII."""
+    monkeypatch.setattr(sys, "argv", ["fastfold", "search", "--out", "Süd"])
+    sequence = TextSequence(name="query", sequence="MKTAYIAKQR").digitize(Alphabet.amino())
+    profile = hmmer._build(hmmer._Query("MKTAYIAKQR", sequence, KeyHash()))
+    assert pickle.loads(pickle.dumps(profile)).consensus == profile.consensus
 
 
 def test_phmmer_aligns_domains_up_to_e_value_001(tmp_path: Path) -> None:
