@@ -176,12 +176,15 @@ def test_comments_of_fasta_are_left_out(put: Callable[..., Path]) -> None:
     assert single(put("x.fasta", "# comment\n>x\nMK\n#V\nL\n")).chains[0].sequence == "MKL"
 
 
-@pytest.mark.parametrize("content", [COMPLEX, "# STOCKHOLM 1.0\nq MKV\n//\n"])
-def test_an_alignment_called_fasta_is_refused(put: Callable[..., Path], content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "remedy"), [(COMPLEX, "rename it to .a3m"), ("# STOCKHOLM 1.0\nq MKV\n//\n", "as ID.sto")]
+)
+def test_an_alignment_called_fasta_is_refused(put: Callable[..., Path], content: str, remedy: str) -> None:
     """Its hits would be folded as proteins of their own."""
     targets, (error,) = read_targets([put("x.fasta", content)])
     assert not targets
     assert "this is an alignment, not FASTA" in str(error)
+    assert remedy in str(error)
 
 
 def test_records_of_one_name_in_several_files_are_called_after_the_files(put: Callable[..., Path]) -> None:
