@@ -12,7 +12,7 @@ from typing import Any, cast
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from ml_collections import ConfigDict
 from omegaconf import DictConfig, OmegaConf
@@ -106,6 +106,35 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
     return tree
 
 
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """Parse overrides; settings of text, such as paths, keep what was typed: ``2024_05``, ``Süd (1)``.
+
+    Raises:
+        ConfigError: An override is not one of Hydra's.
+    """
+    parser, types = OverridesParser.create(), dict(_keys(TrainConfig))
+    parsed = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        is_text = bool(equals) and types.get(key.lstrip("+"), "").startswith("str")
+        try:
+            override = parser.parse_override(text)
+            is_kept = override.is_sweep_override() or isinstance(override.value(), str | None)
+        except HydraException as error:
+            if not is_text or value.startswith(("'", '"')):
+                raise ConfigError(f"{_first_lines(error)}; overrides look like trainer.steps=1000") from error
+            is_kept = False
+        if is_text and not is_kept:
+            override = parser.parse_override(f"{key}={quoted(value)}")
+        parsed.append(override)
+    return parsed
+
+
+def quoted(value: str) -> str:
+    """Return a value in Hydra's quotation marks."""
+    return QuotedString(value, Quote.single).with_quotes()
+
+
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
     """Compose the complete and checked configuration of a run from overrides of :func:`compose_tree`.
 
@@ -184,13 +213,14 @@ def _bounds_of(key: str, value: float) -> Bounds:
 
 def _check_names(overrides: Sequence[str]) -> list[Override]:
     """Return the overrides parsed; refuse unknown keys and choices, and name the closest."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(f"{_first_lines(error)}; overrides look like trainer.steps=1000") from error
-    valid = dict(_keys(TrainConfig))
+    parsed, valid = parse_overrides(overrides), dict(_keys(TrainConfig))
     for override in parsed:
         key = override.key_or_group
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"expected one value of {key}, found several; `multirun` makes a run of each, and text with "
+                f"commas needs quotation marks: \"{key}='a,b'\""
+            )
         if re.match(r"hydra\b", key):
             raise ConfigError(
                 f"{key}: Hydra's own settings and launchers are not used; `multirun` starts runs one after another. "

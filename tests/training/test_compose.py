@@ -13,6 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.training import compose
 from fastfold.training.compose import compose_config, compose_tree, network_config, to_yaml
 from fastfold.training.config import TrainConfig
+from fastfold.training.lifecycle.sweep import sweep_jobs
 from tests.helpers.compositions import compose_run
 
 KEY = "model.overrides.model.embeddings_and_evoformer"
@@ -20,6 +21,19 @@ TRIANGLE = f"{KEY}.evoformer.triangle_attention_starting_node"
 HEADS = "model.overrides.model.heads"
 MASKED = "model.overrides.data.common.masked_msa"
 PLACES = ["data.directory=structures", "trainer.out=run"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2024_05", "1e5", "007", "true", "Läufe (neu), v=1", "a'b\\", "[x]", "{y}", "x's \\'y", "a b", "off"],
+)
+def test_text_is_what_was_typed(text: str) -> None:
+    """Hydra reads numbers, and refuses letters beyond ASCII and most signs without quotation marks."""
+    assert compose_config(["data.directory=x", f"trainer.out={text}"]).trainer.out == text
+    swept = sweep_jobs(["data.directory=x", f"trainer.out={text}", "trainer.seed=1,2"])
+    assert [compose_config(job).trainer.out for job in swept.values()] == [
+        f"{text}/trainer.seed={seed}" for seed in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +183,9 @@ def test_runs_of_tests_have_the_configuration_that_they_ask_for():
         (["data.directory=x"], "trainer.out is not set"),
         (["trainer.out=x"], "data.directory is not set"),
         (["data.directory"], "overrides look like"),
+        (["data.directory='x"], "overrides look like"),
+        ([*PLACES, "optim.lr=(1)"], "overrides look like"),
+        ([*PLACES, "optim.lr=1e-3,1e-4"], "expected one value of optim.lr, found several; multirun"),
         ([*PLACES, f"{KEY}.pair_chanel=3"], r"pair_chanel does not exist; did you mean .*pair_channel\?"),
         ([*PLACES, f"{KEY}.pair_channel=wide"], "pair_channel must be of type int, got 'wide'"),
         ([*PLACES, f"{KEY}.pair_channel=null"], "pair_channel must be of type int, got None"),

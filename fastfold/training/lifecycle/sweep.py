@@ -9,11 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from fastfold.errors import ConfigError
 from fastfold.parallel.slurm import started_processes
-from fastfold.training.compose import compose_config
+from fastfold.training.compose import compose_config, parse_overrides, quoted
 
 _OUT = "trainer.out"
 
@@ -30,7 +28,7 @@ def sweep_jobs(overrides: Sequence[str]) -> dict[Path, list[str]]:
         ConfigError: A run's configuration is wrong, no setting has several values, or the folder is missing.
     """
     out, fixed, swept = None, [], []
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in parse_overrides(overrides):
         text = str(override.input_line)
         if override.is_sweep_override():
             key = text.partition("=")[0]
@@ -47,7 +45,7 @@ def sweep_jobs(overrides: Sequence[str]) -> dict[Path, list[str]]:
     for values in itertools.product(*swept):
         name = re.sub(r"[^\w.,=+-]", "_", ",".join(value.lstrip("+~") for value in values))
         place = Path(out) / name
-        jobs[place] = [*fixed, *values, f"{_OUT}='{place}'"]  # quoted, because Hydra splits at = and commas
+        jobs[place] = [*fixed, *values, f"{_OUT}={quoted(str(place))}"]  # Hydra splits at = and commas
         compose_config(jobs[place])
     return jobs
 
