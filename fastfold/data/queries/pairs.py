@@ -35,6 +35,7 @@ from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _PARTNER = re.compile(r"chain_([1-9]\d{0,2})")
 _JOINED = "_and_"
+_NO_PROTEINS = "is a list of names, because it has no '>' header; give `proteins=FILE` with their sequences"
 
 
 def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
@@ -67,9 +68,11 @@ def read_partners(
     The list is a FASTA file, table or folder (:func:`read_proteins`), or text with a name per line if the ``proteins``
     are given.
     """
-    if proteins is None or not is_name_list(path):
+    if not is_name_list(path):
         read, errors = read_proteins(path)
         return [Partner(protein) for protein in read], errors
+    if proteins is None:
+        return [], [InputError(_NO_PROTEINS, path=path)]
     known = {protein.record: protein for protein in proteins}
     partners, errors = [], []
     for line, text in _lines(path):
@@ -106,7 +109,7 @@ def read_complexes(
         InputError: There are no proteins, or the file cannot be read.
     """
     if proteins is None:
-        raise InputError("is a list of names; give `proteins=FILE` with their sequences", path=path)
+        raise InputError(_NO_PROTEINS, path=path)
     known = {protein.record: protein for protein in proteins}
     complexes: dict[object, FoundTarget] = {}
     errors: list[InputError] = []

@@ -42,7 +42,7 @@ def screen_targets(
         return proteins
 
     tables = [path for path in lists.inputs if is_pair_table(path)]
-    names = [path for path in lists.inputs if known is not None and path not in tables and is_name_list(path)]
+    names = [path for path in lists.inputs if path not in tables and is_name_list(path)]
     files = [path for path in (lists.all_vs_all, lists.baits, *lists.candidates) if path is not None]
     if known is not None and not (tables or names or any(map(is_name_list, files))):
         raise ConfigError(

@@ -43,6 +43,21 @@ def test_a_complex_that_two_lists_name_is_folded_once(tmp_path: Path):
     assert errors == []
 
 
+@pytest.mark.parametrize("place", ["inputs", "all_vs_all", "baits", "candidates"])
+def test_names_without_their_proteins_say_what_is_missing(tmp_path: Path, place: str):
+    names, ab = tmp_path / "names.txt", fasta(tmp_path, "ab.fasta", A="MKT", B="GSH")
+    names.write_text("A\nB\n")
+    lists = {
+        "inputs": TargetLists(inputs=(names,)),
+        "all_vs_all": TargetLists(all_vs_all=names),
+        "baits": TargetLists(baits=names, candidates=(ab,)),
+        "candidates": TargetLists(baits=ab, candidates=(names,)),
+    }
+    targets, (error,) = screen_targets(lists[place])
+    assert targets == []
+    assert "is a list of names, because it has no '>' header; give proteins=FILE" in str(error)
+
+
 def test_complexes_with_names_of_their_own_are_kept(tmp_path: Path):
     ab = fasta(tmp_path, "ab.fasta", A="MKT", B="GSH")
     table = tmp_path / "pairs.csv"
