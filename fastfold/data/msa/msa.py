@@ -220,7 +220,9 @@ def a3m_records(
                 "expected an A3M, which starts with '>name' and the query", path=path, line=number
             )
         if line.startswith("# STOCKHOLM"):
-            message = "this is Stockholm, not A3M; rename it to .sto, an alignment for `msa_dir` and not an input"
+            message = (
+                "this is Stockholm, not A3M; rename it to .sto, an alignment for `msa_dir` and not an input"
+            )
             raise InputError(message, path=path, line=number)
     records = [record for record in records if (record.header.split() or [""])[0] not in _ANNOTATIONS]
     if not records:
