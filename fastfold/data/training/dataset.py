@@ -261,7 +261,8 @@ def _check_split(root: Path, split: str | None, there: Sequence[str]) -> str | N
     if split not in there:
         known = f"it has {', '.join(there)}" if there else "it has no splits"
         raise ConfigError(
-            f"the data folder {str(root)!r} lacks the split {split!r}: {known}; choose one, or null"
+            f"the data folder {str(root)!r} lacks the split {split!r}: {known}; choose one as data.train_split or "
+            "data.valid_split (null: no validation)"
         )
     return split
 
