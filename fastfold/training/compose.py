@@ -107,7 +107,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides; settings of text, such as paths, keep what was typed: ``2024_05``, ``Süd (1)``.
+    """Parse overrides; settings of text, such as paths, keep the typed letters: ``2024_05``, ``Süd (1)``.
 
     Raises:
         ConfigError: An override is not one of Hydra's.

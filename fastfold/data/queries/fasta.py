@@ -83,12 +83,12 @@ def parse_fasta(file: QueryFile, *, opens_files: bool = True) -> Iterator[Record
     stray = next((i for i, line in enumerate(preamble) if line.strip() and not line.startswith("#")), None)
     first = next((i for i, line in enumerate(preamble) if line.strip()), None)
     if first is not None and _ALIGNMENT.match(preamble[first]):
-        how = (
+        remedy = (
             "rename it to .a3m to fold its query"
             if preamble[first][1].isdigit()
             else "name it after its query, as ID.sto, in a folder for `msa_dir`, and fold the query's FASTA"
         )
-        message = f"this is an alignment, not FASTA; {how}"
+        message = f"this is an alignment, not FASTA; {remedy}"
         raise InputError(message, path=file.path, line=first + 1)
     if first is not None and _STRUCTURE.match(preamble[first]):
         message = (

@@ -55,7 +55,7 @@ def test_folder_without_an_index_is_read_file_by_file(tmp_path: Path) -> None:
     assert [name for name, _ in found.unreadable] == ["cut"]
     assert "cut.cif" in found.unreadable[0][1]
     assert read_entry(found[2]).chain.sequence.upper() == found[2].sequence
-    with pytest.raises(ConfigError, match="lacks the split 'valid': it has no splits; .* data.valid_split"):
+    with pytest.raises(ConfigError, match=r"lacks the split 'valid': it has no splits; .* data\.valid_split"):
         open_dataset(tmp_path, split="valid")
     write(tmp_path / "valid" / "three.pdb", pdb_text({"A": "MKVLAAGIT"}))
     assert [entry.id for entry in open_dataset(tmp_path, split="valid")] == ["three"]
