@@ -100,7 +100,8 @@ class TargetPredictor:
             is_graphed = False
             self._fits = self._fit_all(models, is_graphed)
         self._graph = graph if is_graphed else None
-        self._all_stay = kept is not None and self._make_room(models, kept)
+        # Other devices share the host's memory.
+        self._all_stay = kept is not None and (device.type != "cuda" or self._make_room(models, kept))
         self._gradients: dict[int, GradientPlan | None] = {}
         if self._restraints or self._of_templates:
             from fastfold.inference.restraints.fit import plan_restraints

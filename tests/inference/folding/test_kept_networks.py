@@ -86,10 +86,12 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return sizes
 
 
-def _predictor(planned: dict[str, Any], kept: KeptNetworks | None) -> TargetPredictor:
+def _predictor(
+    planned: dict[str, Any], kept: KeptNetworks | None, device: torch.device = GPU
+) -> TargetPredictor:
     target, models = target_from_sequence("MKTAYIAK"), planned["networks"]
     config = InferConfig(cuda_graphs=False)
-    return TargetPredictor(target, models, [([], [])], config, device=GPU, say=print, kept=kept)
+    return TargetPredictor(target, models, [([], [])], config, device=device, say=print, kept=kept)
 
 
 def _fold(predictor: TargetPredictor, planned: dict[str, Any]) -> None:
@@ -120,6 +122,19 @@ def test_a_fold_that_needs_their_memory_gets_it(planned: dict[str, Any]) -> None
         assert predictor.fit(first).budget == 100
     _fold(predictor, planned)
     assert sum(network.place == GPU for network in planned["networks"]) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps:0"])
+def test_where_devices_share_the_hosts_memory_networks_take_nothing_from_it(
+    planned: dict[str, Any], device: str
+) -> None:
+    planned["peak"] = 90
+    predictor = _predictor(planned, KeptNetworks(), torch.device(device))
+    for network in (*planned["networks"], planned["networks"][0]):
+        with predictor.moved(network):
+            assert str(network.place) == device
+        assert predictor.fit(network).budget == 100
+    assert {network.moves for network in planned["networks"]} == {int(device != "cpu")}
 
 
 def test_without_kept_networks_each_goes_home_after_its_prediction(planned: dict[str, Any]) -> None:
