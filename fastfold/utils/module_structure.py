@@ -84,8 +84,11 @@ def check_memory(module: nn.Module) -> None:
     Raises:
         ConfigError: Two tensors overlap; names both.
     """
+    from torch._subclasses.fake_tensor import FakeTensor  # slow to import
+
     parameters = {id(p) for p in module.parameters()}
-    named = [(x.data_ptr(), name, x) for name, x in (*module.named_parameters(), *module.named_buffers())]
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    named = [(x.data_ptr(), name, x) for name, x in tensors if not isinstance(x, FakeTensor)]
     named = sorted((item for item in named if item[0]), key=lambda item: item[0])  # 0 has no memory
     for i, (start, name, x) in enumerate(named):
         for j in range(i + 1, len(named)):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastfold.errors import ConfigError
 from fastfold.memory import Gemini
@@ -105,6 +107,15 @@ def test_parameters_in_the_same_memory_are_refused(axis: int) -> None:
                 start(shared)
         for apart in (_Shared(axis, 2), _Shared(axis, 1, clone=True)):
             start(apart)
+
+
+def test_tensors_without_memory_share_none() -> None:
+    with FakeTensorMode():
+        fake = nn.BatchNorm1d(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_memory(fake)
+        check_memory(nn.BatchNorm1d(3, device="meta"))
 
 
 def test_lazy_layers_are_refused_until_they_have_a_shape() -> None:

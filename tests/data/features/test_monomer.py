@@ -12,6 +12,7 @@ from fastfold.data.features.pipeline import FeatureSampler, featurize, sampler_f
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
 from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.config import model_config
 from tests.helpers.feature_oracles import load, load_config, official_draw
 
 NAME = "synthetic_monomer"
@@ -321,7 +322,7 @@ ALIGNMENT = Msa(("MKT",), np.zeros((1, 3), int), ("q",))
 def test_arguments_of_the_wrong_kind_are_refused_by_name(
     name: str, arguments: dict[str, Any], message: str
 ) -> None:
-    usual = {"chains": [Chain("A", "MKT")], "alignments": [([ALIGNMENT], [])], "config": load_config(name)}
+    usual = {"chains": [Chain("A", "MKT")], "alignments": [([ALIGNMENT], [])], "config": model_config(name)}
     with pytest.raises(ConfigError, match=message):
         featurize(**usual | arguments)
 
