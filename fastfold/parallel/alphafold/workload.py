@@ -167,25 +167,24 @@ def _check(precision: str, recycles: int, **sizes: int) -> None:
 def alphafold_stacks(config: ConfigDict) -> dict[str, Repeat]:
     """Return the modules of :func:`one_block_config` that a network repeats, each with its number."""
     trunk = config.model.embeddings_and_evoformer
-    stacks = {
-        "evoformer.blocks.0": Repeat(trunk.evoformer_num_block),
-        "extra_msa_stack.blocks.0": Repeat(trunk.extra_msa_stack_num_block),
-    }
+    numbers = {"evoformer": trunk.evoformer_num_block, "extra_msa_stack": trunk.extra_msa_stack_num_block}
     if trunk.template.enabled:
-        stacks["template_embedder.stack.blocks.0"] = Repeat(trunk.template.template_pair_stack.num_block)
-    return stacks
+        numbers["template_embedder.stack"] = trunk.template.template_pair_stack.num_block
+    return {f"{stack}.blocks.0": Repeat(number) for stack, number in numbers.items() if number}
 
 
 def one_block_config(config: ConfigDict) -> ConfigDict:
-    """Return the network's configuration with one block per stack.
+    """Return the network's configuration with one block per stack, and none where it has none.
 
     The structure module keeps its layers, which share the normalised pair and the final atoms.
     """
     small = config.copy_and_resolve_references()
     trunk = small.model.embeddings_and_evoformer
-    trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
+    trunk.evoformer_num_block = min(1, trunk.evoformer_num_block)
+    trunk.extra_msa_stack_num_block = min(1, trunk.extra_msa_stack_num_block)
     if trunk.template.enabled:
-        trunk.template.template_pair_stack.num_block = 1
+        stack = trunk.template.template_pair_stack
+        stack.num_block = min(1, stack.num_block)
     return small
 
 

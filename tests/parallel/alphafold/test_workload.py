@@ -6,8 +6,14 @@ import pytest
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.evoformer.config import MINI, model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.parallel.alphafold.workload import alphafold_workload, input_gradient_workload
+from fastfold.parallel.alphafold.workload import (
+    alphafold_stacks,
+    alphafold_workload,
+    input_gradient_workload,
+    one_block_config,
+)
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.cost_model import step_cost
 from fastfold.parallel.planner.fake_run import fake_mesh, trace
@@ -63,3 +69,12 @@ def test_sizes_are_checked() -> None:
     for wrong in ({"residues": 0}, {"residues": 9, "recycles": -1}, {"residues": 9, "precision": "int8"}):
         with pytest.raises(ConfigError, match="expected"):
             input_gradient_workload(oracle_config(), score=score, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_network_without_a_stack_is_traced_without_it() -> None:
+    """The small network that ships has no extra MSA; a block of its one channel would have heads of none."""
+    config = model_config(MINI)
+    assert set(alphafold_stacks(config)) == {"evoformer.blocks.0"}
+    network = AlphaFold(one_block_config(config))
+    assert not list(network.extra_msa_stack.parameters())
+    assert len(network.evoformer.blocks) == 1
