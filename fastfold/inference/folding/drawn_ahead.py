@@ -31,9 +31,10 @@ class DrawnAhead(Generic[T]):
 
     def __call__(self, cycle: int, member: int) -> T:
         """Return ``draw(cycle, member)``, and begin the next one."""
-        (place, future), self._next = self._next or (None, None), None
-        result = future.result() if future is not None and place == (cycle, member) else None
-        if result is None:
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[0] == (cycle, member):
+            result = ahead[1].result()
+        else:
             result = self._draw(cycle, member)
         after = divmod(cycle * self._members + member + 1, self._members)
         if after[0] < self._cycles:

@@ -27,8 +27,7 @@ class KeptNetworks:
 
     def bytes_besides(self, *networks: nn.Module) -> int:
         """Return the bytes of the networks that were moved, except some."""
-        others = (one for one in self._homes if not any(one is network for network in networks))
-        return sum(map(parameter_bytes, others))
+        return sum(parameter_bytes(one) for one in self._homes if one not in networks)
 
     def bring(self, network: nn.Module, device: torch.device) -> None:
         """Move a network to a device, where it stays."""

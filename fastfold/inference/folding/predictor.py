@@ -157,13 +157,11 @@ class TargetPredictor:
 
     def _make_room(self, models: Sequence[AlphaFold], kept: KeptNetworks) -> bool:
         """Return True if all networks can stay on the device, and leave their memory out of the others' budgets."""
-        sizes = {id(model): parameter_bytes(model) for model in models}
-        total = kept.bytes_besides(*models) + sum(sizes.values())
-        if any(2 * (fit.plan.peak + total - sizes[key]) > fit.budget for key, fit in self._fits.items()):
+        total = kept.bytes_besides(*models) + sum(map(parameter_bytes, models))
+        others = {id(model): total - parameter_bytes(model) for model in models}
+        if any(2 * (fit.plan.peak + others[key]) > fit.budget for key, fit in self._fits.items()):
             return False
-        self._fits = {
-            key: replace(fit, budget=fit.budget - total + sizes[key]) for key, fit in self._fits.items()
-        }
+        self._fits = {key: replace(fit, budget=fit.budget - others[key]) for key, fit in self._fits.items()}
         return True
 
     def _shows(self, model: AlphaFold) -> bool:
