@@ -28,6 +28,7 @@ MAX_RESIDUES = 1024
 MAX_ROWS = 4096  #: Number of analysed alignment rows, from the first
 
 _SITES = 64  # columns whose couplings with all others exist at a time
+_BLOCK = 512  # rows of a symmetric matrix that are computed at a time, up to the diagonal
 
 _GAP, _STATES, _FREE = 20, 21, 20  # X counts as a gap; the gap's frequency follows from the others
 _MIN_SEPARATION = 6  # closer pairs are excluded from the statistics
@@ -90,10 +91,10 @@ def _similar_rows(rows: np.ndarray, identity: float) -> np.ndarray:
     """Count for each row of ``[S, N]`` bytes the rows that agree with it in a larger share of columns, ``[S]``."""
     limit = np.float32(identity * rows.shape[1])
     numbers = np.zeros(len(rows), np.int64)
-    for block in transforms.row_blocks(len(rows), 512):
+    for block in transforms.row_blocks(len(rows), _BLOCK):
         similar = transforms.equal_columns(rows[block], rows[block.start :]) > limit
         numbers[block] += similar.sum(axis=1)
-        numbers[block.stop :] += similar[:, 512:].sum(axis=0)
+        numbers[block.stop :] += similar[:, _BLOCK:].sum(axis=0)
     return numbers
 
 
@@ -147,7 +148,7 @@ def _deviations(one_hot: torch.Tensor, share: torch.Tensor, pseudocount: float) 
 def _gram(x: torch.Tensor) -> torch.Tensor:
     """Return the symmetric product ``x xᵀ`` of a matrix, from one triangle."""
     product = torch.empty(len(x), len(x))
-    for block in transforms.row_blocks(len(x), 512):
+    for block in transforms.row_blocks(len(x), _BLOCK):
         torch.mm(x[block], x[: block.stop].T, out=product[block, : block.stop])
         product[: block.start, block] = product[block, : block.start].T
     return product

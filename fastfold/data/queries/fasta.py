@@ -136,7 +136,8 @@ def _chains(file: QueryFile, records: Sequence[FastaRecord], opens_files: bool) 
     try:
         for number, record in enumerate(records, 1):
             header = _CHAIN.fullmatch(record.header.strip())
-            fields = header.groupdict("") if header else {}
+            assert header is not None  # as of all records
+            fields = header.groupdict("")
             chain = _parse_record(file, number, record)
             if len(chain.sequences) > 1:
                 raise job.fail(
